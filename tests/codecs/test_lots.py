@@ -29,3 +29,15 @@ def test_the_mean_of_many_sums_is_off_by_one_standard_error(text: str) -> None:
     off = ((sums.mean(0) - sum(grads)) * steps**0.5 / spread)[spread > 0]
     assert len(off) > 0.8 * meeting.numel
     assert abs(off.square().mean().sqrt() - 1.0) < 0.08 and abs(off.mean()) < 0.1
+
+
+@pytest.mark.parametrize("text", ["qsgd:levels=7,dense=0", "ternary"])
+def test_replicas_with_one_gradient_make_errors_of_their_own(text: str) -> None:
+    meeting = Meeting(text, [(32, 16), (8,), (16, 32)])
+    (grad,) = drawn(meeting.numel, 3)
+    errors = []
+    for _ in range(4):
+        meeting.step([grad, grad])
+        errors.append(torch.stack(meeting.decoded) - grad)
+    one, other = torch.cat(errors, 1)
+    assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2

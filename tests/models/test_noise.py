@@ -4,8 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.models.build import build
 from unisono.models.noise import Dropout, Noise, site_of
 from unisono.spec.layout import Places
+from unisono.spec.model import Facts, ModelConfig
 
 
 def mask(shape, seed=0, first=0, site=1, places=None):
@@ -54,3 +56,13 @@ def test_scaling_keeps_the_mean_and_no_noise_means_no_dropout():
     y = drop(x, Noise(0, torch.arange(8)))
     assert set(y.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert abs(y.mean().item() - 1.0) < 0.02
+
+
+def test_each_dropout_of_a_model_has_a_mask_of_its_own():
+    model = build(
+        ModelConfig(n_layer=3, n_head=2, d_model=16, context=8, vocab=31, dropout=0.5), Facts(), "cpu"
+    )
+    drops = [module for module in model.modules() if isinstance(module, Dropout)]
+    noise = Noise(1, torch.arange(2))
+    masks = [drop.mask(torch.Size((2, 8, 16)), noise, torch.float32) for drop in drops]
+    assert len(drops) == 10 and all(not torch.equal(a, b) for i, a in enumerate(masks) for b in masks[:i])

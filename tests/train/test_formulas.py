@@ -1,6 +1,7 @@
 """What a plan and one device compute by the same code, asked of formulas that are written out here."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -20,6 +21,7 @@ from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.training import LOSSES, METRICS, OPTIMISERS, RATES
 from unisono.sync import Verdict
 from unisono.train.data.blend import shared_out
+from unisono.train.evaluate import evaluate
 from unisono.train.step import train_step
 
 SIZES = {"n_layer": 2, "n_head": 4, "d_model": 16, "context": 8, "vocab": 31}
@@ -184,6 +186,35 @@ def test_metrics_of_a_validation() -> None:
     assert perplexity.value(0.1, math.log(40.0)) == pytest.approx(40.0)
 
 
+def validated(ctx, text):  # noqa: F811
+    """The loss of two batches that have few and many targets that count, and what the model's logits say."""
+    run, feed = started(ctx, text, "gpt", "dp=1")
+    (stage,) = run.local.stages.values()
+    batches, total, count = [], 0.0, 0
+    for step, every in enumerate((2, 5)):
+        leaves = feed.fetch(step, run.leaves)
+        masked = [leaf.targets.clone() for leaf in leaves]
+        for targets in masked:
+            targets[:, ::every] = -100
+        counted = sum(int((targets >= 0).sum()) for targets in masked)
+        scale = sum(targets.numel() for targets in masked) / counted
+        batches.append(
+            [replace(leaf, targets=t, scale=scale) for leaf, t in zip(leaves, masked, strict=True)]
+        )
+        count += counted
+        stage.train(False)
+        with torch.no_grad():
+            for leaf, targets in zip(leaves, masked, strict=True):
+                logits = stage.whole(stage(leaf.inputs, None))
+                total += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
+    return evaluate(run, batches)[0], total / count
+
+
+def test_a_validation_is_a_mean_over_all_targets_that_count(threads, text) -> None:  # noqa: F811
+    ((found, want),) = threads(validated, 1, text=text)
+    assert found == pytest.approx(want, rel=1e-9)
+
+
 # Models ----------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +276,24 @@ def test_queries_share_keys_and_values_in_their_order_and_turn_by_their_position
         heads.append(score.softmax(-1) @ v)
     want = torch.cat(heads, -1) @ attention.proj.weight.T  # type: ignore[union-attr]
     torch.testing.assert_close(attention(x, None), want, rtol=1e-6, atol=1e-6)  # type: ignore[operator]
+
+
+def test_weights_are_drawn_with_the_spread_of_their_rule() -> None:
+    """A layer's within one over the root of its inputs, evenly and on both sides; a table's normally."""
+    model = nn.Sequential(nn.Conv2d(3, 40, 5), nn.Linear(75, 40), nn.Embedding(40, 75), nn.LayerNorm(9))
+    initialise(model, 1)
+    conv, linear, table, norm = model
+    for layer in (conv, linear):
+        w = layer.weight.detach().flatten() * 75**0.5  # type: ignore[union-attr,operator]
+        assert -1.0 <= w.min() < -0.98 and 0.98 < w.max() <= 1.0 and abs(w.mean()) < 0.04
+        assert w.square().mean() == pytest.approx(1 / 3, rel=0.04) and not layer.bias.any()  # type: ignore[union-attr,operator]
+    table.weight.requires_grad_(False)  # type: ignore[union-attr]
+    assert table.weight.std() == pytest.approx(1.0, rel=0.05) and abs(table.weight.mean()) < 0.06  # type: ignore[union-attr,operator]
+    again = [p.clone() for p in (*conv.parameters(), *linear.parameters())]
+    for seed, same in ((1, True), (2, False)):
+        initialise(model, seed)
+        assert torch.equal(again[0], conv.weight) is same and torch.equal(again[2], linear.weight) is same
+    assert (norm.weight == 1).all() and not norm.bias.any()  # type: ignore[union-attr,operator]
 
 
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])

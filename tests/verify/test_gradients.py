@@ -29,6 +29,8 @@ def held(change: Callable[[int, int, Tensor], Tensor]) -> list[RecordedBox]:
         ("wrong_group", "ranks along tp hold", lambda dp, tp, x: RIGHT[:4] + RIGHT[4:]),
         ("not_reduced", "over the dp axis", lambda dp, tp, x: (0.3, 0.7)[dp] * x if tp else x),
         ("not_reduced", "over the dp axis", lambda dp, tp, x: (0.3, 0.7)[dp] * x),
+        ("factor", "3 times the right one", lambda dp, tp, x: 3.0 * x),
+        ("factor", "-7.0e-06 off, all by the same share: nothing is missing", lambda dp, tp, x: 0.999993 * x),
         ("rank_slice", "tp 1", lambda dp, tp, x: x + tp * torch.arange(3)),
         ("replicas_drifted", "right on ranks 0, wrong on 2", lambda dp, tp, x: x + dp * torch.arange(3)),
     ],

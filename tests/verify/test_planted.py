@@ -17,7 +17,8 @@ def test_a_bug_has_its_place_and_somebody_who_looks(bug: TextBug) -> None:
     ast.parse(planted)
     assert bug.plans or bug.tests
     for test in bug.tests:
-        assert "def test_" in (ROOT / "tests" / test).read_text(), test
+        file, _, name = test.partition("::")
+        assert f"def {name or 'test_'}" in (ROOT / "tests" / file).read_text(), test
 
 
 def test_names_differ_and_rooms_are_many() -> None:

@@ -123,7 +123,7 @@ def replica_of(
         timetable_of(plan),
         mesh,
         values if begin is None else None,
-        _sample(corpus, micro),
+        sample_of(corpus, micro),
         dtype=dtype,
         device=place.device,
         leafwise=policy.leafwise,
@@ -134,7 +134,7 @@ def replica_of(
     if begin is not None:
         begin.fill(local.slots, local.owners)
     beside = TeacherSite(
-        plan, mesh, _sample(corpus, micro), dtype, place.device, facts_of(corpus),
+        plan, mesh, sample_of(corpus, micro), dtype, place.device, facts_of(corpus),
         lambda model: initial_values(model, recipe.seed, place.device),
     )  # fmt: skip
     teach(local, recipe, beside)
@@ -174,7 +174,7 @@ def _made(made: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -
     )
 
 
-def _sample(corpus: Corpus, micro_batch: int) -> Tensor:
+def sample_of(corpus: Corpus, micro_batch: int) -> Tensor:
     """A meta tensor like the inputs of one micro-batch."""
     inputs, _ = corpus.train.fetch(np.zeros(1, dtype=np.int64))
     return torch.empty((micro_batch, *inputs.shape[1:]), dtype=inputs.dtype, device="meta")

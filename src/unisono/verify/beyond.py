@@ -59,7 +59,7 @@ class _Stretch:
         bounds = terms.bounds
         self.spread = 0.0 if terms.exact else bounds.spread
         own = 0.0 if terms.exact else bounds.loss + bounds.total(leaves)
-        self.own = {"loss": own, "norm": bounds.grad * self.spread, "lr": 0.0}
+        self.own = {"loss": own, "norm": bounds.most * self.spread, "lr": 0.0}
 
     def row(self, rank: int, told: Met) -> Iterator[Fault]:
         """Steps from the plan's own state: what they read, then their numbers."""
@@ -105,7 +105,7 @@ class _Stretch:
         pushed: Mapping[str, Tensor] = {} if twin is None else read_full(twin)
         wanted = read_full(right)
         learnt = {n.removeprefix("optim/").rpartition("/")[0] for n in wanted if n.startswith("optim/")}
-        furthest, still = _furthest(pushed, wanted, learnt), _still(wanted, self.terms.bounds.grad)
+        furthest, still = _furthest(pushed, wanted, learnt), _still(wanted, self.terms.bounds.most)
         for name, want in wanted.items():
             if name not in state:
                 text = f"{name} is not in the checkpoint"

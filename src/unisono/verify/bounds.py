@@ -40,6 +40,10 @@ proof whose bound has room for half a micro-batch shows nothing, and says so (`B
 plan in float64, and in bf16 only without tp, where the bound is that of float32, because inside a
 micro-batch nothing changes.
 
+**A weight that the model reads in float32**, as Gemma's norms read theirs, has a gradient that is added up over tokens
+in float32, in another order where tp, cp or ep deal positions: lambda * sqrt(2 * tokens) * 2^-24 * sqrt(tokens) more,
+of that weight alone (`verify/narrow.py`).
+
 **Eight bits on `shard`.** A gradient that is scattered in int8 (`zero=3:scatter=int8`) is off by at most 1/254 of the
 largest entry of its block, so of its tensor: once for each of the t leaves, whose gradients of size s add up to about
 s * sqrt(t), while their errors may add up to t * s / 254. Relative to the result that is sqrt(t) / 254, which is added
@@ -67,7 +71,8 @@ After the update, bounds are per element, from the optimiser's own formula (`ver
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like
@@ -94,7 +99,7 @@ class BoundTerms:
 
     path: additions on the longest way forward and backward. rounded: tensors on it that are stored in the compute
     dtype. elements: of all parameters. tokens, leaves: of one global batch. magnified: how much larger what a codec
-    loses is in the gradient.
+    loses is in the gradient. narrow: names of weights that the model reads in float32.
     """
 
     path: int
@@ -103,13 +108,14 @@ class BoundTerms:
     tokens: int
     leaves: int
     magnified: float = 1.0
+    narrow: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Largest relative errors. unit: roundoff of sums and of the optimiser. spread: lambda. lost: of `grad`, what a
     codec says that it loses. kept: how far one update's rounding may take two parameters apart that were as good as
-    equal, relative to them."""
+    equal, relative to them. more: of the gradients of some weights, by their names, added to `grad`."""
 
     loss: float
     grad: float
@@ -117,6 +123,16 @@ class Bounds:
     spread: float
     lost: float = 0.0
     kept: float = 0.0
+    more: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, name: str) -> float:
+        """Of the gradient of this weight."""
+        return self.grad + self.more.get(name, 0.0)
+
+    @property
+    def most(self) -> float:
+        """Of all gradients together."""
+        return self.grad + max(self.more.values(), default=0.0)
 
     def total(self, terms: int) -> float:
         """Of a sum of `terms` positive numbers, taken once more in another order."""
@@ -150,4 +166,6 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
         lost += math.sqrt(sizes.leaves) * INT8
     grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves)
     kept = ULP if plan.arithmetic.stochastic else 0.0
-    return Bounds(min(1.0, inside), min(1.0, grad) + lost, unit, spread, lost, kept)
+    narrow = min(1.0, spread * math.sqrt(2) * sizes.tokens * ROUNDOFF["fp32"])
+    more = dict.fromkeys(sizes.narrow, narrow) if inside else {}
+    return Bounds(min(1.0, inside), min(1.0, grad) + lost, unit, spread, lost, kept, more)

@@ -174,7 +174,7 @@ class _Step:
 
     def gradient_tolerance(self, key: str) -> float:
         """Absolute error that one gradient may have."""
-        bound = self.terms.bounds.grad
+        bound = self.terms.bounds.of(key.partition("/")[2])
         own, most = self.largest.get(key, 0.0), max(self.largest.values(), default=0.0)
         return bound * (own if own > bound * most else most)
 

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from unisono.train.blame import odd_loss
 from unisono.train.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.beyond import beyond
-from unisono.verify.bounds import bounds_of
+from unisono.verify.bounds import Bounds, bounds_of
 from unisono.verify.cause import Case, diagnose
 from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge
 from unisono.verify.lawful import unlawful, unlawful_run
@@ -75,7 +75,7 @@ def judge_plan(
     """Every step of a plan, as plain data. Records of a step that is right are deleted.
 
     Keys: bound, errors (by the contract's kinds), bit_identical, wide (whether the bound shows nothing), first (text,
-    or None), step (of it), kind.
+    or None), step (of it), kind, notes.
     """
     terms = terms_of(resolved, corpus)
     errors = dict.fromkeys(CONTRACT, 0.0)
@@ -94,8 +94,17 @@ def judge_plan(
     finite = {k: v if math.isfinite(v) else 1e308 for k, v in errors.items()}  # JSON has no infinity
     return {
         "bound": terms.bounds.grad, "errors": finite, "bit_identical": same, "first": first, "step": at, "kind": kind,
-        "wide": terms.bounds.shows_nothing(resolved.batch.leaves * terms.rhythm),
+        "wide": terms.bounds.shows_nothing(resolved.batch.leaves * terms.rhythm), "notes": list(_notes(terms.bounds)),
     }  # fmt: skip
+
+
+def _notes(bounds: Bounds) -> Iterator[str]:
+    """On weights that are held to less than the others."""
+    if bounds.more:
+        yield (
+            f"the model itself reads {len(bounds.more)} weights in float32, {min(bounds.more)} among them: their"
+            f" gradients are held to {bounds.most:.1e}, all others to {bounds.grad:.1e}"
+        )
 
 
 def judge_stretch(
@@ -119,9 +128,9 @@ def _twin(
     terms: CompareTerms, one: Resolved, place: Place, corpus: Corpus, steps: int, reference: Path
 ) -> Path:
     """The stretch of one device whose gradients are off by the plan's bound, played once for each bound."""
-    folder = reference / f"twin-{terms.bounds.grad:.6e}"
+    folder = reference / f"twin-{terms.bounds.grad:.6e}-{terms.bounds.most:.6e}"
     if not folder.exists():
-        play_twin(one, place, corpus, steps, folder, reference, terms.bounds.grad)
+        play_twin(one, place, corpus, steps, folder, reference, terms.bounds)
     return folder
 
 

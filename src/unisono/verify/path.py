@@ -5,9 +5,11 @@ import math
 from torch import nn
 
 from unisono.config import Resolved
-from unisono.train.build import model_of
+from unisono.plan import Plan
+from unisono.train.build import model_of, sample_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms
+from unisono.verify.narrow import read_in_float32
 from unisono.verify.rhythm import rhythm_of
 
 PASSES = 2  # a normalisation or a softmax sums over its width twice, and again backward
@@ -26,7 +28,13 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
         tokens=batch.global_batch * _places(model) * rhythm,
         leaves=batch.leaves * rhythm,
         magnified=1.0 if decay is None else 2.0 / (1.0 - decay),
+        narrow=read_in_float32(model, sample_of(corpus, 1)) if _shows_float32(resolved.plan) else frozenset(),
     )
+
+
+def _shows_float32(plan: Plan) -> bool:
+    """Whether a sum in float32 that a layer makes has another order, and shows beside the dtype of the run."""
+    return plan.precision == "fp64" and plan.tp * plan.cp * plan.ep > 1
 
 
 def path_of(model: nn.Module) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from unisono.train.scaling import Unscaled
 from unisono.train.state import pieces_of
 from unisono.train.step import train, train_step
 from unisono.train.update import Report, Update
+from unisono.verify.bounds import Bounds
 from unisono.verify.record import Observed
 from unisono.verify.replay import make_twin
 from unisono.verify.rhythm import steps_of
@@ -165,13 +166,19 @@ def play_plan(
 
 
 def play_twin(
-    resolved: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path, reference: Path, bound: float
+    resolved: Resolved,
+    place: Place,
+    corpus: Corpus,
+    steps: int,
+    folder: Path,
+    reference: Path,
+    bounds: Bounds,
 ) -> None:
     """One process: the reference's stretch once more, with all gradients from the last compared step on pushed as far
-    as `bound` allows."""
+    as `bounds` allow."""
     run, feed = start(resolved, place, corpus)
     rewind(run, resolved.plan, reference, steps - 1)
-    make_twin(run, bound)
+    make_twin(run, bounds)
     for _ in train(run, feed, steps_of(resolved.plan, steps).start):
         pass
     play_stretch(run, resolved, place, corpus, folder)

@@ -95,13 +95,13 @@ class _Actor:
         return train_step(self.run, self.feed.fetch(self.run.step, self.run.leaves))
 
 
-def make_twin(run: Run, bound: float) -> Run:
+def make_twin(run: Run, bounds: Bounds) -> Run:
     """The run itself, which from now on pushes all its gradients as far as rounding may push them."""
     measure, noise = run.measure, torch.Generator().manual_seed(0)
 
     def pushing(slots: Sequence[Slot], extra: torch.Tensor) -> list[float]:
         numbers = measure(slots, extra)
-        _push(run, bound, noise)
+        _push(run, bounds, noise)
         return numbers
 
     run.measure = pushing
@@ -109,16 +109,19 @@ def make_twin(run: Run, bound: float) -> Run:
 
 
 @torch.no_grad()
-def _push(run: Run, bound: float, noise: torch.Generator) -> None:
-    """Move each gradient element by bound times its tensor's largest entry; a tensor of mere rounding by bound times
-    the model's largest."""
-    held = [slot.master.grad for slot in run.local.slots if slot.master.grad is not None and not slot.alias]
-    grads = [values_of(grad) for grad in held]
-    tops = [grad.abs().max().item() if grad.numel() else 0.0 for grad in grads]
-    least = bound * max(tops, default=0.0)
-    for grad, top in zip(grads, tops, strict=True):
-        signs = torch.randint(0, 2, grad.shape, generator=noise).to(grad) * 2 - 1
-        grad.add_(signs, alpha=bound * max(top, least))
+def _push(run: Run, bounds: Bounds, noise: torch.Generator) -> None:
+    """Move each gradient element by its bound times its tensor's largest entry; a tensor of mere rounding by its bound
+    times the model's largest."""
+    held = {
+        slot.name: values_of(grad)
+        for slot in run.local.slots
+        if (grad := slot.master.grad) is not None and not slot.alias
+    }
+    tops = {name: grad.abs().max().item() if grad.numel() else 0.0 for name, grad in held.items()}
+    most = max(tops.values(), default=0.0)
+    for name, grad in held.items():
+        signs, bound = torch.randint(0, 2, grad.shape, generator=noise).to(grad) * 2 - 1, bounds.of(name)
+        grad.add_(signs, alpha=bound * max(tops[name], bound * most))
 
 
 def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
     begun = actor.run.step
     twin = None if exact else _started(task, place, corpus)
     if twin is not None:
-        make_twin(twin.run, bounds.grad)
+        make_twin(twin.run, bounds)
     drift = {"loss": 0.0, "grad": 0.0}
     leaves = task.resolved.batch.leaves
     while actor.run.step < task.step and found.first is None:

@@ -78,6 +78,9 @@ def size_text(c: float, sizes: Mapping[str, int]) -> str:
 def factor(who: str, c: float, sizes: Mapping[str, int]) -> Cause:
     """All that is wrong is a number by which `who` is multiplied."""
     text = size_text(c, sizes)
+    if not text and abs(c - 1) < 0.01:
+        near = "nothing is missing or counted twice; an epsilon, a norm or a count by which all are divided is off"
+        return Cause("factor", f"{who} {c - 1:+.1e} off, all by the same share: {near}")
     about = f", as many as {text}" if text else ""
     return Cause("factor_of_axis" if text else "factor", f"{who} {c:.6g} times the right one{about}")
 

@@ -46,12 +46,10 @@ def main(words: Sequence[str]) -> int:
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "unisono"
         shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        compile_dir(
-            copy, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH
-        )  # of a bug's file, anew
-        ill = [
-            test for test in sorted({t for bug in bugs for t in bug.tests}) if tested(folder, test) != "0"
-        ]
+        # What is compiled anew is a bug's file alone.
+        compile_dir(copy, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+        tests = sorted({test for bug in bugs for test in bug.tests}) if not asked.trust else ()
+        ill = [test for test in tests if tested(folder, test) != "0"]
         print("".join(f"FAILS WITHOUT A BUG  {test}\n" for test in ill), end="", flush=True)
         alive = 0
         for bug in bugs:

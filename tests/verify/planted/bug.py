@@ -9,7 +9,7 @@
     new = "alpha / rank**0.5"
     plans = ["dp=2"]                        # under which `verify` may find it; none where no proof can see it
     recipe = { "train.lora_rank" = 2 }      # of the proof, where it needs another
-    tests = ["models/test_lora.py"]         # quick ones in tests/, asked where the proof finds nothing
+    tests = ["models/test_lora.py"]         # quick ones in tests/, FILE or FILE::NAME, where the proof finds nothing
 
 Unlike those of `tests/verify/mutations`, which patch a running proof, these are in the code that every rank, one device
 and the tests import.
