@@ -16,9 +16,10 @@ from unisono.planner.gathering import Sent, deals, moved
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import BUCKET, Memory, RowShare, item_of, states, stored
+from unisono.planner.memory import BUCKET, Memory, RowShare
 from unisono.planner.parts import Passes, Rows
 from unisono.planner.stack import Stack
+from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import copies, in_flight
 from unisono.planner.work.networks import (
     Network,

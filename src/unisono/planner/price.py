@@ -11,7 +11,7 @@ from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import owners, stride, virtual_of
-from unisono.planner.memory import RowShare, by_zero, item_of
+from unisono.planner.memory import RowShare, by_zero
 from unisono.planner.parts import (
     Passes,
     PipelineSeconds,
@@ -20,6 +20,7 @@ from unisono.planner.parts import (
 )
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
+from unisono.planner.states import item_of
 from unisono.planner.timetables import chunks, handovers, idle, of
 from unisono.planner.work import wires
 from unisono.planner.work.calls import leafwise
