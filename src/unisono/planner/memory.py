@@ -209,7 +209,7 @@ def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> 
         )  # fmt: skip
 
     # What is computed again is there while its block's backward pass is: all of it, or the scores.
-    live = {"full": block("none"), "selective": block("none") - block("selective")}.get(plan.recompute, 0.0)
+    live = block("none") - block(plan.recompute)
     sizes = {"micro_batch": micro_batch, "tp": plan.tp, "cp": plan.cp}
     return Kept(
         block=block(plan.recompute),
@@ -343,11 +343,12 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
 
     # Fused attention keeps no scores that could be left out; that of virtual shards writes them.
     modes = ("full", "selective") if virtual_of(plan) > 1 else ("full",)
-    mode, whole = (plan.recompute if plan.recompute in modes else "none"), block("none")
-    live = {"full": whole, "selective": whole - block(mode)}.get(mode, 0.0)
+    mode = plan.recompute if plan.recompute in modes else "none"
     return Kept(
         block=block(mode),
-        live=live + (grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0),
+        live=block("none")
+        - block(mode)
+        + (grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0),
         stem=own.stem_bytes(model, *sizes, **shards),
         head=own.head_bytes(model, *sizes, composed=stack.composed, **shards),
         loss=own.loss_bytes(model, *sizes),

@@ -150,7 +150,7 @@ def cut(
         even = [model.n_layer / plan.pp] * plan.pp
         even[row] = count
         return (
-            memory_of_row(model, plan, stack, even, row, micro_batch, micros).total
+            memory_of_row(model, plan, stack, even, row, micro_batch, micros).allocated
             <= cluster.of_row(row).device.room
         )
 
