@@ -77,8 +77,16 @@ def part_of(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples:
 
 def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples: int, micros: int) -> Passes:
     """What the passes of a step take."""
-    cuts = cut(network, plan.pp, plan.tp)
-    rows = [[part_of(part, plan, cluster, stack, samples) for part in parts] for parts in cuts]
+    cuts, known = cut(network, plan.pp, plan.tp), dict[WorkPart, PartSeconds]()
+
+    def seconds(part: WorkPart) -> PartSeconds:
+        """Of parts that are alike but for their names, once."""
+        alike = replace(part, name="")
+        if alike not in known:
+            known[alike] = part_of(part, plan, cluster, stack, samples)
+        return known[alike]
+
+    rows = [[seconds(part) for part in parts] for parts in cuts]
     # A model that is one part is gathered before anything of it computes.
     hidden = stack.dp_hidden if network.workload.blocks else 0.0
     waits = [[sum(one.waits(hidden)[way] for one in row) for way in (0, 1)] for row in rows]
