@@ -13,10 +13,11 @@ from pathlib import Path
 from benchmarks.fitting.calibrate import MeasuredStep
 from benchmarks.fitting.fits import MeasuredProduct
 from unisono.plan import Plan
-from unisono.planner import memory
+from unisono.planner import memory, states
 from unisono.planner.clusters import cluster, device
 from unisono.planner.timetables import in_flight
-from unisono.planner.work.transformer import Transformer, block_bytes
+from unisono.planner.work.fused_kept import block_bytes
+from unisono.planner.work.transformer import Transformer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 # MPT's sizes by name: layers, heads, width (MosaicML, llm-foundry, 2023).
@@ -249,7 +250,7 @@ def korthikanti_memory(name: str, quantity: str) -> float:
 
     if quantity == "params_optimizer_gib":
         blocks = memory.share_of(model, plan, 0, False).blocks
-        return sum(memory.states(blocks, shard=1, zero=3, precision="fp16", grad_bytes=4)) / 2**30
+        return sum(states.states(blocks, shard=1, zero=3, precision="fp16", grad_bytes=4)) / 2**30
     share = quantity.removeprefix("activation_pct_of_tp_baseline_")
     if share != quantity:
         return 100.0 * kept(share) / kept("none")
@@ -260,7 +261,7 @@ def korthikanti_memory(name: str, quantity: str) -> float:
 def zero_states(row: dict[str, str], zero: int) -> float:
     """GB of a rank's weights, gradients and optimiser in a row of ZeRO's table 1."""
     size, ranks = ZERO_SIZES[row["model"]], int(row["dp_degree"])
-    return sum(memory.states(size, shard=ranks, zero=zero, precision="fp16", grad_bytes=2)) / 1e9
+    return sum(states.states(size, shard=ranks, zero=zero, precision="fp16", grad_bytes=2)) / 1e9
 
 
 def zero_rounded(value: float, printed: str) -> float:

@@ -14,7 +14,8 @@ from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.tell import waterfall
 from unisono.planner.work.experts import Experts
-from unisono.planner.work.transformer import Transformer, block_bytes
+from unisono.planner.work.fused_kept import block_bytes
+from unisono.planner.work.transformer import Transformer
 
 MIXTRAL = {
     "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

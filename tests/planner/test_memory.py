@@ -7,7 +7,7 @@ import pytest
 from tests.planner import published
 from tests.planner.published import gpt, table
 from unisono.plan import Plan
-from unisono.planner import memory
+from unisono.planner import memory, states
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import even
 from unisono.planner.stack import Stack, stack
@@ -120,7 +120,7 @@ def test_the_optimiser_keeps_what_its_kind_keeps(moments: int, bytes_: int) -> N
     model = replace(gpt(8, 16, 2048, 1024), states=moments)
     got = memory.of_row(model, Plan(), Stack(), micro_batch=1, micros=1, row=0)
     assert got.params + got.grads + got.optim == pytest.approx(bytes_ * model.workload.parameters)
-    assert sum(memory.states(1.0, shard=1, zero=1, precision="bf16", grad_bytes=4, moments=moments)) == (
+    assert sum(states.states(1.0, shard=1, zero=1, precision="bf16", grad_bytes=4, moments=moments)) == (
         2 + 4 + 4 + 4 * moments
     )
 

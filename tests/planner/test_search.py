@@ -143,9 +143,9 @@ def test_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     for plan in got["plans"]:
         assert {"plan", "step_s", "mem_gib", "mfu", "bubble", "exposed_comm_s", "bound", "why"} <= set(plan)
         assert Plan.parse(plan["plan"]).world == 128 and "tp=8" in plan["plan"]
-    assert got["plans"][0]["step_s"] <= got["plans"][1]["step_s"]
+    quickest = min(plan["step_s"] for plan in got["plans"])  # a surer one may be before it
     assert got["priced"] + sum(got["pruned"].values()) == got["searched"]
-    assert got["pareto"][0]["step_s"] == got["plans"][0]["step_s"]
+    assert got["pareto"][0]["step_s"] == quickest
     for point in got["pareto"]:
         assert point["device_s"] == pytest.approx(128 * point["step_s"]) and point["cost"] is None
     code = main(["simulate", *GPT3, "--cluster", "dgx-a100:16", "--plan", got["plans"][0]["plan"], "--json"])

@@ -16,8 +16,9 @@ from unisono.planner.alike import as_dealt, in_order, stages_in
 from unisono.planner.cuts import rows_of
 from unisono.planner.fewest import fewest
 from unisono.planner.machines.order import owners, virtual_of
-from unisono.planner.memory import Memory, RowShare, share_of, states_of_ours
+from unisono.planner.memory import Memory, RowShare, share_of
 from unisono.planner.source import Source
+from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import kept, virtual_kept
 from unisono.planner.work.dealt import held_experts

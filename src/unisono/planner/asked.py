@@ -1,6 +1,7 @@
 """What is asked of the planner: a recipe's model on a cluster under a plan, or under all legal plans. No torch."""
 
 from dataclasses import replace
+from math import ceil
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +23,11 @@ from unisono.planner.studies import orders
 from unisono.planner.timetables import chunks, copies, serves
 from unisono.planner.trust import HALF
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import kind_of
+from unisono.spec.words import count
 
+_CHINCHILLA, _LENGTH = 20, "training for"
 NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
 
 
@@ -42,7 +45,10 @@ def question(
     made = made or stack(where.stack)
     keys, assumed = assuming(loaded, loaded.plan, where)
     plan, batch = planned(replace(loaded, plan=keys), where, model)
-    steps, later = loaded.recipe.train.steps, unplayed(loaded, plan)
+    steps, more = length(loaded, model, where, batch.global_batch)
+    if not loaded.plan.said:
+        more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
+    assumed, later = (*assumed, *more), unplayed(loaded, plan)
     sizes = batch.micro_batch, batch.micros, steps
     ask = simulate.Question(model, plan, where, made, *sizes, assumed=assumed, unplayed=later)
     if order is None and machine(where).ordered:
@@ -93,6 +99,28 @@ def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan
     return plan, tuple(assumed)
 
 
+def length(loaded: Loaded, model: Model, where: Cluster | Mixture, batch: int) -> tuple[int, tuple[str, ...]]:
+    """(steps of the run, what was taken since nobody named them): on accelerators, where the recipe says none, as many
+    as 20 tokens a parameter take (Hoffmann et al., 2022)."""
+    steps, found = loaded.recipe.train.steps, attending(model)
+    small = isinstance(where, Cluster) and (where.host is not None or where.device.name == "cpu")
+    if found is None or small or loaded.origins.get("train.steps") != "default":
+        return steps, ()
+    tokens = _CHINCHILLA * found.workload.active
+    said = f"{_LENGTH} {count(tokens)} tokens, {_CHINCHILLA} a parameter (Hoffmann et al.), as nobody named --tokens"
+    return ceil(tokens / (batch * found.context)), (said,)
+
+
+def of_tokens(asked: Any, tokens: float | None) -> Any:
+    """A question, or a space, of as many steps as so many tokens take; as it is where nobody has said how many."""
+    if tokens is None:
+        return asked
+    steps = ceil(tokens / (asked.batch * asked.model.context))
+    return replace(
+        asked, steps=steps, assumed=tuple(said for said in asked.assumed if not said.startswith(_LENGTH))
+    )
+
+
 def in_precision(plan: Plan, name: str) -> Plan:
     """The plan with a precision that counts as named."""
     return replace(plan, precision=name, said=plan.said | {"precision"})
@@ -124,13 +152,25 @@ def planned(loaded: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Pla
     wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
     wrong += kind(model).problems(model, plan)
     if wrong:
-        raise ConfigProblems([replace(p, where=located(p.where, loaded.origins)) for p in wrong])
+        each = (_of_world(p, plan, where.devices) for p in wrong)
+        raise ConfigProblems([replace(p, where=located(p.where, loaded.origins)) for p in each])
     batch, unfit = batch_of(plan, recipe.train)
     if batch is None:
         raise ConfigProblems([unfit] if unfit else [])
     if plan.pp > 1 and not serves(plan.schedule, plan.pp, batch.micros, model.n_layer):
         raise _not_served(plan.schedule, plan.pp, batch.micros, model.n_layer)
     return plan, batch
+
+
+def _of_world(problem: Problem, plan: Plan, devices: int) -> Problem:
+    """A problem of the batch as one of the devices, where the plan does not take all of these."""
+    if problem.code != "P11" or plan.world == devices:
+        return problem
+    spread = (
+        f"dp={devices // plan.inner}" if devices % plan.inner == 0 else f"axes whose product is {devices}"
+    )
+    what = f"{plan} takes {plan.world} of {devices} devices, and {problem.what}"
+    return replace(problem, what=what, fix=f"{spread}, which takes all of them; or {problem.fix}")
 
 
 def judged(recipe: Recipe, model: Model) -> Any:

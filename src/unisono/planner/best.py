@@ -1,6 +1,7 @@
 """The best plans for a cluster, and why; where none fits, what would. Without torch, data or files."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from unisono.plan import Plan
 from unisono.planner import search, why
 from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.remedies import AWAY
 from unisono.planner.simulate import Answer
 from unisono.planner.space import meshes
 from unisono.planner.studies import orders
@@ -55,6 +57,10 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
         if is_file(cluster_name):
             named = f"nodes = {larger[0].devices // larger[0].node} in {cluster_name}"
         fix = f"{named}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
+    if (away := _put_away(within)) is not None:
+        fix = (
+            f'{fix}; or --plan "{away.question.plan}", on as many devices: {seconds(away.price.step)} a step'
+        )
     short = found.nearest.verdict
     return Infeasible(
         f"no plan fits: the nearest, {found.nearest.question.plan}, needs {nbytes(short.memory.total)} and"
@@ -62,6 +68,20 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
         where=where,
         fix=fix,
     )
+
+
+def _put_away(within: search.Space) -> Answer | None:
+    """The quickest plan on these devices with no more in the hosts' memory than it needs to fit, of plans without a
+    pipeline whose weights are dealt; None where none fits, or nobody has said how fast such copies are."""
+    keys: dict[str, Any] = {"recompute": "full", "pp": 1, "cp": 1, "zero": 3}
+    free = {key: value for key, value in keys.items() if key not in within.held.said}
+    for what in AWAY if within.held.offload == "none" else ():
+        held = replace(within.held, **free, offload=what)
+        held = replace(held, said=within.held.said | {*free, "offload"})
+        with suppress(UsageError):
+            if found := search.search(replace(within, held=held), 1).best:
+                return found[0]
+    return None
 
 
 def _undealt(within: search.Space, name: str) -> Infeasible:

@@ -4,8 +4,8 @@ from unisono.plan import Plan
 from unisono.planner.collectives import bus, uncovered
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
-from unisono.planner.memory import item_of
 from unisono.planner.stack import Stack
+from unisono.planner.states import item_of
 from unisono.planner.work import sparse, wires
 from unisono.planner.work.transformer import Transformer, on_rank
 
@@ -27,7 +27,7 @@ def block(
     groups = [(on_rank(plan.tp, dealt, whole), owners(plan)[0] // alone)]
     if held:
         groups.append((model.sparse_share * held, ranks))
-    return moved(groups, plan, cluster, stack)
+    return moved(groups, plan, cluster, stack, model.learns)
 
 
 def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[tuple[Sent, Sent], ...]:
@@ -35,17 +35,20 @@ def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
     matrix, norm = model.head_parameters
     last = on_rank(plan.tp, 0.0 if model.tied and plan.pp == 1 else matrix, norm)
     return tuple(
-        moved([(elements, owners(plan)[0])], plan, cluster, stack)
+        moved([(elements, owners(plan)[0])], plan, cluster, stack, model.learns)
         for elements in (on_rank(plan.tp, *model.stem_parameters), last)
     )
 
 
 def moved(
-    groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack
-) -> tuple[Sent, Sent]:  # fmt: skip
-    """Of (elements, ranks that they are dealt to)."""
+    groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack, learns: float = 1.0
+) -> tuple[Sent, Sent]:
+    """Of (elements, ranks that they are dealt to). learns: of the elements, those that have gradients."""
     found, (every, near) = [], owners(plan, cluster.order)
-    for item in (wires.gathered(plan, item_of(plan, stack)), wires.scattered(plan, stack.reduce_bytes)):
+    for item in (
+        wires.gathered(plan, item_of(plan, stack)),
+        learns * wires.scattered(plan, stack.reduce_bytes),
+    ):
         sent = seconds = 0.0
         for elements, ranks in groups:
             net = bus(cluster, near * every // ranks, ranks, stack.dp_bus)

@@ -16,9 +16,10 @@ from unisono.planner.gathering import Sent, deals, moved
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import BUCKET, Memory, RowShare, item_of, states, stored
+from unisono.planner.memory import BUCKET, Memory, RowShare
 from unisono.planner.parts import Passes, Rows
 from unisono.planner.stack import Stack
+from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import copies, in_flight
 from unisono.planner.work.networks import (
     Network,
@@ -76,8 +77,16 @@ def part_of(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples:
 
 def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples: int, micros: int) -> Passes:
     """What the passes of a step take."""
-    cuts = cut(network, plan.pp, plan.tp)
-    rows = [[part_of(part, plan, cluster, stack, samples) for part in parts] for parts in cuts]
+    cuts, known = cut(network, plan.pp, plan.tp), dict[WorkPart, PartSeconds]()
+
+    def seconds(part: WorkPart) -> PartSeconds:
+        """Of parts that are alike but for their names, once."""
+        alike = replace(part, name="")
+        if alike not in known:
+            known[alike] = part_of(part, plan, cluster, stack, samples)
+        return known[alike]
+
+    rows = [[seconds(part) for part in parts] for parts in cuts]
     # A model that is one part is gathered before anything of it computes.
     hidden = stack.dp_hidden if network.workload.blocks else 0.0
     waits = [[sum(one.waits(hidden)[way] for one in row) for way in (0, 1)] for row in rows]

@@ -7,7 +7,8 @@ from unisono.planner.alike import as_dealt
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import dealers
-from unisono.planner.memory import Memory, at_peak, states_of_ours
+from unisono.planner.memory import Memory, at_peak
+from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight
 from unisono.planner.work.inside import in_one_piece
 from unisono.planner.work.passes import ITEM

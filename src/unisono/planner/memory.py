@@ -17,19 +17,14 @@ from unisono.planner.machines.cluster import Device
 from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
+from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work import grid_kept, sparse
 from unisono.planner.work import kept as row_kept
+from unisono.planner.work.fused_kept import block_bytes, head_bytes, owed_bytes, stem_bytes
 from unisono.planner.work.stage import ITEM, Habits
-from unisono.planner.work.transformer import (
-    Transformer,
-    block_bytes,
-    head_bytes,
-    on_rank,
-    owed_bytes,
-    stem_bytes,
-)
+from unisono.planner.work.transformer import Transformer, on_rank
 from unisono.spec.numbers import smaller
 
 _REDUCER = Source("specification", "our own reducer's buckets, in bytes: train.departures; as PyTorch's DDP")
@@ -124,33 +119,6 @@ class MemoryVerdict:
         return self.short == 0.0
 
 
-def states(
-    parameters: float,
-    *,
-    shard: int,
-    zero: int,
-    precision: str,
-    grad_bytes: int,
-    moments: int = 2,
-    masters: bool = True,
-) -> tuple[float, float, float]:
-    """Bytes of weights, gradients and optimiser for `parameters` elements, shared out over `shard` ranks by `zero`.
-
-    Adam keeps two moments in fp32; below fp32 also a master copy of the weights: 2 + 2 + 12 bytes an element
-    (Rajbhandari et al., 2019, section 3.1), or 2 + 4 + 12 where gradients add up in fp32. moments: 1 of a velocity.
-    masters: whether there are any below fp32; without them 2 + 4 + 8 (`bf16:stochastic`).
-    """
-    item = ITEM[precision]
-    wide = max(item, 4)
-    weights, grads = item * parameters, (grad_bytes if item < 4 else item) * parameters
-    optim = (moments * wide + (4 if item < 4 and masters else 0)) * parameters
-    return (
-        weights / (shard if zero >= 3 else 1),
-        grads / (shard if zero >= 2 else 1),
-        optim / shard,
-    )
-
-
 def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> RowShare:
     """What one row has of the model."""
     return share_in(model, plan, row, rows_of(model, plan.schedule, plan.pp, is_balanced))
@@ -185,6 +153,23 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
         schedule.stashed(row, plan.pp, plan.micros or plan.pp) if plan.pp > 1 else 0.0,
         tuple((zero, some) for zero, some in elements.items() if zero != plan.zero),
         alone,
+    )
+
+
+def learned(model: Transformer, share: RowShare) -> RowShare:
+    """What of a row's share has gradients."""
+    if not model.lora:
+        return share
+    part = model.learns
+    apart = tuple((zero, part * some) for zero, some in share.apart)
+    routed = part * share.routed
+    return replace(
+        share,
+        blocks=part * share.blocks,
+        ends=part * share.ends,
+        routed=routed,
+        apart=apart,
+        alone=part * share.alone,
     )
 
 
@@ -224,7 +209,7 @@ def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> 
         )  # fmt: skip
 
     # What is computed again is there while its block's backward pass is: all of it, or the scores.
-    live = {"full": block("none"), "selective": block("none") - block("selective")}.get(plan.recompute, 0.0)
+    live = block("none") - block(plan.recompute)
     sizes = {"micro_batch": micro_batch, "tp": plan.tp, "cp": plan.cp}
     return Kept(
         block=block(plan.recompute),
@@ -268,7 +253,8 @@ def of_share(
         ]
         for elements, ranks in own:
             more = states(elements, shard=ranks, zero=dealt.zero, **given)
-            params, grads, optim = params + more[0], grads + more[1], optim + more[2]
+            params = params + more[0]
+            grads, optim = grads + more[1] * model.learns, optim + more[2] * model.learns
     params = params * (1.0 + share.stashed)
     optim = optim / share.copies  # each copy's optimiser is that of the other
     activations = at_peak(held, *passing(share, kept))
@@ -343,26 +329,6 @@ def squeezed(memory: Memory, capacity: float) -> Memory:
     return replace(memory, slack=min(memory.slack, max(0.0, capacity - memory.allocated)))
 
 
-def stored(plan: Plan, stack: Stack) -> str:
-    """Dtype of weights: our own stay fp32, and autocast makes copies, which count as activations; or they have masters,
-    which count as the optimiser's, or none."""
-    wide = stack.autograd and ITEM[plan.precision] < 4 and not plan.arithmetic.narrow
-    return "fp32" if wide else plan.precision
-
-
-def states_of_ours(parameters: float, plan: Plan, shard: int, moments: int) -> tuple[float, float, float]:
-    """`states` as our own runs keep them: in fp32, or in bf16 without masters."""
-    alone = plan.arithmetic.stochastic
-    precision, how = "bf16" if alone else "fp32", {"shard": shard, "zero": plan.zero, "moments": moments}
-    return states(parameters, precision=precision, grad_bytes=4, masters=not alone, **how)
-
-
-def item_of(plan: Plan, stack: Stack) -> int:
-    """Bytes of a weight as it is kept and gathered, and of an activation as it goes from stage to stage: our own runs
-    keep the weights' dtype there, others compute and send in one."""
-    return ITEM[stored(plan, stack)]
-
-
 def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """Activations of our own GPT."""
     item, own = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
@@ -377,11 +343,12 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
 
     # Fused attention keeps no scores that could be left out; that of virtual shards writes them.
     modes = ("full", "selective") if virtual_of(plan) > 1 else ("full",)
-    mode, whole = (plan.recompute if plan.recompute in modes else "none"), block("none")
-    live = {"full": whole, "selective": whole - block(mode)}.get(mode, 0.0)
+    mode = plan.recompute if plan.recompute in modes else "none"
     return Kept(
         block=block(mode),
-        live=live + (grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0),
+        live=block("none")
+        - block(mode)
+        + (grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0),
         stem=own.stem_bytes(model, *sizes, **shards),
         head=own.head_bytes(model, *sizes, composed=stack.composed, **shards),
         loss=own.loss_bytes(model, *sizes),

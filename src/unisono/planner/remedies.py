@@ -5,6 +5,9 @@ from dataclasses import replace
 
 from unisono.plan import Plan
 
+AWAY = ("optimizer", "params", "params+activations")
+"""What may lie in the host's memory, the least first."""
+
 
 def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterator[tuple[str, Plan, int, int]]:
     """(what to change, the plan, its micro-batch, its micros) that need less memory on as many ranks."""
@@ -40,6 +43,13 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
                 said = f"{axis}={size} {spare}={smaller[spare]}"
                 yield said, changed, micro_batch, micros * 2
                 yield f"{said} recompute=full", replace(changed, recompute="full"), micro_batch, micros * 2
+
+
+def put_away(plan: Plan, micro_batch: int, micros: int) -> Iterator[tuple[str, Plan, int, int]]:
+    """The same with more and more of the model in the host's memory, and all of it computed again."""
+    for what in AWAY if plan.offload == "none" else ():
+        changed = replace(plan, offload=what, recompute="full")
+        yield f"offload={what} recompute=full", changed, micro_batch, micros
 
 
 def _smaller(size: int) -> list[int]:

@@ -25,7 +25,7 @@ from unisono.planner.bench import (
     share_by,
     totals_by,
 )
-from unisono.planner.memory import MARGIN, Kept, of_share, rows_seen, share_of
+from unisono.planner.memory import MARGIN, Kept, learned, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, RowSeconds, owned
 from unisono.planner.price import (
     covered,
@@ -120,7 +120,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     covering = {name: covers(mesh, name) for name in axes.schedules}
     some = {which: name for name, which in covering.items()}
     blocks = {which: blocks_by(bench, like(mesh, schedule=name), axes) for which, name in some.items()}
-    first = share_by(bench, mesh, axes, 0)
+    first = learned(bench.model, share_by(bench, mesh, axes, 0))
     micros = array([m for _, m in axes.sizes], -1, 1)
     device, where = bench.cluster.device, (bench.cluster, bench.stack, first)
 

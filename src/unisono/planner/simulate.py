@@ -1,6 +1,7 @@
 """One plan on one cluster: seconds, memory and traffic; and what would make it fit."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +11,10 @@ from unisono.planner.memory import Memory, MemoryVerdict
 from unisono.planner.parts import Price
 from unisono.planner.priced import Model, price, verdict
 from unisono.planner.question import Question
-from unisono.planner.remedies import remedies
+from unisono.planner.remedies import put_away, remedies
 from unisono.planner.trust import Trust, trust
 from unisono.planner.waits import with_waits
-from unisono.spec.errors import Infeasible
+from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
 
 GIB = 2.0**30
@@ -139,10 +140,14 @@ def demand(answer: Answer, cut: str = "", priced: Callable[[Question], Answer | 
 def _remedy(ask: Question, priced: Callable[[Question], Answer | None]) -> str:
     """The change that fits and makes the step longest least; where none fits, the one that needs least."""
     tried: list[tuple[str, Answer]] = []
-    for said, plan, micro_batch, micros in remedies(ask.plan, ask.micro_batch, ask.micros, ask.model.n_layer):
+    sizes = ask.micro_batch, ask.micros
+    for said, plan, micro_batch, micros in (
+        *remedies(ask.plan, *sizes, ask.model.n_layer), *put_away(ask.plan, *sizes)
+    ):  # fmt: skip
         other = replace(ask, plan=plan, micro_batch=micro_batch, micros=micros)
-        if _sensible(ask.model, plan) and other.served and (answer := priced(other)) is not None:
-            tried.append((said, answer))
+        with suppress(UsageError):  # nobody has said how fast copies to a host are
+            if _sensible(ask.model, plan) and other.served and (answer := priced(other)) is not None:
+                tried.append((said, answer))
     fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
     if fitting:
         said, best = min(fitting, key=lambda pair: pair[1].price.step)

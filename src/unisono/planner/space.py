@@ -17,7 +17,7 @@ from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import known, played
 from unisono.plan.grid import Grid
-from unisono.planner.asked import NOT_BUILT, assuming, judged, unplayed
+from unisono.planner.asked import NOT_BUILT, assuming, judged, length, unplayed
 from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
 from unisono.planner.kinds import Model, attending, kind
@@ -248,6 +248,7 @@ def space_on(
         )
 
     train, unable = recipe.train, unplayed(loaded)
+    steps, more = length(loaded, model, where, train.global_batch)
     sizes = train.global_batch, train.micro_batch
 
     def besides(devices: int) -> Iterator[tuple[Plan, int]]:
@@ -262,4 +263,4 @@ def space_on(
                 if filled.pp == 1 or serves(filled.schedule, filled.pp, batch.micros, model.n_layer):
                     yield replace(filled, micros=batch.micros), batch.micro_batch
 
-    return Space(model, where, made, *sizes, held, legal, all_keys, train.steps, assumed, unable, besides)
+    return Space(model, where, made, *sizes, held, legal, all_keys, steps, (*assumed, *more), unable, besides)

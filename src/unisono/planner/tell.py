@@ -80,7 +80,7 @@ def lasting(seconds: float) -> str:
     """A length of time in the greatest unit of which it is two at least."""
     for unit, one in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * one:
-            return f"{seconds / one:.3g} {unit}"
+            return f"{many(seconds / one)} {unit}"
     return duration(seconds)
 
 
@@ -88,7 +88,9 @@ def lasting(seconds: float) -> str:
 
 
 def waterfall(answer: Answer) -> list[tuple[str, float]]:
-    """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
+    """(what, seconds): the ideal, and what comes on top of it, all of them 0 or more; the sum is the step. What takes
+    less than its arithmetic at peak (attention's masked half, which is not computed; products of eight bits) is taken
+    off the ideal."""
     ask, got, model = answer.question, answer.price, answer.question.model
     peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
     ideal, attention = model.step_flops(ask.batch) / peak, 0.0
@@ -96,11 +98,9 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
         attention = got.attention - model.attention_flops(ask.batch) / peak
     # Where ranks share a host's cores, passes are priced whole.
     again = ", recomputation" if ask.plan.recompute != "none" and not got.kernels else ""
-    masked = "attention: its masked half is left out"
-    steps = [
-        ("ideal: the model's arithmetic at peak", ideal),
+    above = [
         (f"products below peak{again}", got.arithmetic - ideal - attention),
-        ("attention below peak" if attention >= 0.0 else masked, attention),
+        ("attention below peak", attention),
         ("other kernels, embedding, loss", got.kernels),
         ("computed a second time (recompute)", got.recompute),
         ("waiting for the host", got.host),
@@ -112,7 +112,9 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
         ("stragglers", got.straggling),
         ("data loading", got.loading),
     ]
-    return [(what, seconds) for what, seconds in steps if abs(seconds) > 1e-9 * got.step]
+    less = sum(seconds for _, seconds in above if seconds < 0.0)
+    steps = [("ideal: the model's arithmetic at peak", ideal + less), *above]
+    return [(what, seconds) for what, seconds in steps if seconds > 1e-9 * got.step]
 
 
 def losses(answer: Answer) -> dict[str, float]:
@@ -287,7 +289,9 @@ def training(answer: Answer) -> str:
     cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
     each = f" of {many(ask.batch * ask.model.context)} tokens" if ask.model.context > 1 else ""
     length = f"{lasting(86400 * answer.days)} for {ask.steps:,} steps{each}"
-    return f"{length}: {many(told['device_hours'])} device-hours{cost}"
+    hours = told["device_hours"]
+    spent = f"{many(hours)} device-hours" if hours >= 0.1 else f"{many(3600 * hours)} device-seconds"
+    return f"{length}: {spent}{cost}"
 
 
 def errors(answer: Answer) -> list[tuple[str, str]]:

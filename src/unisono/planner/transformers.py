@@ -12,9 +12,10 @@ from unisono.planner.cuts import rows_of
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride, virtual_of
-from unisono.planner.memory import Memory, item_of, of_row, rows_seen, share_of
+from unisono.planner.memory import Memory, learned, of_row, rows_seen, share_of
 from unisono.planner.parts import Blocks, Detail, Kernels, KindOfBlock, Passes, Rows, Totals, owned
 from unisono.planner.stack import Stack
+from unisono.planner.states import item_of
 from unisono.planner.timetables import ends
 from unisono.planner.work import blocks as work
 from unisono.planner.work.passes import row_works, stages, tied
@@ -121,7 +122,7 @@ def passes(
     """What the passes of a step take."""
     each = detail(model, plan, cluster, stack, micro_batch)
     first, layers, share = (
-        share_of(model, plan, 0, stack.balanced),
+        learned(model, share_of(model, plan, 0, stack.balanced)),
         model.n_layer / plan.pp * micros,
         micros / plan.pp,
     )

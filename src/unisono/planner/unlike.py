@@ -18,7 +18,16 @@ from unisono.planner.kinds import attending
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import Memory, MemoryVerdict, kept_of, of_share, share_in, share_of, squeezed
+from unisono.planner.memory import (
+    Memory,
+    MemoryVerdict,
+    kept_of,
+    learned,
+    of_share,
+    share_in,
+    share_of,
+    squeezed,
+)
 from unisono.planner.parts import Passes, Price, Rows, owned
 from unisono.planner.price import composed
 from unisono.planner.question import Question
@@ -44,7 +53,7 @@ def closed(ask: Question) -> Price:
     model = dealt(ask)
     each, found = _passes(model, plan, cluster, stack, micro_batch, micros), list[Price]()
     for pool in sorted(set(cluster.rows)):
-        share = share_of(model, plan, cluster.rows.index(pool), stack.balanced)
+        share = learned(model, share_of(model, plan, cluster.rows.index(pool), stack.balanced))
         # Whether a tied weight is on two rows is a matter of the pipeline's first row.
         met = replace(share, stem=each.first.stem, head=each.first.head)
         own = replace(each, first=met, every=met, owned=owned(plan, share))
@@ -141,7 +150,7 @@ def cut(
         even = [model.n_layer / plan.pp] * plan.pp
         even[row] = count
         return (
-            memory_of_row(model, plan, stack, even, row, micro_batch, micros).total
+            memory_of_row(model, plan, stack, even, row, micro_batch, micros).allocated
             <= cluster.of_row(row).device.room
         )
 

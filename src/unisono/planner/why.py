@@ -70,9 +70,12 @@ def told(found: Ranking, *more: str) -> Told:
         ),
     ]
     if counts.priced < counts.searched:
-        head.append(("", f"{counts.priced:,} priced; {counts.too_large:,} skipped because weights and"
-                         f" optimiser alone do not fit, {counts.dominated:,} because a plan found before is quicker"
-                         " and smaller"))  # fmt: skip
+        skipped = {
+            "weights and optimiser alone do not fit": counts.too_large,
+            "a plan found before is quicker and smaller": counts.dominated,
+        }
+        said = "; ".join(f"{many:,} skipped because {reason}" for reason, many in skipped.items() if many)
+        head.append(("", f"{counts.priced:,} priced; {said}"))
     text = tell.lines(head)
     for place, answer in enumerate(best, 1):
         text += ["", f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})"]

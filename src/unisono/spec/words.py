@@ -45,13 +45,16 @@ def exposed(axis: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """`139 ms`, `2.3 s`, `1 h 05 min`."""
+    """`139 ms`, `2.3 s`, `1 h 05 min`, `83.2 days`."""
     if value < 1e-3:
         return f"{value * 1e6:.0f} µs"
     if value < 1:
         return f"{value * 1e3:.3g} ms"
     if value < 120:
         return f"{value:.3g} s"
+    if value >= 2 * 86400:
+        days = value / 86400
+        return f"{days:.3g} days" if days < 1000 else f"{days:,.0f} days"
     minutes = round(value / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 

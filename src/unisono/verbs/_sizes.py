@@ -12,7 +12,7 @@ from unisono.planner.hf import transformer_of
 from unisono.planner.kinds import Model
 from unisono.planner.work import sample
 from unisono.planner.work.networks import Network
-from unisono.planner.work.transformer import transformer
+from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.errors import ConfigProblems, UnisonoError, UsageError
 from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.quiet import importing
@@ -24,7 +24,10 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
 
     Raises UsageError for what cannot be priced, ConfigProblems where sizes do not fit together.
     """
-    return replace(_model(got, environ), states=got.recipe.train.optimiser().kept)
+    train, found = got.recipe.train, _model(got, environ)
+    if isinstance(found, Transformer) and train.lora_rank:
+        found = replace(found, lora=train.lora_rank)
+    return replace(found, states=train.optimiser().kept)
 
 
 def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
@@ -81,23 +84,37 @@ def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:
 
 
 def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int | None) -> Network:
-    """A family that is not known in numbers, traced."""
+    """A family that is not known in numbers, traced: of the class that its config names, as `train` plays it."""
     import torch
 
     with _tracing(got), importing():
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers
 
-        made = AutoConfig.for_model(**config)
+        made = transformers.AutoConfig.for_model(**config)
+        named = [getattr(transformers, str(name), None) for name in config.get("architectures") or ()]
+        one = next((n for n in named if isinstance(n, type) and hasattr(n, "_from_config")), None)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(made)
+            made_by = one._from_config if one is not None else transformers.AutoModelForCausalLM.from_config
+            model = made_by(made)
     longest = getattr(made, "max_position_embeddings", None) or 64
+    image = _image(made) if model.main_input_name == "pixel_values" else None
 
     def forward(x: torch.Tensor) -> torch.Tensor:
+        if image:
+            return model(pixel_values=x).logits
         # A whole mask is the one that transformers does not look into.
         mask = torch.zeros(x.shape[0], 1, x.shape[1], x.shape[1], device="meta")
-        return model(input_ids=x, attention_mask=mask, use_cache=False).logits
+        more = {"use_cache": False} if one is None else {}
+        return model(input_ids=x, attention_mask=mask, **more).logits
 
-    return _traced(got, model, forward, None, context or longest)
+    return _traced(got, model, forward, image, context or longest)
+
+
+def _image(config: Any) -> tuple[int, ...]:
+    """Channels, height and width of a picture that a model of transformers reads."""
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return (config.num_channels, height, width)
 
 
 def _from_file(got: Loaded) -> Network:

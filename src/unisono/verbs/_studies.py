@@ -10,7 +10,7 @@ from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import simulate, stragglers, tell
-from unisono.planner.asked import NOT_BUILT, judged
+from unisono.planner.asked import NOT_BUILT, judged, of_tokens
 from unisono.planner.clusters import of_size
 from unisono.planner.kinds import kind
 from unisono.planner.machines.cluster import Cluster
@@ -56,8 +56,7 @@ def asked(ask: Question, given: Any) -> Question:
 
     Raises UsageError.
     """
-    if given.tokens is not None:
-        ask = replace(ask, steps=ceil(given.tokens / (ask.batch * ask.model.context)))
+    ask = of_tokens(ask, given.tokens)
     ask = replace(ask, cluster=equipped(ask.cluster, given))
     if given.stragglers is not None:
         ask = replace(ask, stragglers=_law(given.stragglers))

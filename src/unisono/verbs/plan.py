@@ -3,7 +3,6 @@
 import argparse
 import os
 from dataclasses import replace
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from unisono.spec.errors import UsageError
@@ -52,6 +51,7 @@ class PlanVerb(RecipeVerb):
         args = call.args
         given = loaded(call, args.file, demo=args.demo)
         from unisono.planner import best
+        from unisono.planner.asked import of_tokens
         from unisono.planner.pools import is_mixture
         from unisono.planner.space import space_of
         from unisono.verbs._sizes import model_of
@@ -64,7 +64,7 @@ class PlanVerb(RecipeVerb):
             return _on_mixture(call, given)
         model = model_of(given, call.environ)
         space = space_of(given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
-        space = _of_length(space, args.tokens)
+        space = of_tokens(space, args.tokens)
         if is_here or space.cluster.host is not None:
             space = replace(space, cluster=_of_ranks(space, given.recipe.launch.ranks, is_here))
         if call.settings.dry_run:
@@ -90,23 +90,17 @@ def _count(text: str) -> int:
 
 
 def _on_mixture(call: CommandCall, given: Any) -> Result:
+    from unisono.planner.asked import of_tokens
     from unisono.verbs import _mixed as mixed
 
     mixture, space = mixed.searched(given, call.environ, call.args)
-    space = _of_length(space, call.args.tokens)
+    space = of_tokens(space, call.args.tokens)
     if call.settings.dry_run:
         facts = {"cluster": mixture.name, "stack": space.stack.name}
         return call.would(facts, f"would search  {mixture.name} with {space.stack.name}")
     result, page = mixed.planned(mixture, space, call.args.top)
     call.settings.say(page)
     return result
-
-
-def _of_length(space: "Space", tokens: float | None) -> "Space":
-    """With as many steps as so many tokens take; the recipe's where nobody has said."""
-    return (
-        space if tokens is None else replace(space, steps=ceil(tokens / (space.batch * space.model.context)))
-    )
 
 
 def _of_ranks(space: "Space", ranks: int | None, is_here: bool) -> "Cluster":

@@ -9,7 +9,7 @@ import numpy as np
 from unisono.planner import search, unlike, why
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture, Placement, placements
-from unisono.planner.memory import MemoryVerdict
+from unisono.planner.memory import MemoryVerdict, squeezed
 from unisono.planner.priced import verdict
 from unisono.planner.search import Counts, Ranking
 from unisono.planner.simulate import GIB, Answer, Question, closed, simulate
@@ -62,7 +62,8 @@ class PlacedAnswer:
         """Bytes of a rank of a row."""
         ask, stages = self.answer.question, self.answer.stages
         sizes = (row, ask.micro_batch, ask.micros)
-        return unlike.memory_of_row(unlike.dealt(ask), self.answer.played, ask.stack, stages, *sizes).total
+        need = unlike.memory_of_row(unlike.dealt(ask), self.answer.played, ask.stack, stages, *sizes)
+        return squeezed(need, ask.cluster.of_row(row).device.room).total
 
 
 def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:

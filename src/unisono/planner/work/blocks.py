@@ -60,11 +60,15 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
         made = sparse.calls(model, model.experts, plan, tokens, item, behind)
         calls += [call._replace(times=model.sparse_share * call.times) for call in made]
     rounded = _rounded(products, 2 if backward else 1)
+    beside = _adapters(products, model.lora)
     if backward:
         pairs = [product.gradients for product in products]
-        products = tuple(one for to_x, to_weight in pairs for one in (to_x.in_chunks(plan.chunks), to_weight))
+        products = tuple(to_x.in_chunks(plan.chunks) for to_x, _ in pairs)
+        products += () if model.lora else tuple(to_weight for _, to_weight in pairs)
+        beside = tuple(one for product in beside for one in product.gradients)
     else:
         products = tuple(product.in_chunks(plan.chunks) for product in products)
+    products += beside
     return PartPass(
         products=products,
         scores=tuple(one._replace(times=2.0) for one in scores) if backward else scores,
@@ -153,7 +157,7 @@ def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, 
     """The classifier and the loss."""
     tokens = _tokens(model, plan, micro_batch)
     rows, columns = (plan.tp.rows, plan.tp.columns) if isinstance(plan.tp, Grid) else (1, plan.tp)
-    times = 2.0 if backward else 1.0
+    times = 2.0 if backward and not model.lora else 1.0
     product = MatrixProduct(tokens / rows, model.d_model, model.vocab / columns, times=times)
     many = 0.0
     if virtual_of(plan) > 1:
@@ -183,6 +187,14 @@ def _end_calls(
     if not isinstance(plan.tp, Grid):
         return ()
     return tuple(grids.end_calls(model, plan, micro_batch, backward, stem=stem, head=not stem))
+
+
+def _adapters(products: Sequence[MatrixProduct], rank: int) -> tuple[MatrixProduct, ...]:
+    """Of adapters beside products, each of two layers with so many features between them (Hu et al., 2021)."""
+    if not rank:
+        return ()
+    pairs = ((p._replace(columns=rank, eight=False), p._replace(inner=rank, eight=False)) for p in products)
+    return tuple(one for pair in pairs for one in pair)
 
 
 def _rounded(products: Sequence[MatrixProduct], ways: int) -> float:

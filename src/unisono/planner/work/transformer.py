@@ -31,7 +31,8 @@ class Transformer:
     others; proj_bias: of attention's last product. head_norms: queries and keys have norms of a head's width. rows: of
     the table of positions where it is longer than the context. states: numbers that the optimiser keeps of each
     parameter, 2 of Adam, 1 of a velocity. apart: queries, keys and values are products of their own, as transformers
-    has them, and what tp deals is gathered once before gate and up.
+    has them, and what tp deals is gathered once before gate and up. lora: rank of the adapters that learn in the place
+    of weights, beside every product of the blocks; 0 where all weights learn.
     """
 
     n_layer: int
@@ -56,6 +57,7 @@ class Transformer:
     rows: int = 0
     states: int = 2
     apart: bool = False
+    lora: int = 0
 
     @property
     def measured(self) -> bool:
@@ -264,10 +266,19 @@ class Transformer:
         dealt, kept = self.block_parameters
         return found, dealt / tp + kept
 
+    @cached_property
+    def learns(self) -> float:
+        """Of the elements, those that have a gradient and states of an optimiser."""
+        if not self.lora:
+            return 1.0
+        products, _ = self.matrices(1)
+        adapters = self.n_layer * self.lora * sum(inner + columns for inner, columns in products)
+        return adapters / sum(part.parameters for part in self.workload.parts)
+
     @property
     def tied_elements(self) -> int:
-        """Of a weight that both ends have."""
-        return self.stem_parameters[0] if self.tied else 0
+        """Of a weight that both ends have, and that learns."""
+        return self.stem_parameters[0] if self.tied and not self.lora else 0
 
     @cached_property
     def head_parameters(self) -> tuple[int, int]:
@@ -275,8 +286,10 @@ class Transformer:
         return self.vocab * self.d_model, self.workload.parts[-1].parameters - self.vocab * self.d_model
 
     def step_flops(self, batch: int) -> float:
-        """Matrix arithmetic of one step on `batch` samples, attention in full: what MFU is counted in."""
-        return float(batch) * self.workload.step_flops
+        """Matrix arithmetic of one step on `batch` samples, attention in full: what MFU is counted in. Weights that do
+        not learn have no products towards their gradients."""
+        whole, attention = float(batch) * self.workload.step_flops, self.attention_flops(batch)
+        return attention + (whole - attention) * 2.0 / 3.0 if self.lora else whole
 
     def attention_flops(self, batch: int) -> float:
         """Of these, what is between activations: scores, and the values that they weigh."""
@@ -330,68 +343,3 @@ def block_elements(model: Transformer, tp: int) -> float:
     """Elements of one block on one rank of tp, before `shard` deals them; of dense and sparse blocks the mean."""
     dealt, whole = model.block_parameters
     return on_rank(tp, dealt + model.sparse_share * model.layer_experts, whole)
-
-
-def block_bytes(
-    model: Transformer,
-    *,
-    micro_batch: int,
-    tp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    sequence_parallel: bool = True,
-    fused: bool = True,
-    recompute: str = "none",
-    itemsize: int = 2,
-    eight: bool = False,
-) -> float:
-    """Bytes that one block of one micro-batch keeps on one rank for the backward pass; of dense and sparse blocks the
-    mean.
-
-    fused: attention that never writes its scores (Dao et al., 2022). recompute: none; selective, which computes the
-    scores again; full, which keeps the block's input alone. eight: what dense products read is kept as they read it, in
-    eight bits, as Transformer Engine does; of attention's result also in half precision, which attention itself reads.
-    """
-    tokens = micro_batch * model.context / cp
-    h, e = model.d_model, itemsize
-    shared = tp if sequence_parallel else 1
-    if recompute == "full":
-        return tokens * h * e / shared
-    read, dense, hidden = 1 if eight else e, 1.0 - model.sparse_share, matrices(model.gated) * e
-    # Inputs of both norms and of both first products; dropout's masks are one byte an element.
-    whole = h * (2 * e + read * (1.0 + dense) + e * model.sparse_share) + (2 * h if model.noisy else 0)
-    dealt = e * model.attended + (hidden - e + read) * model.d_ff * dense
-    dealt += model.n_head * model.score_widths[1] if eight else 0
-    if model.latent:
-        whole += 2 * e * (model.latent.query + model.latent.key_value)  # before and after their norms
-    if model.experts:
-        some = model.experts
-        # The router's logits and their softmax in fp32; tokens as they come to experts and as they leave.
-        whole += model.sparse_share * 8 * some.count
-        routed = some.top_k * some.factor * (2 * h * e * max(1, tp // ep) + hidden * some.width)
-        dealt += model.sparse_share * (routed + hidden * some.shared_width)
-    if fused:
-        scores = 4.0 * model.n_head  # one fp32 logarithm a row
-    elif recompute == "selective":
-        scores = 0.0
-    else:
-        # After softmax, after dropout, and the mask between.
-        scores = model.n_head * model.context * (e + (e + 1 if model.noisy else 0))
-    return tokens * (whole / shared + (dealt + scores) / tp)
-
-
-def head_bytes(model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 2) -> float:
-    """Bytes of the last norm, of the logits and of their fp32 copy in the loss, on the last stage."""
-    tokens = micro_batch * model.context / cp
-    return tokens * (2 * model.d_model * itemsize / tp + model.vocab * (itemsize + 4) / tp)
-
-
-def owed_bytes(model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 2) -> float:
-    """Bytes from which the classifier's gradient is made where weight gradients come apart (Qi et al., 2023): what it
-    read, and the gradient of the logits."""
-    return micro_batch * model.context / cp * itemsize * (model.d_model + model.vocab) / tp
-
-
-def stem_bytes(model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1) -> float:
-    """Bytes of the embedding's dropout mask, on the first stage."""
-    return micro_batch * model.context / cp * model.d_model / tp if model.noisy else 0.0
