@@ -56,10 +56,11 @@ def beside_cpus(backend: str) -> str:
 
 
 def of_rank(backend: str, local_rank: int) -> torch.device:
-    """The device of a rank: its own GPU under NCCL, which becomes this thread's, else the CPU."""
+    """The device of a rank: its GPU under NCCL, which becomes this thread's, else the CPU. Where there are fewer GPUs
+    than ranks, they take turns."""
     if backend == IMAGINED:
         return torch.device(META)
-    device = torch.device(GPU, local_rank) if backend == GPU_BACKEND else torch.device("cpu")
+    device = torch.device(GPU, local_rank % count()) if backend == GPU_BACKEND else torch.device("cpu")
     adopt(device)
     return device
 

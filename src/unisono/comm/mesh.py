@@ -44,9 +44,10 @@ class Mesh:
         self.tp = self.group("tp", ("tp",))
         self.cp = self.group("cp", ("cp",))
         # Two groups for the pipeline, one a direction: a backend that runs each group's operations in order
-        # (NCCL) would deadlock when one rank sends an activation while its neighbour sends a gradient.
+        # (NCCL) would deadlock when one rank sends an activation while its neighbour sends a gradient (see `pairs`).
         self.pp = self.group("pp", ("pp",))
         self.pp_back = self.group("pp", ("pp",))
+        self.pp.apart = self.pp_back.apart = partial(self.group, "pp", ("pp",))
         self.replica = self.group("replica", ("pp", "shard", "cp", "tp"))
         # Ranks of cp have gradients to add up that ranks of shard scatter: both in one.
         self.states = (

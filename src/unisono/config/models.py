@@ -207,9 +207,10 @@ class LaunchConfig(BaseModel):
         default=None,
         description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",
     )
-    backend: Literal["auto", "gloo", "nccl"] = Field(
+    backend: Literal["auto", "gloo", "nccl", "nccl:shared"] = Field(
         default="auto",
-        description="gloo computes on CPUs, nccl on GPUs; auto: nccl where each rank has a GPU",
+        description="gloo computes on CPUs, nccl on GPUs; auto: nccl where each rank has a GPU; nccl:shared: ranks "
+        "take turns on the GPUs there are, to try a plan",
     )
     timeout: Positive | None = Field(
         default=None,

@@ -11,7 +11,9 @@ from importlib.util import find_spec
 
 from unisono.spec.errors import UsageError
 
-CPUS, GPUS = "gloo", "nccl"
+CPUS, GPUS, SHARED = "gloo", "nccl", "nccl:shared"
+# By which NCCL knows a host. It refuses two ranks of one host on one GPU, and not those of two.
+HOST_ID = "NCCL_HOSTID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,10 @@ class Backend:
 
 
 def choose(asked: str, ranks: int, has: Equipment) -> Backend:
-    """The backend of `ranks` ranks on one host. asked: `auto`, `gloo` or `nccl`. Raises UsageError L08 for what cannot
-    be had, with a remedy."""
-    if asked == GPUS:
-        return _nccl(ranks, has)
+    """The backend of `ranks` ranks on one host. asked: `auto`, `gloo`, `nccl` or `nccl:shared`. Raises UsageError L08
+    for what cannot be had, with a remedy."""
+    if asked in (GPUS, SHARED):
+        return _nccl(ranks, has, asked == SHARED)
     if asked == "auto" and has.gpus >= ranks and GPUS in has.built:
         return Backend(GPUS, "each rank has a GPU of its own")
     if CPUS not in has.built:
@@ -89,15 +91,23 @@ def many(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def _nccl(ranks: int, has: Equipment) -> Backend:
+def settings(asked: str, host: str, rank: int) -> dict[str, str]:
+    """Environment variables that a rank sets before NCCL begins: where ranks share a GPU, each is a host by itself."""
+    return {HOST_ID: f"{host}-{rank}"} if asked == SHARED else {}
+
+
+def _nccl(ranks: int, has: Equipment, shared: bool) -> Backend:
     if GPUS not in has.built:
         fix = "pip install a torch with CUDA; or launch.backend=gloo"
         raise _refused(GPUS, "torch was built without NCCL", fix)
     if not has.gpus:
         fix = "launch.backend=auto or gloo; nvidia-smi and CUDA_VISIBLE_DEVICES say what is there"
         raise _refused(GPUS, "NCCL serves GPUs, and this process sees none", fix)
+    if ranks > has.gpus and shared:
+        why = f"as asked for: {many(ranks, 'rank')} take turns on {many(has.gpus, 'GPU')}"
+        return Backend(GPUS, why, f"{why}: for trying a plan, its speed says nothing")
     if ranks > has.gpus:
-        fix = f"{many(has.gpus, 'rank')} on this host, or launch.backend=gloo, which computes on CPUs"
+        fix = f"{many(has.gpus, 'rank')} on this host; launch.backend=nccl:shared to try the plan, or gloo for CPUs"
         raise _refused(
             GPUS, f"{ranks} ranks on {many(has.gpus, 'GPU')}: NCCL lets no two ranks share one", fix
         )

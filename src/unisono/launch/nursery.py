@@ -72,6 +72,7 @@ class Nursery:
         company: Company | None = None,
         adviser: Adviser | None = None,
         spread: RunSpread | None = None,
+        serves: int | None = None,
     ) -> Outcome:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
@@ -79,7 +80,8 @@ class Nursery:
         and a request to stop. `timeout`: seconds that a rank may keep the others
         waiting; by the run's own steps if None (`pace`). recovery: replaces ranks that are lost; without it a lost rank
         ends the run. company: other hosts, on which some of the ranks are. adviser: whom to
-        ask for a better spread.
+        ask for a better spread. serves: ranks for which a backend of `auto` is to do, if more than these: runs whose
+        numbers are compared compute on one kind of device.
         Ctrl-C, SIGTERM and SIGUSR1 ask the ranks to stop; a second Ctrl-C kills them, and so do `grace` seconds after
         one of the others. Failures are in the Outcome.
         """
@@ -88,6 +90,7 @@ class Nursery:
         name = socket.gethostname()
         terms = {
             "backend": backend,
+            "serves": serves,
             "token": secrets.token_hex(16),
             "timeout": timeout,
             "recovers": recovery is not None,

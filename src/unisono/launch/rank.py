@@ -19,7 +19,7 @@ import torch
 from unisono.comm import parting
 from unisono.comm.device import built, count
 from unisono.launch import crossing, transport
-from unisono.launch.backend import Backend, Equipment, choose, has_mpi, visible
+from unisono.launch.backend import Backend, Equipment, choose, has_mpi, settings, visible
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.pace import StepPace, margin
@@ -195,7 +195,8 @@ def _play(
 def _backend(order: dict[str, Any], channel: SocketChannel) -> Backend | None:
     """What suits the ranks of this host; None where what was asked for cannot be had, which is reported."""
     try:
-        return choose(order["backend"], order["local_world"], equipment())
+        os.environ.update(settings(order["backend"], socket.gethostname(), order["local_rank"]))
+        return choose(order["backend"], max(order["local_world"], order["serves"] or 0), equipment())
     except UsageError as error:
         channel.farewell("error", error=crossing.describe(error))
         return None

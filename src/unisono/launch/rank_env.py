@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.launch import crossing, signals, transport, verdict
 from unisono.launch.agree import agree
-from unisono.launch.backend import choose
+from unisono.launch.backend import choose, settings
 from unisono.launch.context import Channel, Ending, PrintChannel, RankContext, flush_and_leave
 from unisono.launch.entry import find
 from unisono.launch.env import Started
@@ -160,6 +160,7 @@ def join(
     route = _route(place)
     store = _meet(place, timeout or 600.0)
     store.set_timeout(timedelta(seconds=margin(timeout)))
+    os.environ.update(settings(backend, socket.gethostname(), place.local_rank))
     served = choose(backend, place.local_world, equipment())
     if served.name == "gloo":
         remember_few_collectives(os.environ)

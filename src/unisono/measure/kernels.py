@@ -6,22 +6,36 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unisono.comm.device import synchronize
+from unisono.comm.device import is_apart, synchronize
+
+_BESIDE_WAIT = 0.01  # seconds, beside which those of waiting for a GPU, some 20 µs, do not count
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, least: float = 0.05) -> float:
-    """Median seconds of one call, which is repeated for at least `least` seconds and three times. On a GPU each time
-    includes waiting for it."""
+    """Median seconds of one call, which is repeated for at least `least` seconds and three times. On a GPU many calls
+    share the time that it takes to wait for it."""
     call()
     took: list[float] = []
+    calls = _fill(_timed(call, 1, device)) if is_apart(device) else 1
     end = time.perf_counter() + least
     while len(took) < 3 or time.perf_counter() < end:
-        synchronize(device)
-        begun = time.perf_counter()
-        call()
-        synchronize(device)
-        took.append(time.perf_counter() - begun)
+        took.append(_timed(call, calls, device))
     return statistics.median(took)
+
+
+def _timed(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Seconds of one of so many calls in a row."""
+    synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(calls):
+        call()
+    synchronize(device)
+    return (time.perf_counter() - begun) / calls
+
+
+def _fill(once: float) -> int:
+    """Calls that take about `_BESIDE_WAIT` seconds together, of which one took `once`."""
+    return max(1, min(1000, round(_BESIDE_WAIT / max(once, 1e-9))))
 
 
 def products(

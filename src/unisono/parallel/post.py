@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unisono.comm.collectives.memory.slots import MemorySlots, slots_of
 from unisono.comm.group import Group, Pending
+from unisono.comm.pairs import PairQueues, pairs_of
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Carry, carry_of, tensors_of
 from unisono.programs.pipeline import COMPUTE, RECEIVES, Action
@@ -50,17 +51,17 @@ class Post:
             tuple[Tensor, Pending]
         ] = []  # of those, what an earlier `finish` has left under way
         self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
-        self._slots = self._in_memory()
+        self._ways = self._best_ways()
 
     def says(self) -> str:
-        """How large messages go, for the start of a run; "" where all are sent."""
-        return next((slots.says() for slots in self._slots.values()), "")
+        """How messages go, for the start of a run; "" where all are sent over the group itself."""
+        return next((way.says() for way in self._ways.values()), "")
 
     def send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:
         """Begin to send; `finish` waits."""
         for x in tensors:
             x = x.contiguous()
-            self._sent.append((x, self._slots.get(group, group).start_send(x, peer)))
+            self._sent.append((x, self._ways.get(group, group).start_send(x, peer)))
 
     def ask_ahead(self, row: Sequence[Action], at: int) -> None:
         """Ask for what the next computation needs before this one begins, so that the wire works meanwhile: large
@@ -96,15 +97,18 @@ class Post:
             wire = self.wires[action.stage]
             group, carry = wire.back, [t for t in wire.carry if t.is_floating_point()]
         rooms = [torch.empty_like(t, device=self.device) for t in carry]
-        way = self._slots.get(group, group)
+        way = self._ways.get(group, group)
         return [(x, way.start_recv(x, action.peer)) for x in rooms]
 
-    def _in_memory(self) -> dict[Group, MemorySlots]:
-        """Memory of each group whose ranks see each other's, as large as what crosses."""
+    def _best_ways(self) -> dict[Group, MemorySlots | PairQueues]:
+        """Of each group whose ranks see each other's memory, a part as large as what crosses; queues between GPUs."""
         most: dict[Group, int] = {}
         for wire in self.wires.values():
             for group in (wire.ahead, wire.back):
                 most[group] = max([most.get(group, 0), *(t.nbytes for t in wire.carry)])
         groups = {group: nbytes for group, nbytes in most.items() if isinstance(group, Group)}
-        found = {group: slots_of(group, nbytes, self.device) for group, nbytes in groups.items()}
-        return {group: slots for group, slots in found.items() if slots is not None}
+        found = {
+            group: pairs_of(group, self.device) or slots_of(group, nbytes, self.device)
+            for group, nbytes in groups.items()
+        }
+        return {group: way for group, way in found.items() if way is not None}

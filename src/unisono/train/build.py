@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.comm.collectives import COLLECTIVES
-from unisono.comm.device import has_numbers, is_apart
+from unisono.comm.device import beside_cpus, has_numbers
 from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
@@ -61,13 +61,13 @@ def connect(place: Place, store: dist.Store | None, present: int | None = None) 
     """Join the other ranks; a world of one joins nobody. present: how many meet, if more than train."""
     if (present or place.world) == 1:
         return
-    device = place.device if is_apart(place.device) else None
+    # No `device_id`: with one, each new group of NCCL is split off the world's, which takes all ranks of the world, and
+    # here its members alone make a group.
     dist.init_process_group(
-        place.backend,
+        beside_cpus(place.backend),
         rank=place.rank,
         world_size=present or place.world,
         timeout=place.timeout,
-        device_id=device,
         store=store,
     )
 

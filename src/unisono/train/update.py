@@ -168,7 +168,8 @@ def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limi
         clip(slots, norm, limit)
         optimizer.step()
         return
-    optimizer.grad_scale = torch.tensor(excess(norm, limit), device=grads[0].device)  # type: ignore[attr-defined]
+    # Filled there: a number that is copied to a GPU is waited for.
+    optimizer.grad_scale = torch.full((), excess(norm, limit), device=grads[0].device)  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:

@@ -124,6 +124,7 @@ class _Prover:
         self._proofs: dict[int, Proof] = {}
         self._told = 0  # how many of them `each` has heard of
         self._judged: dict[Path, dict[str, Any]] = {}  # what came of each reference itself
+        self._most = 1  # ranks of the largest plan
 
     def prove(self, recipe: Recipe, plans: Sequence[Plan], marks: Sequence[str]) -> list[Proof]:
         """As the function."""
@@ -131,6 +132,7 @@ class _Prover:
             self._work(i, resolve(recipe, plan), marks[i] if marks else "", f"plan-{i}")
             for i, plan in enumerate(plans)
         ]
+        self._most = max([1, *(work.resolved.plan.world for work in works)])
         self._make_references(works)
         for world in sorted({work.resolved.plan.world for work in works}):
             todo = [work for work in works if work.resolved.plan.world == world]
@@ -208,9 +210,11 @@ class _Prover:
             else:
                 print_output(rank, event)
 
-        timeout = Recipe.model_validate_json(jobs[0]["recipe"]).launch.timeout
-        argument = {"do": what, "jobs": jobs}
-        outcome = self._nursery.run(argument, ranks, 1, hear, timeout, self._stage.backend)
+        launch = Recipe.model_validate_json(jobs[0]["recipe"]).launch
+        backend = launch.backend if self._stage.backend == "auto" else self._stage.backend
+        outcome = self._nursery.run(
+            {"do": what, "jobs": jobs}, ranks, 1, hear, launch.timeout, backend, serves=self._most
+        )
         if outcome.stopped:
             raise KeyboardInterrupt
         return last, outcome.error

@@ -50,7 +50,7 @@ def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
 
     with local.start(ENTRY, 1, settings.quiet) as nursery:
         launch = resolved.recipe.launch
-        outcome = nursery.run(argument, 1, threads, hear, None, launch.backend)
+        outcome = nursery.run(argument, 1, threads, hear, None, launch.backend, serves=plan.world)
     if outcome.error is not None:
         raise outcome.error
     if outcome.stopped:
