@@ -4,8 +4,9 @@ NCCL plays what a rank asks of one communicator in the order in which it was ask
 holds up the send behind it, and two ranks that wait so for each other stand still. torch keeps a communicator for each
 pair of ranks of a group, so two groups are enough: one for messages to higher ranks, one for those to lower ones.
 
-torch makes such a communicator with the first message. That takes the whole GPU, which a receive that is under way
-never lets go of. So all that a ring of ranks needs is made before the first step.
+torch makes such a communicator with the first message, and NCCL connects it with the first one in each direction. Both
+hold up the rank itself until the other one is there too, while a receive that was asked for keeps its GPU from loading
+what it needs. So all that a ring of ranks needs is made before the first step.
 """
 
 import torch
@@ -40,19 +41,21 @@ def pairs_of(group: Group, device: torch.device) -> PairQueues | None:
     each other. Every member calls it, or it hangs."""
     if group.pg is None or not is_apart(device) or not has_numbers(device):
         return None
-    found = PairQueues(group, group.apart())
-    for way in (found._up, found._down):
-        _open(way, device)
-    return found
+    up, down = group, group.apart()
+    _open(up, device, upwards=True)
+    _open(down, device, upwards=False)
+    return PairQueues(up, down)
 
 
-def _open(way: Group, device: torch.device) -> None:
-    """One message between each two neighbours. All ranks take the pairs in one order: none waits in a circle."""
+def _open(way: Group, device: torch.device, upwards: bool) -> None:
+    """One message between each two neighbours, in the direction that the queue is for. All ranks take the pairs in one
+    order: none waits in a circle."""
     ring = {tuple(sorted((i, (i + 1) % way.size))) for i in range(way.size)}
     x = torch.zeros(1, device=device)
-    for low, high in sorted(ring):
-        if way.index == low:
-            way.start_send(x, high).wait()
-        elif way.index == high:
-            way.start_recv(x, low).wait()
+    for pair in sorted(ring):
+        sender, receiver = pair if upwards else pair[::-1]
+        if way.index == sender:
+            way.start_send(x, receiver).wait()
+        elif way.index == receiver:
+            way.start_recv(x, sender).wait()
     synchronize(device)

@@ -99,7 +99,9 @@ class Dropout(nn.Module):
             index = index * full + coordinate.view(-1, *(1,) * (len(shape) - 2 - dim))
         row = _mix((row + index) & _LOW) ^ (index >> 32)
         column = numbers(self.places.get(len(shape) - 1) or Places.whole(shape[-1]), samples_B.device)
-        return _mix((row.unsqueeze(-1) + column * 0x9E3779B1 & _LOW) ^ second_B.view(-1, *ones))
+        # A mask first: torch.compile multiplies bare places in 32 bits on a GPU, for which the factor is too large.
+        scattered = (column & _LOW) * 0x9E3779B1
+        return _mix(((row.unsqueeze(-1) + scattered) & _LOW) ^ second_B.view(-1, *ones))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

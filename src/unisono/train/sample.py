@@ -57,15 +57,21 @@ def from_run(
 
 
 def sample(
-    folder: Path, recipe: Recipe, corpus: Corpus, start: str = "def ", length: int = 200
+    folder: Path,
+    recipe: Recipe,
+    corpus: Corpus,
+    start: str = "def ",
+    length: int = 200,
+    device: torch.device | str = "cpu",
 ) -> str | None:
-    """The text that ends a run; None for models without text or too large to wait for."""
+    """The text that ends a run, computed on `device`; None for models without text or too large to wait for."""
     if recipe.model.reads != "tokens" or corpus.decode is None or corpus.encode is None:
         return None
     model = model_of(recipe, corpus)
     if sum(p.numel() for p in model.parameters()) > LARGEST:  # before its weights are read
         return None
     _load(model, folder)
+    model.to(device)
     if (asked := _question(corpus)) is not None:
         tokens, end = asked
     else:
@@ -122,9 +128,9 @@ def _draw(
 ) -> list[int]:
     """`tokens`, and `length` more drawn from softmax(logits / temperature); the likeliest ones where it is 0. Fewer if
     `end` is drawn."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
     for _ in range(length):
-        logits = model(torch.tensor([tokens[-window:]]))[0, -1].float()
+        logits = model(torch.tensor([tokens[-window:]], device=device))[0, -1].float().cpu()
         chances = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
         tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
         if tokens[-1] == end:

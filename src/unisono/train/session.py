@@ -166,7 +166,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     if corpus.shares is not None:
         summary["samples"] = corpus.shares(recipe.seed, run.step * recipe.train.global_batch)
     if order.place.rank == 0 and not stopped and folder is not None:
-        summary["sample"] = sample(folder, recipe, corpus)
+        summary["sample"] = sample(folder, recipe, corpus, device=order.place.device)
     return summary
 
 
