@@ -24,6 +24,7 @@ class Backwards(TorchFunctionMode):
     def __init__(self, seen: Callable[[Tensor], None], following: Following) -> None:
         super().__init__()
         self._seen, self._following, self.on = seen, following, False
+        self.sharded: Callable[[Tensor], bool] = lambda x: False  # whether it is a parameter that is dealt
 
     def switch(self, on: bool) -> None:
         """On or off, and with it what follows the batch."""
@@ -56,6 +57,13 @@ class Backwards(TorchFunctionMode):
         outputs, inputs = (tree_leaves(given[name]) for name in ("outputs", "inputs"))
         if any(_WRAPPED(x) for x in (*outputs, *inputs)):
             return torch.autograd.grad(*args, **kwargs)  # inside torch.func its operations say more
+        if any(self.sharded(x) for x in inputs):
+            raise UsageError(
+                "torch.autograd.grad is asked for gradients by parameters that are sharded, which do not meet then",
+                where="plan.shard",
+                fix="loss.backward(); or dp in the place of shard",
+                code="J29",
+            )
         of = self._following.of
         losses = [trace for x in outputs if (trace := of(x)) is not None]
         with self._following.paused():

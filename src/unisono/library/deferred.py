@@ -59,8 +59,6 @@ class DeferredHooks:
         self._afterwards = Hooks(getattr(source, "_post_accumulate_grad_hooks", None))
         p._backward_hooks = self._on_gradient
         p._post_accumulate_grad_hooks = self._afterwards  # type: ignore[attr-defined]
-        if was is not None:  # whoever still holds a handle of theirs takes hooks out of its own dict
-            self._kept = was
 
     def there(self) -> bool:
         """Whether the user has hooks on it."""

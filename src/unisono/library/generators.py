@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,16 @@ def found_in(roots: Iterable[Any]) -> list[Own]:
 
 
 def found_in_script() -> list[Own]:
-    """Those of the functions of the script that are running in this thread."""
+    """Python's and NumPy's, of the functions of the script that are running in this thread. Torch's pass where they are
+    used (`following`)."""
     frame, roots = sys._getframe(1), []
     while frame is not None:
         if not is_foreign(frame.f_code.co_filename):
             roots += [*frame.f_locals.values(), *(_named(frame))]
         frame = frame.f_back
-    return found_in(roots)
+    return [
+        own for own in found_in(roots) if not isinstance(getattr(own.get, "__self__", None), torch.Generator)
+    ]
 
 
 def _named(frame: types.FrameType) -> Iterator[Any]:
@@ -83,7 +87,7 @@ def _of_bits(bits: Any) -> Own:
     def put(state: Any) -> None:
         bits.state = state
 
-    return Own(lambda: bits.state, put, lambda seed: put(type(bits)(seed).state))
+    return Own(partial(getattr, bits, "state"), put, lambda seed: put(type(bits)(seed).state))
 
 
 def _inside(one: Any) -> list[Any]:

@@ -4,6 +4,7 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, final, overload
 
@@ -31,7 +32,7 @@ from unisono.library.notices import Notices
 from unisono.library.objects import of_each
 from unisono.library.place import JobPlace
 from unisono.library.ranks import Ranks, rows_of
-from unisono.library.sharding import Moved, follow_flags, held_elsewhere, repoint, shard
+from unisono.library.sharding import Moved, follow_flags, held_elsewhere, refuse_others, repoint, shard
 from unisono.library.small import Small, spread
 from unisono.library.state import Prepared, as_written, persistent_buffers
 from unisono.library.watch import FirstSteps, follow, refuse_double_backward
@@ -152,6 +153,7 @@ class Job:
             mesh, zero = self.mesh.shard, self.plan.zero
             moved = shard(model, optimizers, blocks, mesh, zero)
             self._following.old = moved.__contains__
+            self._steps.shards(model)
             copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
             refuse_double_backward(model)
         slots = slots_of(as_written(model), shapes, {}, self.mesh, False, frozenset())
@@ -169,7 +171,13 @@ class Job:
             if gradients.look_anew():
                 follow_flags(model)
 
-        follow(model, self._hand, self._streams, self._steps, [flags] if sharded else [])
+        follow(
+            model,
+            self._hand,
+            self._streams,
+            self._steps,
+            [flags, partial(refuse_others, model)] if sharded else [],
+        )
         names = {name: id(p) for name, p in as_written(model).named_parameters(remove_duplicate=False)}
         one = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
         self._prepared.append(one)

@@ -55,8 +55,9 @@ SAYS = {"div": "quotient", "mul": "product", "where": "choice", "masked_fill": "
 
 
 def pointwise(call: Call) -> Found:
-    traces = call.tensors()
-    made = together(traces, call.out, SAYS.get(call.name, call.name))
+    counts = _is_a_count(call)
+    traces = call.tensors("self") if counts else call.tensors()
+    made = together(traces, call.out, SAYS.get(call.name, call.name)) if traces else None
     if made is None or not made.reduced or call.name in ADDS:
         return made
     if call.name not in CHOOSES:
@@ -64,10 +65,17 @@ def pointwise(call: Call) -> Found:
     lone = len(traces) == 1 and call.of(call.given.get("condition", call.given.get("mask"))) is None
     numerator = call.name != "div" or call.of(call.given.get("self")) is not None
     rounded = call.given.get("rounding_mode") is not None
-    if lone and numerator and not rounded:
-        return made
-    weighed = call.name == "div" and call.weighed and all(one.dim is None for one, _ in traces)
-    return made if weighed else made.bent(SAYS.get(call.name, call.name))
+    return made if lone and numerator and not rounded else made.bent(SAYS.get(call.name, call.name))
+
+
+def _is_a_count(call: Call) -> bool:
+    """Whether it divides by how many things count: the script has said how many those are, or all samples count alike."""
+    other = call.given.get("other")
+    trace = call.of(other) if call.name == "div" else None
+    if trace is None or trace.dim is not None or other.numel() != 1:
+        return False
+    number = float(other)
+    return call.weighed or (not trace.met and number >= trace.samples and not number % trace.samples)
 
 
 def emptied(_: Call) -> Found:
@@ -453,5 +461,5 @@ def traced(call: Call, is_pointwise: bool) -> Sequence[Trace | None]:
         return [None] * len(call.outs)
     found = rule(call)
     if isinstance(found, list):
-        return [*found, *[None] * (len(call.outs) - len(found))]
-    return [found, *[None] * (len(call.outs) - 1)]
+        return [*found, *[None] * len(call.outs)][: len(call.outs)]
+    return [found, *[None] * len(call.outs)][: len(call.outs)]

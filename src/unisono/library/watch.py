@@ -54,6 +54,11 @@ class FirstSteps:
         self.look(True)
         return len(self._made) - 1
 
+    def shards(self, model: nn.Module) -> None:
+        """This model's parameters are dealt."""
+        before = self._losses.sharded
+        self._losses.sharded = lambda x: before(x) or any(x is p for p in model.parameters())
+
     def look(self, on: bool) -> None:
         self._losses.switch(on and self.looking)
         self._streams.looking = self.looking

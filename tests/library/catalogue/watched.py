@@ -120,7 +120,7 @@ def clipped_by_sample(job: Job) -> Iterator[float]:
         yield float(sum(p.detach().sum() for p in model.parameters()))
 
 
-@loop("told J10", shard="refused J18")
+@loop("told J10", shard="refused J29")
 def inner_step_of_maml(job: Job) -> Iterator[float]:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         params = dict(model.named_parameters())
@@ -321,7 +321,9 @@ def inputs_normalised(job: Job) -> Iterator[float]:
 
 @loop()
 def inputs_normalised_by_sample(job: Job) -> Iterator[float]:
-    yield from trained(job, ready(job), lambda m, x, y: cross(m, (x - x.mean(1, True)) / x.std(1, keepdim=True), y))
+    yield from trained(
+        job, ready(job), lambda m, x, y: cross(m, (x - x.mean(1, True)) / x.std(1, keepdim=True), y)
+    )
 
 
 @loop("told J10")
@@ -429,7 +431,9 @@ def padded_to_the_longest(job: Job) -> Iterator[float]:
             return self.head(x[..., None])
 
     data = batches(list(samples()), collate_fn=padded)
-    yield from trained(job, ready(job, Words(), data), lambda m, x, y: (m(x) - y.view(-1, 1, 1)).square().mean())
+    yield from trained(
+        job, ready(job, Words(), data), lambda m, x, y: (m(x) - y.view(-1, 1, 1)).square().mean()
+    )
 
 
 @loop("told J10 J30", shard="told J10 J30")
@@ -493,16 +497,11 @@ def drawn_anew_after_prepare(job: Job) -> Iterator[float]:
     model, optimizer, data = ready(job)
     for p in model.parameters():
         nn.init.normal_(p, std=0.1)
-    for number, (x, y) in enumerate(data):
-        if number == 1:
-            model[2].reset_parameters()
-            with torch.no_grad():
-                model[0].weight.uniform_(-0.2, 0.2)
-        loss = cross(model, x, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield job.mean(loss)
+    yield from trained(job, (model, optimizer, data), cross)
+    model[2].reset_parameters()
+    with torch.no_grad():
+        model[0].weight.uniform_(-0.2, 0.2)
+    yield from trained(job, (model, optimizer, data), cross)
 
 
 @loop()
