@@ -50,14 +50,12 @@ def _is_ours(hook: Any) -> bool:
 
 
 class DeferredHooks:
-    """Those of one parameter. was: the one that sharding replaced by `p`, whose hooks are the user's too."""
+    """Those of one parameter."""
 
-    def __init__(self, p: Tensor, was: Tensor | None = None) -> None:
-        source = p if was is None else was
+    def __init__(self, p: Tensor) -> None:
         self._p, self._old = p, None
-        self._on_gradient = Hooks(source._backward_hooks)
-        self._afterwards = Hooks(getattr(source, "_post_accumulate_grad_hooks", None))
-        p._backward_hooks = self._on_gradient
+        p._backward_hooks = self._on_gradient = Hooks(p._backward_hooks)
+        self._afterwards = Hooks(getattr(p, "_post_accumulate_grad_hooks", None))
         p._post_accumulate_grad_hooks = self._afterwards  # type: ignore[attr-defined]
 
     def there(self) -> bool:

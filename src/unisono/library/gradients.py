@@ -9,7 +9,7 @@ Averaging again changes nothing: a gradient that is the same on all ranks is its
 step, with or without an exchange after each, add up to the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,8 +59,7 @@ class Averaging(EveryStepSync):
 class LoopGradients:
     """Gradients of one model in a user's own loop, which meet on `dp`: a group of the model's own, since which of
     several models is ready first may differ from rank to rank. Parameters may be frozen and thawed at any time.
-    over: called as a backward has ended. meet: called before ranks meet. moved: parameters that sharding has
-    replaced, by what replaced them."""
+    over: called as a backward has ended. meet: called before ranks meet. small: of `dp`."""
 
     def __init__(
         self,
@@ -71,7 +70,6 @@ class LoopGradients:
         over: Callable[[], None],
         meet: Callable[[], None],
         small: Small,
-        moved: Mapping[Tensor, nn.Parameter],
     ) -> None:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
         self._hand, self._over, self._before = hand, over, meet
@@ -81,8 +79,8 @@ class LoopGradients:
         ] = {}  # by parameter, the gradient that was left: where, and whether
         self._alone = False  # whether ranks have been seen to make gradients of their own
         self._running = self._holding = self._behind = False
-        before, several = {id(new): old for old, new in moved.items()}, self._meets or shard.size > 1
-        self._hooks = [DeferredHooks(s.live, before.get(id(s.live))) for s in (slots if several else ())]
+        several = self._meets or shard.size > 1
+        self._hooks = [DeferredHooks(slot.live) for slot in (slots if several else ())]
         self._hooked: list[DeferredHooks] = []
         self._gradients = self._made()
         for slot in slots if self._meets and shard.size == 1 else ():

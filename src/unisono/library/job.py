@@ -163,7 +163,15 @@ class Job:
             if several:
                 self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._hand.says())
 
-        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, self._streams.to_script, meet, Small(dp, self._small.device), moved)  # fmt: skip
+        gradients = LoopGradients(
+            slots,
+            dp,
+            self.mesh.shard,
+            self._hand,
+            self._streams.to_script,
+            meet,
+            Small(dp, self._small.device),
+        )
         if several:
             gradients.scatter_through(model)
 

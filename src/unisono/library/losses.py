@@ -220,8 +220,9 @@ def path_of(root: Node, most: int = 4096) -> str:
 def _custom(node: Node) -> str:
     """The name of a function of the user's own."""
     made = getattr(node, "_forward_cls", None)
-    ours = made is None or made.__module__.startswith(("torch.", "unisono."))
-    return "" if ours else made.__name__
+    if made is None or made.__module__.startswith(("torch.", "unisono.")):
+        return ""
+    return made.__name__
 
 
 def _signed(dim: int) -> int:

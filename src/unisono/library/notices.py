@@ -42,14 +42,14 @@ KINDS = (
     ),
     Problem(
         "J16",
-        "the script draws from Python's or NumPy's random numbers, or from a generator of its own, between batches: all "
-        "ranks draw the same",
+        "the script draws from Python's or NumPy's random numbers, or a generator of its own, between batches: all ranks "
+        "draw the same",
         fix="as it is for choices that all samples share; else job.generator",
     ),
     Problem(
         "J26",
         "gradients that no backward has made met as means, and are no sums over samples, or it is not known",
-        fix="loss.backward(), and what is not linear in gradients after it; unisono prove says whether the loop is right",
+        fix="loss.backward(), and what is not linear in gradients after it; unisono prove says whether it is right",
     ),
     Problem(
         "J27",

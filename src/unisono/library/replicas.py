@@ -1,5 +1,5 @@
-"""Do replicas hold the same weights? A few words of the weights are summed up on each rank, and the sums travel with the
-gradients, so that a look costs no message.
+"""Do replicas hold the same weights? A few words of the weights are summed up on each rank, and the sums travel with
+the gradients, so that a look costs no message.
 
 Whatever lets ranks part, such as gradients of their own, reaches nearly all weights within a step. So a few at a time
 are enough, others at each look.
@@ -75,7 +75,7 @@ class Replicas:
                 f"replicas have parted: {slot.name} of {listed(ranks)} differs from rank {self._dp.ranks[0]}'s by up to"
                 f" {max(apart.tolist()):.1e}",
                 where="backward",
-                likely="each rank made an update of its own: gradients that did not meet, a rate or a choice by its samples",
-                fix="unisono prove names the step and the gradient; job.mean and job.ranks make one number of the ranks'",
+                likely="each rank made an update of its own: a rate, a choice or noise that follows its samples",
+                fix="job.mean, job.ranks: one number for all ranks; unisono prove names the step and the gradient",
                 code="J28",
             )

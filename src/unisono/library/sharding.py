@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import MutableMapping, Sequence
+from types import FrameType, GeneratorType
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +110,10 @@ def shard(
     moved = WeakTensorKeyDictionary()
     for name, old in before.items():
         moved[old] = after[name]
+        after[
+            name
+        ]._backward_hooks = old._backward_hooks  # the same dicts, so that their handles take them away
+        after[name]._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     for optimizer in optimizers:
         repoint(optimizer, moved)
     keep_shards(model)
@@ -158,20 +163,22 @@ def repoint(optimizer: Optimizer, moved: Moved) -> None:
 
 def held_elsewhere(moved: Moved) -> str:
     """What still holds a parameter that is no longer the model's, such as a list of an EMA or another optimiser: the
-    type of the holder, or ""."""
+    type of the holder, or "". A variable may be left of a loop; if it is used, `following` sees it."""
     gc.collect()  # FSDP2 leaves cycles
     alive = list(moved)
     for old in alive:
         for holder in gc.get_referrers(old):
-            if (
-                holder is not alive
-                and isinstance(holder, (list, tuple, set, dict))
-                and "__builtins__" not in holder
-            ):
-                if isinstance(holder, dict) and any(isinstance(value, type(gc)) for value in holder.values()):
-                    continue  # the names of a script
+            contains = isinstance(holder, (list, tuple, set, dict)) and holder is not alive
+            if contains and not (isinstance(holder, dict) and _are_variables(holder)):
                 return f"a {type(holder).__name__} of parameters"
     return ""
+
+
+def _are_variables(names: dict[object, object]) -> bool:
+    """Whether a dict is the variables of a script, or of a function that is running."""
+    if "__builtins__" in names or any(isinstance(value, type(gc)) for value in names.values()):
+        return True
+    return any(isinstance(one, (FrameType, GeneratorType)) for one in gc.get_referrers(names))
 
 
 def keep_shards(model: nn.Module) -> None:

@@ -5,45 +5,13 @@ nothing is said of it, and `unisono prove` sees it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from unisono.library.traces import Shape, Trace, together, viewed
-
-Found = Trace | None | list[Trace | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """name: of the operation, such as `mul`, without the underscore of those in place. given: arguments by name. of:
-    the trace of a tensor. outs: what it returned. weighed: whether the script said what its loss counts."""
-
-    name: str
-    given: dict[str, Any]
-    of: Callable[[Any], Trace | None]
-    outs: list[Tensor]
-    weighed: bool = False
-
-    @property
-    def out(self) -> Shape:
-        return self.outs[0].shape
-
-    def tensors(self, *names: str) -> list[tuple[Trace, int]]:
-        """Traces of tensors among the arguments, or of those with these names, with their numbers of dims."""
-        values = [self.given.get(name) for name in names] if names else list(self.given.values())
-        flat = [x for value in values for x in (value if isinstance(value, (list, tuple)) else [value])]
-        return [(trace, x.dim()) for x in flat if isinstance(x, Tensor) and (trace := self.of(x)) is not None]
-
-
-def listed(dims: Any, count: int) -> list[int]:
-    """Dims as an argument gives them, counted from the front; all if it gives none."""
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        return list(range(count))
-    return [d % max(count, 1) for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
-
+from unisono.library import trace_shapes as shapes
+from unisono.library.trace_calls import Call, Found, listed
+from unisono.library.trace_products import PRODUCTS, attended, convolved, product
+from unisono.library.traces import Trace, together
 
 # Entry by entry. The rest of what torch marks as pointwise bends what it is given.
 
@@ -69,10 +37,10 @@ def pointwise(call: Call) -> Found:
 
 
 def _is_a_count(call: Call) -> bool:
-    """Whether it divides by how many things count: the script has said how many those are, or all samples count alike."""
+    """Whether it divides by how many things count: the script has said how many, or all samples count alike."""
     other = call.given.get("other")
     trace = call.of(other) if call.name == "div" else None
-    if trace is None or trace.dim is not None or other.numel() != 1:
+    if trace is None or trace.dim is not None or not isinstance(other, Tensor) or other.numel() != 1:
         return False
     number = float(other)
     return call.weighed or (not trace.met and number >= trace.samples and not number % trace.samples)
@@ -81,109 +49,6 @@ def _is_a_count(call: Call) -> bool:
 def emptied(_: Call) -> Found:
     """Overwritten with what is not of the batch."""
     return None
-
-
-# Shapes.
-
-
-def reshaped(call: Call) -> Found:
-    x = call.given["self"]
-    trace = call.of(x)
-    return None if trace is None else viewed(trace, x.shape, call.out)
-
-
-def moved(where: Callable[[Call, int, int], int | None]) -> Callable[[Call], Found]:
-    """A rule of an operation that puts dims elsewhere. where(call, dim, dims): where a dim is then; None: nowhere."""
-
-    def rule(call: Call) -> Found:
-        x = call.given["self"]
-        trace = call.of(x)
-        if trace is None or trace.dim is None:
-            return trace
-        dim = where(call, trace.dim, x.dim())
-        if dim is None or not dim < len(call.out) or call.out[dim] != trace.extent:
-            return None
-        return [trace.at(dim)] * len(call.outs)
-
-    return rule
-
-
-def _permuted(call: Call, dim: int, dims: int) -> int:
-    return listed(call.given["dims"], dims).index(dim)
-
-
-def _transposed(call: Call, dim: int, dims: int) -> int:
-    a, b = (listed(call.given.get(name, i), dims)[0] for i, name in enumerate(("dim0", "dim1")))
-    return {a: b, b: a}.get(dim, dim) if dims > 1 else dim
-
-
-def _unsqueezed(call: Call, dim: int, dims: int) -> int:
-    return dim + (call.given["dim"] % (dims + 1) <= dim)
-
-
-def _squeezed(call: Call, dim: int, dims: int) -> int | None:
-    x = call.given["self"]
-    gone = [d for d in listed(call.given.get("dim"), dims) if x.shape[d] == 1]
-    return None if dim in gone else dim - sum(d < dim for d in gone)
-
-
-def _expanded(call: Call, dim: int, dims: int) -> int:
-    return dim + len(call.out) - dims
-
-
-def _selected(call: Call, dim: int, dims: int) -> int | None:
-    gone = call.given["dim"] % dims
-    return None if gone == dim else dim - (gone < dim)
-
-
-def _kept(call: Call, dim: int, dims: int) -> int:
-    return dim
-
-
-def cut(call: Call) -> Found:
-    """slice, split: of the samples' dim, whole sets of samples or nothing that is known."""
-    x = call.given["self"]
-    trace, dim = call.of(x), call.given.get("dim", 0) % max(x.dim(), 1)
-    if trace is None or trace.dim != dim:
-        return [trace] * len(call.outs)
-    set_, step = trace.samples * trace.inner, call.given.get("step", 1)
-    start, found = _start(call, x.shape[dim]), []
-    for out in call.outs:
-        size = out.shape[dim]
-        whole = step == 1 and not start % set_ and size and not size % set_
-        found.append(replace(trace, outer=size // set_) if whole else None)
-        start += size
-    return found
-
-
-def _start(call: Call, size: int) -> int:
-    start = call.given.get("start") or 0
-    return max(0, start + size if start < 0 else start)
-
-
-def joined(call: Call) -> Found:
-    """cat, stack."""
-    parts, stacks = call.given["tensors"], call.name == "stack"
-    dims = len(call.out)
-    dim, traces = call.given.get("dim", 0) % max(dims, 1), call.tensors()
-    if stacks:
-        traces = [(one if one.dim is None else one.at(one.dim + (dim <= one.dim)), dims) for one, _ in traces]
-    along = [one for one, _ in traces if one.dim == dim]
-    if not along:
-        return together(traces, call.out, call.name)
-    first = along[0]
-    if len(along) < len(parts) or any(one != first for one in along) or first.outer > 1:
-        return None
-    return replace(first, outer=len(parts))
-
-
-def repeated(call: Call) -> Found:
-    x, times = call.given["self"], call.given["repeats"]
-    trace = call.of(x)
-    if trace is None or trace.dim is None:
-        return trace
-    dim = trace.dim + len(times) - x.dim()
-    return replace(trace, dim=dim, outer=trace.outer * times[dim])
 
 
 # Over dims.
@@ -227,112 +92,6 @@ def along(linear: bool) -> Callable[[Call], Found]:
     return rule
 
 
-def turned(call: Call) -> Found:
-    """flip, roll: the samples are there, in another order."""
-    x = call.given["self"]
-    trace = call.of(x)
-    if trace is None or trace.dim not in listed(call.given["dims"], x.dim()):
-        return trace
-    return replace(trace, order=(*trace.order, (call.name, repr(call.given.get("shifts", "")))))
-
-
-def looked_up(call: Call) -> Found:
-    """x[index] with one index, index_select, embedding."""
-    x, index, dim = _index_of(call)
-    if index is None or index.dtype in (torch.bool, torch.uint8):
-        return None
-    own, by = call.of(x), call.of(index)
-    if own is None:
-        return by if by is None or by.dim is None else by.at(by.dim + dim)
-    if by is not None:
-        numbers = own.dim is None and by.dim is not None
-        return (
-            replace(by.at(by.dim + dim), reduced=own.reduced, met=own.met).bent("choice") if numbers else None
-        )
-    if own.dim is None:
-        return own
-    if own.dim != dim:
-        return own.at(own.dim + (index.dim() - 1 if own.dim > dim else 0))
-    if index.dim() == 1 and len(index) == own.extent and own.inner == own.outer == 1:
-        return replace(own, order=(*own.order, ("a permutation", id(index))))
-    return None
-
-
-def _index_of(call: Call) -> tuple[Any, Tensor | None, int]:
-    if call.name == "embedding":
-        return call.given["weight"], call.given["indices"], 0
-    if call.name == "index_select":
-        return call.given["self"], call.given["index"], call.given["dim"] % call.given["self"].dim()
-    several = [(i, index) for i, index in enumerate(call.given["indices"]) if index is not None]
-    return call.given["self"], (several[0][1] if len(several) == 1 else None), (several or [(0, None)])[0][0]
-
-
-def picked(call: Call) -> Found:
-    """gather, scatter: by places along a dim, of each sample alone if that is not theirs."""
-    index = call.given["index"]
-    trace = together(call.tensors(), index.shape, call.name)
-    if trace is None or trace.dim is None or trace.dim == call.given["dim"] % max(index.dim(), 1):
-        return None
-    return (
-        trace.bent(call.name) if trace.dim < len(call.out) and call.out[trace.dim] == trace.extent else None
-    )
-
-
-# Products.
-
-PRODUCTS = {
-    "mm": ("self", "ij", "mat2", "jk", "ik"),
-    "addmm": ("mat1", "ij", "mat2", "jk", "ik"),
-    "bmm": ("self", "bij", "mat2", "bjk", "bik"),
-    "baddbmm": ("batch1", "bij", "batch2", "bjk", "bik"),
-    "mv": ("self", "ij", "vec", "j", "i"),
-    "addmv": ("mat", "ij", "vec", "j", "i"),
-    "dot": ("self", "i", "tensor", "i", ""),
-    "vdot": ("self", "i", "other", "i", ""),
-}
-
-
-def product(call: Call) -> Found:
-    left, i, right, j, out = PRODUCTS[call.name]
-    a, b = call.of(call.given[left]), call.of(call.given[right])
-    if a is None and b is None:
-        return together(call.tensors("self"), call.out, call.name) if call.tensors("self") else None
-    places = [labels[one.dim] for one, labels in ((a, i), (b, j)) if one is not None and one.dim is not None]
-    both = [one for one in (a, b) if one is not None]
-    made = next((one for one in both if one.dim is not None), both[0])
-    if any(one.batch != made.batch or one.samples != made.samples for one in both):
-        return None
-    reduced = next((one.reduced for one in both if one.reduced), "")
-    made = replace(made, reduced=reduced, met=next((one.met for one in both if one.met), ""))
-    made = made.bent("product") if len(both) > 1 else made
-    if not places:
-        return made
-    if len(places) == 2 and places[0] == places[1] and both[0].order != both[1].order:
-        made = made.says(f"{[*both[0].order, *both[1].order][0][0]} of the samples")  # type: ignore[index]
-    if len(set(places)) > 1:
-        made = made.says("product of samples with each other")
-    place = out.find(places[0])
-    if place < 0:
-        return made.summed("sum")
-    return made.at(place) if call.out[place] == made.extent else None
-
-
-def convolved(call: Call) -> Found:
-    trace = call.of(call.given["input"])
-    if trace is None or call.of(call.given["weight"]) is not None or trace.dim in (None, 0):
-        return trace if trace is None or trace.dim in (None, 0) else None
-    return None if trace.dim == 1 else trace.says("convolution over the samples")
-
-
-def attended(call: Call) -> Found:
-    names = ("query", "key", "value")
-    trace = together(call.tensors(*names), call.given["query"].shape, "attention") if call.tensors() else None
-    if trace is None or trace.dim is None:
-        return None
-    trace = trace.bent("attention")
-    return trace.says("attention over the samples") if trace.dim == call.given["query"].dim() - 2 else trace
-
-
 # Normalisation, pools, losses.
 
 
@@ -362,8 +121,9 @@ def batch_normalised(call: Call) -> Found:
 def pooled(call: Call) -> Found:
     x = call.given.get("self", call.given.get("input"))
     trace = call.of(x)
-    inside = trace is not None and trace.dim is not None and trace.dim < min(x.dim() - 1, 2)
-    return [trace.bent("pooling") if trace else None] * len(call.outs) if inside else None
+    if trace is None or trace.dim is None or trace.dim >= min(len(call.out) - 1, 2):
+        return None
+    return [trace.bent("pooling")] * len(call.outs)
 
 
 def lossy(call: Call) -> Found:
@@ -401,17 +161,17 @@ def _each(names: str, rule: Callable[[Call], Found]) -> dict[str, Callable[[Call
 RULES: dict[str, Callable[[Call], Found]] = {
     **_each(" ".join(ADDS), pointwise),
     **_each("fill zero normal uniform bernoulli random exponential log_normal set resize", emptied),
-    **_each("view _unsafe_view _reshape_alias reshape", reshaped),
-    **_each("permute", moved(_permuted)),
-    **_each("transpose t", moved(_transposed)),
-    **_each("unsqueeze", moved(_unsqueezed)),
-    **_each("squeeze", moved(_squeezed)),
-    **_each("expand", moved(_expanded)),
-    **_each("select unbind", moved(_selected)),
-    **_each("constant_pad_nd tril triu", moved(_kept)),
-    **_each("slice split split_with_sizes chunk", cut),
-    **_each("cat stack", joined),
-    **_each("repeat", repeated),
+    **_each("view _unsafe_view _reshape_alias reshape", shapes.reshaped),
+    **_each("permute", shapes.moved(shapes.permuted)),
+    **_each("transpose t", shapes.moved(shapes.transposed)),
+    **_each("unsqueeze", shapes.moved(shapes.unsqueezed)),
+    **_each("squeeze", shapes.moved(shapes.squeezed)),
+    **_each("expand", shapes.moved(shapes.expanded)),
+    **_each("select unbind", shapes.moved(shapes.selected)),
+    **_each("constant_pad_nd tril triu", shapes.moved(shapes.kept)),
+    **_each("slice split split_with_sizes chunk", shapes.cut),
+    **_each("cat stack", shapes.joined),
+    **_each("repeat", shapes.repeated),
     **_each("sum mean nansum nanmean", reduction(True)),
     **_each(
         "amax amin max min argmax argmin aminmax prod std var std_mean var_mean logsumexp norm linalg_vector_norm any "
@@ -424,9 +184,9 @@ RULES: dict[str, Callable[[Call], Found]] = {
         "_log_softmax_backward_data _fft_r2c _fft_c2c _fft_c2r",
         along(False),
     ),
-    **_each("flip roll", turned),
-    **_each("index index_select embedding", looked_up),
-    **_each("gather scatter take_along_dim", picked),
+    **_each("flip roll", shapes.turned),
+    **_each("index index_select embedding", shapes.looked_up),
+    **_each("gather scatter take_along_dim", shapes.picked),
     **_each(" ".join(PRODUCTS), product),
     **_each("convolution", convolved),
     **_each(
@@ -460,6 +220,6 @@ def traced(call: Call, is_pointwise: bool) -> Sequence[Trace | None]:
     if rule is None:
         return [None] * len(call.outs)
     found = rule(call)
-    if isinstance(found, list):
+    if isinstance(found, Sequence):
         return [*found, *[None] * len(call.outs)][: len(call.outs)]
     return [found, *[None] * len(call.outs)][: len(call.outs)]
