@@ -2,6 +2,7 @@
 torch that cannot take a shard."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,16 +20,18 @@ _WRAPPED: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_te
 
 
 class Backwards(TorchFunctionMode):
-    """While it is on, shows every loss to `seen` before its backward, which is not followed."""
+    """While it is on, shows every loss to `seen` before its backward. following: on and off with it, and off in the
+    backward."""
 
-    def __init__(self, seen: Callable[[Tensor], None], following: Following) -> None:
+    def __init__(self, seen: Callable[[Tensor], None], following: Following | None = None) -> None:
         super().__init__()
         self._seen, self._following, self.on = seen, following, False
         self.sharded: Callable[[Tensor], bool] = lambda x: False  # whether it is a parameter that is dealt
 
     def switch(self, on: bool) -> None:
-        """On or off, and with it what follows the batch."""
-        self._following.switch(on)
+        """On or off."""
+        if self._following is not None:
+            self._following.switch(on)
         if on != self.on or on:
             place_function_mode(self, on)
         self.on = on
@@ -37,21 +40,21 @@ class Backwards(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (Tensor.backward, torch.autograd.backward):
             losses = [args[0]] if isinstance(args[0], Tensor) else args[0]
-            with self._following.paused():
+            with nullcontext() if self._following is None else self._following.paused():
                 with torch._C.DisableTorchFunction():
                     for loss in losses:
                         self._seen(loss)
                 return func(*args, **kwargs)
         try:
-            if func is torch.autograd.grad:
-                return self._asked(args, kwargs)
+            if func is torch.autograd.grad and self._following is not None:
+                return self._asked(self._following, args, kwargs)
             return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, AttributeError, ValueError, AssertionError) as error:
             if any(isinstance(x, DTensor) for x in tree_leaves((args, kwargs))):
                 raise _of_shards(func, error) from error
             raise
 
-    def _asked(self, args: Any, kwargs: Any) -> Any:
+    def _asked(self, following: Following, args: Any, kwargs: Any) -> Any:
         """torch.autograd.grad: a gradient of what is not of the batch is a sum over its samples."""
         given = dict(zip(("outputs", "inputs", "grad_outputs"), args, strict=False)) | kwargs
         outputs, inputs = (tree_leaves(given[name]) for name in ("outputs", "inputs"))
@@ -64,13 +67,13 @@ class Backwards(TorchFunctionMode):
                 fix="loss.backward(); or dp in the place of shard",
                 code="J29",
             )
-        of = self._following.of
+        of = following.of
         losses = [trace for x in outputs if (trace := of(x)) is not None]
-        with self._following.paused():
+        with following.paused():
             found = torch.autograd.grad(*args, **kwargs)
         for x, gradient in zip(inputs, found, strict=False):
             if isinstance(gradient, Tensor) and losses:
-                self._following.mark(gradient, self._of_gradient(of(x), losses[0]))
+                following.mark(gradient, self._of_gradient(of(x), losses[0]))
         return found
 
     def _of_gradient(self, by: Trace | None, loss: Trace) -> Trace:

@@ -42,8 +42,8 @@ KINDS = (
     ),
     Problem(
         "J16",
-        "the script draws from Python's or NumPy's random numbers, or a generator of its own, between batches: all ranks "
-        "draw the same",
+        "the script draws from Python's or NumPy's random numbers, or a generator of its own, between batches: "
+        "all ranks draw the same",
         fix="as it is for choices that all samples share; else job.generator",
     ),
     Problem(

@@ -127,12 +127,11 @@ def looked_up(call: Call) -> Found:
         return None
     own, by = call.of(x), call.of(index)
     if own is None:
-        return by if by is None or by.dim is None else by.at(by.dim + dim)
+        return by.at(by.dim + dim) if by is not None and by.dim is not None else by
     if by is not None:
-        numbers = own.dim is None and by.dim is not None
-        return (
-            replace(by.at(by.dim + dim), reduced=own.reduced, met=own.met).bent("choice") if numbers else None
-        )
+        if own.dim is not None or by.dim is None:
+            return None
+        return replace(by, dim=by.dim + dim, reduced=own.reduced, met=own.met).bent("choice")
     if own.dim is None:
         return own
     if own.dim != dim:
