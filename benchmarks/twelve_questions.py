@@ -32,7 +32,15 @@ M7B = {**LLAMA, "n_layer": 32, "n_head": 32, "n_kv_head": 32, "d_model": 4096, "
 M8B = {**LLAMA, "n_layer": 32, "n_head": 32, "d_model": 4096, "d_ff": 14336}
 M70B = {**LLAMA, "n_layer": 80, "n_head": 64, "d_model": 8192, "d_ff": 28672}
 M405B = {**LLAMA, "n_layer": 126, "n_head": 128, "d_model": 16384, "d_ff": 53248}
-MIXTRAL = {**M8B, "kind": "moe", "context": 4096, "vocab": 32000, "n_experts": 8, "top_k": 2, "d_expert": 14336}
+MIXTRAL = {
+    **M8B,
+    "kind": "moe",
+    "context": 4096,
+    "vocab": 32000,
+    "n_experts": 8,
+    "top_k": 2,
+    "d_expert": 14336,
+}
 DEEPSEEK = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128, "hidden_size": 7168,
     "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280, "max_position_embeddings": 4096,
@@ -86,7 +94,13 @@ def answers(asked: Asked) -> tuple[Answer, ...]:
             keys["model.kind"] = f"hf:{folder}"
         else:
             keys |= {f"model.{key}": value for key, value in asked.model.items()}
-        given = load(None, [(key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in keys.items()])
+        given = load(
+            None,
+            [
+                (key, str(value).lower() if isinstance(value, bool) else str(value))
+                for key, value in keys.items()
+            ],
+        )
         within = space_of(given, model_of(given, {}), None, asked.cluster, None)
     return search(within, 8).best
 
@@ -106,7 +120,9 @@ def row(asked: Asked) -> str:
 
 def _short(answer: Answer) -> str:
     """A plan without its precision, which is the same for all, with its micro-batch."""
-    words = [word for word in str(answer.question.plan).split() if not word.startswith(("precision=", "blocks="))]
+    words = [
+        word for word in str(answer.question.plan).split() if not word.startswith(("precision=", "blocks="))
+    ]
     return " ".join([*words, f"(micro-batch {answer.question.micro_batch})"])
 
 

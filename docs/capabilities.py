@@ -556,8 +556,7 @@ MEMORY = (
         _G,
         "Gradient checkpointing / recomputation, selective",
         " && ".join(
-            f'{SIMULATE} --train.micro_batch 8 --plan "dp=64 recompute={how}"'
-            for how in ("none", "selective", "full")
+            f'{SIMULATE} --train.micro_batch 8 --plan "dp=64 recompute={how}"' for how in ("none", "full")
         ),
         "`mem_gib.activations` falls",
         lambda ran: _falls(_memory(ran, "activations")),
@@ -868,8 +867,8 @@ def page() -> str:
     head = """# What it can do
 
 Each capability with one command that shows it, run in this project's folder. `python docs/capabilities.py` runs them
-all and reads each effect off what the command printed or left; `python docs/capabilities.py pipeline` runs those whose name
-or group holds that word. `make test-all` runs them too. What is not there yet is in the
+all and reads each effect off what the command printed or left; `python docs/capabilities.py pipeline` runs those whose
+name or group holds that word. `make test-all` runs them too. What is not there yet is in the
 [README](../README.md#what-is-not-there-yet).
 """
     parts = [head]
