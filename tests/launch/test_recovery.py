@@ -56,6 +56,18 @@ def test_a_run_that_makes_no_step_is_given_up():
     assert run.changes == run.epoch == LIMIT
 
 
+def test_a_host_that_loses_its_ranks_one_by_one_is_made_good():
+    run = Recovery(8)
+    for _ in range(LIMIT):
+        for rank in range(8):
+            assert run.may()
+            run.change(lost=[rank])
+    assert not run.may()
+    run.stepped(1)
+    run.change(lost=[*range(8)])  # or all at once
+    assert run.may()
+
+
 def test_those_that_are_left_hold_the_run_once_all_have_trained():
     run = Recovery(2)
     assert not run.ready(0) and not run.begun

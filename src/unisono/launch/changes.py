@@ -97,7 +97,7 @@ class Changes:
             return
         joins = recovery.begun and not any(seat.reported() for seat in crew.seats)
         self._moves = None
-        born = crew.meet_anew(recovery, spread, joins, planned=moves)
+        born = crew.meet_anew(recovery, spread, joins, moves, [one.rank for one in lost])
         told = {"epoch": recovery.epoch, "born": born, "ranks": spread.ranks, "plan": spread.plan}
         event: dict[str, Any] = {"kind": "members", **told}
         if not moves:

@@ -96,10 +96,12 @@ class Crew:
             "rate": min(rates, default=0.0), "delay": max((host.delay for host in hosts), default=0.0),
         }  # fmt: skip
 
-    def meet_anew(self, recovery: Recovery, spread: RunSpread, joins: bool, planned: bool) -> list[int]:
+    def meet_anew(
+        self, recovery: Recovery, spread: RunSpread, joins: bool, planned: bool, lost: Sequence[int] = ()
+    ) -> list[int]:
         """New processes take the seats that are empty, and all ranks meet. joins: those that live keep their processes;
-        else all are started anew. Returns the ranks that are new."""
-        epoch = recovery.change(spread.ranks, anew=not joins, planned=planned)
+        else all are started anew. lost: the ranks that are. Returns the ranks that are new."""
+        epoch = recovery.change(spread.ranks, not joins, planned, lost)
         self.board.store.meet()
         if not joins:
             for seat in self.seats:

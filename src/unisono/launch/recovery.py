@@ -4,9 +4,12 @@ A rank is *lost* when the kernel ended it by a signal, or when the supervisor di
 process takes its place, and all ranks meet again (an *epoch*), while the others keep theirs. A rank that failed by
 itself (its code raised, it left by os._exit) would fail again, so that ends the run as ever.
 
-A run that only loses ranks and makes no step is not kept alive for ever: `LIMIT` changes without one end it.
+A run that only loses ranks and makes no step is not kept alive for ever: `LIMIT` losses of the same rank without one
+end it. Of several ranks that are lost one by one, as those of a host without memory, each has its own count.
 """
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 ECHO_GRACE = 2.0
@@ -16,7 +19,7 @@ ALIKE_GRACE = 0.3
 STACK_GRACE = 0.5
 """Seconds that ranks get to write their stacks in a hang."""
 LIMIT = 5
-"""Changes without a step between them, after which a run is given up."""
+"""Losses of one rank without a step between them, after which a run is given up."""
 LOOK_EVERY = 0.2
 """Seconds between two looks at whether a rank is stopped."""
 STOPPED = 0.4
@@ -36,7 +39,7 @@ class Recovery:
     begun: bool = False
     _ready: set[int] = field(default_factory=set)
     _step: int = -1
-    _tries: int = 0
+    _tries: Counter[int | None] = field(default_factory=Counter)
     _since: dict[int, float] = field(default_factory=dict)
     _hung: set[tuple[int, int]] = field(default_factory=set)
     _looked: float = float("-inf")
@@ -44,11 +47,12 @@ class Recovery:
     def stepped(self, step: int) -> None:
         """The run has made so many steps."""
         if step > self._step:
-            self._step, self._tries = step, 0
+            self._step = step
+            self._tries.clear()
 
     def may(self) -> bool:
         """Whether one more change is worth a try."""
-        return self._tries < LIMIT
+        return max(self._tries.values(), default=0) < LIMIT
 
     def may_hang(self, rank: int) -> bool:
         """Whether to replace a rank that stood still: not where it does so after the same step again."""
@@ -56,13 +60,16 @@ class Recovery:
         self._hung.add((rank, self._step))
         return self.may() and not again
 
-    def change(self, ranks: int | None = None, anew: bool = False, planned: bool = False) -> int:
-        """The next epoch begins, of so many ranks. anew: all are started together. planned: nothing was lost. Returns
-        it."""
+    def change(
+        self, ranks: int | None = None, anew: bool = False, planned: bool = False, lost: Collection[int] = ()
+    ) -> int:
+        """The next epoch begins, of so many ranks. anew: all are started together. planned: nothing was lost. lost: the
+        ranks that were, if not a connection or all of them. Returns it."""
         self.epoch += 1
         self.ranks = ranks or self.ranks
         self.changes += not planned
-        self._tries += not planned
+        if not planned:
+            self._tries.update(lost or [None])
         self.begun = self.begun and not anew
         self._ready.clear()
         self._since.clear()

@@ -5,7 +5,6 @@ first true failure is found among the echoes it causes, and the rest are killed.
 nothing in a run folder is written in place, and quick because a rank inside a collective hears no milder signal.
 """
 
-import math
 import signal
 import time
 from collections.abc import Sequence
@@ -28,9 +27,6 @@ from unisono.launch.signals import Signals, meant
 from unisono.launch.stand import PRINT
 from unisono.launch.switchboard import Switchboard
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, out_of_grace
-
-STOPPED = 5.0
-"""Seconds later than it should be, after which a supervisor comes out of a stop of the whole run."""
 
 
 @dataclass
@@ -76,14 +72,7 @@ class Supervision:
         try:
             self._begin()
             while not self._over():
-                patience = self._patience()
-                due = time.monotonic() + (patience if patience is not None else math.inf)
-                self.board.turn(patience)
-                if (
-                    time.monotonic() > due + STOPPED
-                ):  # by Ctrl-Z: ranks were stopped as long, and said nothing
-                    for seat in self.crew.seats:
-                        seat.heard = time.monotonic()
+                self.board.turn(self._patience())
                 self._mind_the_time()
             return self._outcome()
         finally:
@@ -193,10 +182,8 @@ class Supervision:
             case "drained":
                 if seat.rank == 0:  # whose part comes last
                     self._judge(Stopped(event["text"]))
-            case "hang" if self.recovery is None or event["epoch"] == self.recovery.epoch:
-                self._hung(crossing.revive(event["error"], None, self.host))
-            case "hang":  # of ranks that have met anew since
-                pass
+            case "hang":
+                self._hung(crossing.revive(event["error"], None, self.host), event["epoch"])
             case "lost":
                 self._missed(event["epoch"])
             case "paused":
@@ -300,8 +287,11 @@ class Supervision:
         if self.recovery is not None and epoch == self.recovery.epoch and self._deadline is None:
             self._deadline = time.monotonic() + CUT_GRACE
 
-    def _hung(self, error: UnisonoError) -> None:
-        """The ranks have found whose fault a hang is: one that stands still is replaced, as if it had died."""
+    def _hung(self, error: UnisonoError, epoch: int) -> None:
+        """The ranks of an epoch have found whose fault a hang is: one that stands still is replaced, as if it had
+        died. If they have met anew since, it is over."""
+        if self.recovery is not None and epoch != self.recovery.epoch:
+            return
         who = error.rank
         recovery = self.recovery if self._replaceable(-signal.SIGKILL) else None
         if error.code == "H01" and who is not None and recovery is not None and recovery.may_hang(who):

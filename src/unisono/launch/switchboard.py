@@ -2,6 +2,7 @@
 
 import contextlib
 import selectors
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +13,10 @@ from unisono.launch.store import StoreServer
 
 AGAIN = 0.05
 """Seconds after which a rank that did not read what it was told is told again."""
+
+STOPPED = 5.0
+"""Seconds later than asked for, after which a turn comes out of a stop of the whole run (Ctrl-Z): ranks could say
+nothing as long."""
 
 
 class _File(Protocol):
@@ -34,7 +39,12 @@ class Switchboard:
             seat for seat in self._seats.values() if seat.untold and seat.tell_on()
         ]:  # one that does not read now
             patience = AGAIN if patience is None else min(AGAIN, patience)
-        for key, _ in self._selector.select(patience):
+        begun = time.monotonic()
+        ready = self._selector.select(patience)
+        if patience is not None and time.monotonic() - begun > patience + STOPPED:
+            for seat in self._seats.values():
+                seat.heard = time.monotonic()
+        for key, _ in ready:
             if self._is_watched(key):  # no earlier one of these has ended this line
                 key.data()
 
