@@ -90,9 +90,7 @@ class Supervision:
     def _join(self, number: int, host: RankHost) -> None:
         """A host is there: its helper is heard, and reads the data."""
         self.board.watch(host, lambda: self._hear_helper(number, host))
-        with suppress(
-            OSError
-        ):  # its helper has gone, which is found where it is heard; it may have left word why
+        with suppress(OSError):  # where its helper has gone, that is found where it is heard
             self.crew.prepare(host)
 
     def _receive(self) -> None:
@@ -292,8 +290,7 @@ class Supervision:
         died. If they have met anew since, it is over."""
         if self.recovery is not None and epoch != self.recovery.epoch:
             return
-        who = error.rank
-        recovery = self.recovery if self._replaceable(-signal.SIGKILL) else None
+        who, recovery = error.rank, self.recovery if self._replaceable(-signal.SIGKILL) else None
         if error.code == "H01" and who is not None and recovery is not None and recovery.may_hang(who):
             self.on_event(-1, {"kind": "note", "text": error.what})
             self.crew.seats[who].kill()
