@@ -1,8 +1,11 @@
 """Between hosts nobody gets in without the token, and no frame is taken that the other side did not send, once, in its
 turn."""
 
+import contextlib
+import errno
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -280,3 +283,26 @@ def test_lanes_carry_whatever_is_written(pieces: list[tuple[bool, bytes]]) -> No
     theirs.close()
     near.close()
     far.close()
+
+
+def test_a_door_for_which_there_is_no_descriptor_waits_and_is_opened_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reception = Reception.at("127.0.0.1")
+    with contextlib.closing(reception), socket.create_connection(("127.0.0.1", reception.port)) as knocks:
+        monkeypatch.setattr(socket.socket, "accept", _full)
+        assert select.select([reception], [], [], 20)[0]
+        reception.turn()
+        assert not select.select([reception], [], [], 0)[0]  # nobody turns in circles
+        due = reception.next_deadline()
+        assert due is not None and due > time.monotonic()
+        monkeypatch.undo()
+        monkeypatch.setattr("unisono.launch.reception.time.monotonic", lambda: due + 1)
+        reception.expire()
+        assert select.select([reception], [], [], 20)[0]
+        reception.turn()
+        assert knocks.recv(1)  # it is greeted
+
+
+def _full(sock: socket.socket) -> None:
+    raise OSError(errno.EMFILE, "too many open files")

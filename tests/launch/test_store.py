@@ -2,7 +2,9 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from unisono.launch import wire
 from unisono.launch.rank_store import SocketStore
-from unisono.launch.store import LATE, OK, StoreServer
+from unisono.launch.store import ANEW, LATE, OK, StoreServer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,6 +62,49 @@ def test_a_wait_ends_with_its_time_and_only_once() -> None:
     assert server.handle(0, [b"1", b"set", b"k", b"v"]) == [(0, [b"1", OK]), (4, [b"8", OK, b"v"])]
     clock.now = 60.0
     assert server.expire() == []
+
+
+def test_who_leaves_a_meeting_is_answered_and_nobody_else() -> None:
+    server = StoreServer(Clock())
+    server.handle(0, [b"1", b"get", b"k", b"9"])
+    server.handle(0, [b"2", b"wait", b"9", b"k", b"l"])
+    server.handle(1, [b"1", b"get", b"k", b"9"])
+    assert server.handle(0, [b"3", b"leave"]) == [(0, [b"1", ANEW]), (0, [b"2", ANEW])]
+    assert server.handle(0, [b"4", b"leave"]) == []
+    assert server.handle(2, [b"1", b"set", b"k", b"v"]) == [(2, [b"1", OK]), (1, [b"1", OK, b"v"])]
+
+
+def test_waits_that_are_over_are_forgotten() -> None:
+    """Ten thousand that were answered, and as many that were too late, with hours left on their clocks."""
+    clock = Clock()
+    server = StoreServer(clock)
+    for number in range(10_000):
+        server.handle(0, [b"w", b"get", b"%d" % number, b"7200"])
+        server.handle(1, [b"s", b"set", b"%d" % number, b""])
+        server.handle(0, [b"l", b"get", b"late", b"0.001"])
+        clock.now += 0.01
+        server.expire()
+    assert server._waits == {} and len(server._deadlines) < 200
+
+
+def test_a_rank_that_leaves_a_meeting_waits_for_nothing_said_there(ours: SocketStore) -> None:
+    """Neither what it waits for already, in another thread, nor what it asks afterwards; the next meeting's it hears."""
+    waits = ThreadPoolExecutor(1).submit(ours.get, "never")
+    ours.set("k", "v")
+    later = ours.anew("epoch/1/")
+    with pytest.raises(dist.DistStoreError, match="meet anew"):
+        waits.result(20)
+    with pytest.raises(dist.DistStoreError, match="meet anew"):
+        ours.get("k")
+    later.set("k", "w")
+    assert later.get("k") == b"w"
+
+
+def test_a_wait_of_no_time_is_over_at_once(ours: SocketStore) -> None:
+    begun = time.monotonic()
+    with pytest.raises(dist.DistStoreError, match="in time"):
+        ours.wait(["nobody"], timedelta(0))
+    assert time.monotonic() - begun < 10  # the store's own limit is 20
 
 
 @pytest.fixture
