@@ -40,25 +40,33 @@ class Begun:
     axis: str = ""
 
 
-def is_any_pending() -> bool:
-    """Whether a collective was begun on CPUs and is not over. Messages are none."""
+def is_any_pending(since: int = 0) -> bool:
+    """Whether a collective was begun on CPUs and is not over. Messages are none. since: see `groups_made`."""
     entries = json.loads(RECORDER._dump_fr_trace_json()).get("entries", ())
-    return any(not entry["retired"] for entry in entries)
+    return any(not entry["retired"] for entry in entries if entry["pg_id"] >= since)
+
+
+def groups_made() -> int:
+    """How many groups of this process have begun a collective so far, or were made before one that has: after ranks
+    have met anew, those are of the past, and what they never ended is no matter any more."""
+    entries = json.loads(RECORDER._dump_fr_trace_json()).get("entries", ())
+    return max((entry["pg_id"] for entry in entries), default=-1) + 1
 
 
 def latest(
-    frames: bool = False, backend: str = CPU_BACKEND
+    frames: bool = False, backend: str = CPU_BACKEND, since: int = 0
 ) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
     """The latest collectives of each group of several ranks that is alive, by its name and ranks and by their number.
-    frames: with the lines that began them."""
+    frames: with the lines that began them. since: leave out groups made before, see `groups_made`."""
     if backend not in recorded_backends():
         return {}  # a torch that records nothing of it
     entries = _recorded(backend, frames).get("entries", ())
     found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for entry in entries[-_LATEST:]:
-        if entry["profiling_name"].startswith(f"{backend}:") and not entry["is_p2p"]:
+        known = entry["profiling_name"].startswith(f"{backend}:") and entry["pg_id"] >= since
+        if known and not entry["is_p2p"]:
             found.setdefault(entry["process_group"][0], {}).setdefault(entry["pg_id"], []).append(entry)
-    known: dict[tuple[str, tuple[int, ...]], dict[int, Begun]] = {}
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, Begun]] = {}
     world = dist.distributed_c10d._world
     for group, name in list(world.pg_names.items()):
         ranks = tuple(world.pg_group_ranks.get(group, ()))
@@ -66,16 +74,16 @@ def latest(
         # the last of them is not this group's last.
         own = found[name][max(found[name])] if name in found and len(ranks) > 1 else []
         if own and (backend != CPU_BACKEND or own[-1]["op_id"] == _count(group)):
-            known[name, ranks] = {entry["collective_seq_id"]: _begun(entry, _axis(group)) for entry in own}
-    return known
+            groups[name, ranks] = {entry["collective_seq_id"]: _begun(entry, _axis(group)) for entry in own}
+    return groups
 
 
-def everywhere(frames: bool = False) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
+def everywhere(frames: bool = False, since: int = 0) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
     """`latest` of all backends at once; a group that has several counts the collectives of each by themselves."""
     return {
         (name if backend == CPU_BACKEND else f"{backend}:{name}", ranks): calls
         for backend in recorded_backends()
-        for (name, ranks), calls in latest(frames, backend).items()
+        for (name, ranks), calls in latest(frames, backend, since).items()
     }
 
 

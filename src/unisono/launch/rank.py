@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm import parting
+from unisono.comm import begun, parting
 from unisono.comm.device import built, count
 from unisono.launch import crossing, transport
 from unisono.launch.backend import Backend, Equipment, choose, has_mpi, settings, visible
@@ -131,7 +131,10 @@ class _Meetings:
     def looks(self, meeting: RankMeeting) -> Lookout:
         alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
         world = 1 if alone else meeting.world
-        return self.watch(meeting.rank, world, epoch=meeting.epoch, store=self.store)
+        # Groups of a later meeting have the names of earlier ones: what is recorded of those is not to be compared.
+        return self.watch(
+            meeting.rank, world, epoch=meeting.epoch, store=self.store, since=begun.groups_made()
+        )
 
     def appear(self, run: str, folder: Path) -> None:
         """As `Lookout.appear`, of the one of the time."""

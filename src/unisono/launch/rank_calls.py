@@ -47,20 +47,20 @@ class Ledger:
 
 class Calls:
     """This rank's latest calls, and its neighbours'. Used by one thread, over a store of all ranks; without one, there
-    is nothing to compare with."""
+    is nothing to compare with. since: groups made before are none of this meeting's, see `begun.groups_made`."""
 
-    def __init__(self, rank: int, store: Any = None, ledger: Ledger | None = None) -> None:
-        self._rank, self._store, self._ledger = rank, store, ledger or Ledger()
+    def __init__(self, rank: int, store: Any = None, ledger: Ledger | None = None, since: int = 0) -> None:
+        self._rank, self._store, self._ledger, self._since = rank, store, ledger or Ledger(), since
         self._known: dict[str, dict[int, Begun]] = {}
         self.refuted: set[Ask] = set()
 
     def _look(
-        self, frames: bool = False, source: Callable[[bool], Groups] = begun.latest
+        self, frames: bool = False, source: Callable[..., Groups] = begun.latest
     ) -> dict[str, tuple[int, ...]]:
         """Take in what was called since; the groups that are alive, with their ranks."""
         ranks: dict[str, tuple[int, ...]] = {}
         known = {}
-        for (name, members), calls in (source(frames) | self._ledger.latest()).items():
+        for (name, members), calls in (source(frames, since=self._since) | self._ledger.latest()).items():
             label = begun.label(name, members)
             made = next(iter(calls.values())).made
             both = {n: one for n, one in self._known.get(label, {}).items() if one.made == made} | calls

@@ -48,7 +48,8 @@ class Lookout:
     """The two threads of one rank, which begin at once and never keep a process alive; a rank that is alone needs none.
 
     store: a connection of their own. ended: called on every rank that can hear it. ledger: what else ranks have to do
-    alike. Call `close` before the store goes.
+    alike. since: groups made before are of an earlier meeting (`begun.groups_made`). Call `close` before the
+    store goes.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Lookout:
         pace: StepPace,
         ended: Ended,
         ledger: Ledger | None = None,
+        since: int = 0,
     ) -> None:
         self._rank, self._world, self._host, self._store = rank, world, host, store
         self._pace, self._ended = pace, ended
@@ -70,7 +72,7 @@ class Lookout:
         self._sleep = Sleep(spins())
         self._heard = False
         self._first: dict[str, Any] = {}
-        self._calls, self._ledger = Calls(rank, store, ledger), ledger
+        self._calls, self._ledger, self._made = Calls(rank, store, ledger, since), ledger, since
         self._clashed = threading.Event()
         self.condemned = False
         self._threads: list[threading.Thread] = []
@@ -105,7 +107,7 @@ class Lookout:
             self._rank, self._world, os.getpid(), alive.started(os.getpid()), self._host, home(),
             self._main.ident or 0, self._file, alive.of_start(run), time.time(), private,
         )  # fmt: skip
-        facts = partial(self._facts, Calls(self._rank, ledger=self._ledger))
+        facts = partial(self._facts, Calls(self._rank, ledger=self._ledger, since=self._made))
         with suppress(OSError):
             self._presence = Presence(folder, me, facts)
 
@@ -200,7 +202,7 @@ class Lookout:
         if group is not None:
             inner = [f for f in frames[:12] if f.f_locals.get("self") is group]
             op = f"{inner[-1].f_code.co_name.removeprefix('start_')} over {group.axis}"
-        lines, pending = _lines(frames), is_any_pending()
+        lines, pending = _lines(frames), is_any_pending(self._made)
         here = stand(self._rank, lines, op, pending, self._program, host=self._host, step=self._pace.step)
         return replace(here, idle=self._sleep.seconds if here.state == "runs" else self._idle)
 
