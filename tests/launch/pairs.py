@@ -112,13 +112,10 @@ def judged(got: soak.Soaked, plain: soak.Soaked, script: Script) -> None:
     above = any(fault.who in ABOVE for fault in script.faults)
     if above:  # all died with it, so that a meeting that was due may never have been
         got.problems = [one for one in got.problems if not one.startswith("never came")]
-    rows = {
-        row["fault"] for row in sequel.what_followed(sequel.read(got.run_dir)) if row.get("detected") is None
-    }
-    if any(fault.what == "cut" and number in rows for number, fault in enumerate(script.faults)):
-        got.problems = [
-            one for one in got.problems if "'what': 'cut'" not in one
-        ]  # there was nothing to cut just then
+    for row in sequel.what_followed(sequel.read(got.run_dir)):
+        nothing = row["what"] == "cut" and row.get("detected") is None  # was connected just then
+        if nothing or row.get("at_step") == STEPS:  # or all was done
+            got.problems = [one for one in got.problems if one != f"not followed by a step: {row}"]
     hit = {str(fault.who) for fault in script.faults if not fault.kind.stays} | (
         {"helper"} if above else set()
     )
