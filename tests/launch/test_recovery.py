@@ -291,3 +291,21 @@ def test_a_rank_that_no_longer_hears_of_losses_is_lost() -> None:
     with ours, theirs:
         ours.sendall(wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(1, 0, 1, 1, 0, 1).as_json()})))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_what_nobody_takes_in_is_dropped_but_for_what_others_act_on() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel, frames, heard = SocketChannel(theirs, room=1 << 12), wire.Frames(), list[dict[str, object]]()
+        for number in range(20_000):
+            channel.send("note", text=f"{number} {'x' * 100}")
+        for epoch in range(200):
+            channel.send("lost", epoch=epoch)
+        dropped = channel.dropped
+        ours.setblocking(False)
+        while "over" not in [event["kind"] for event in heard]:
+            heard += map(wire.event, frames.feed(ours.recv(1 << 20)))
+            channel.send("doing", text="reads again") if channel.dropped else channel.send("over")
+    assert dropped > 1000 and channel.dropped == 0  # though all the time nobody took anything in
+    assert [event["epoch"] for event in heard if event["kind"] == "lost"] == [*range(200)]
+    assert any("events were dropped" in str(event.get("text")) for event in heard)

@@ -28,6 +28,9 @@ STUCK = 4.0
 AGAIN = 0.05
 """Seconds between two looks at whether a main thread that is called to a meeting has come."""
 
+FOR_PEOPLE = ("step", "doing", "note", "val")
+"""Kinds of event on which nothing depends but what is shown."""
+
 
 class Channel(ABC):
     """A rank's channel to its supervisor: events go up, the request to stop comes down. hears: whether one can come."""
@@ -106,8 +109,8 @@ class _Stillness:
 class SocketChannel(Channel):
     """The line of a forked rank: JSON frames over a stream socket pair.
 
-    A training step must not wait for a screen: what the kernel's buffer does not take is kept here, and beyond
-    `room` bytes of backlog further events are dropped and counted.
+    A training step must not wait for a screen: what the kernel's buffer does not take is kept here. Beyond `room` bytes
+    of backlog, events that only a person reads (`FOR_PEOPLE`) are dropped, and their number is told when there is room.
     """
 
     hears = True
@@ -197,9 +200,14 @@ class SocketChannel(Channel):
             self._pace.stepped(fields["step"])
         data = wire.frame(wire.dumps({"kind": kind, **fields}))
         with self._lock:
-            if len(self._backlog) + len(data) > self._room:
+            self._push()
+            if kind in FOR_PEOPLE and len(self._backlog) + len(data) > self._room:
                 self.dropped += 1
                 return
+            if self.dropped and kind in FOR_PEOPLE:
+                text = f"{self.dropped} events were dropped: nobody took them in"
+                self._backlog += wire.frame(wire.dumps({"kind": "note", "text": text}))
+                self.dropped = 0
             self._backlog += data
             self._push()
 

@@ -29,7 +29,7 @@ from unisono.launch.alone import thread_count, threads_beyond
 from unisono.launch.entry import find
 from unisono.launch.parent import die_with
 from unisono.launch.signals import TO_RANKS
-from unisono.spec.errors import UserCodeError
+from unisono.spec.errors import UsageError
 
 
 @dataclass
@@ -180,13 +180,13 @@ class _Helper:
             os._exit(1)
 
 
-def _unborn(rank: int, error: OSError) -> UserCodeError:
-    return UserCodeError(
+def _unborn(rank: int, error: OSError) -> UsageError:
+    return UsageError(
         f"no process for rank {rank}: {error.strerror}",
         likely="a limit on processes or memory: ulimit -u, the pids or the memory of a container",
         fix="fewer ranks on this host, or a higher limit",
         rank=rank,
-        code="R02",
+        code="L04",
     )
 
 
