@@ -35,8 +35,8 @@ def test_a_progress_bar_is_shown_now_and_then_and_kept_short() -> None:
 
 def test_what_has_no_end_is_shown_in_parts() -> None:
     cut = OutputLines()
-    shown = [line for _ in range(100) for line in cut.feed(b"x" * 8192, 0.0)] + cut.feed(b"", 0.0, last=True)
-    assert sum(map(len, shown)) == 100 * 8192 and max(map(len, shown)) <= LONGEST
+    shown = [line for _ in range(1000) for line in cut.feed(b"x" * 8192, 0.0)] + cut.feed(b"", 0.0, last=True)
+    assert sum(map(len, shown)) == 1000 * 8192 and max(map(len, shown)) <= LONGEST
 
 
 def seat() -> tuple[Seat, list[int]]:
