@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from unisono.comm.group import Group
 from unisono.library.hand import DealtBatch
+from unisono.library.modes import unwatched
 from unisono.spec.errors import UsageError
 
 
@@ -31,6 +32,7 @@ def gather(x: Tensor, batch: DealtBatch, group: Group) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
+    @unwatched()
     def forward(ctx: Any, x: Tensor, batch: DealtBatch, group: Group) -> Tensor:
         ctx.batch, ctx.group = batch, group
         parts = batch.parts(group.size)

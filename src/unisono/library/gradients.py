@@ -10,6 +10,8 @@ step, with or without an exchange after each, add up to the same.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +20,32 @@ from torch.distributed.fsdp import FSDPModule
 
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
+from unisono.library.deferred import DeferredHooks, begin_all
 from unisono.library.hand import Hand
+from unisono.library.replicas import Replicas
+from unisono.library.small import Small
 from unisono.parallel.params import Slot, local_of
 from unisono.parallel.shard import ShardScatter
 from unisono.sync.every_step import EveryStepSync
+from unisono.train.copies import checksum
 from unisono.train.gradients import Gradients
+from unisono.train.numbers import LossPlaces
+
+GLANCE = 512  # numbers of a gradient that say whether ranks have the same
 
 
 def at_end_of_backward(act: Callable[[], None]) -> None:
     """Have `act` called when the backward that is running has done everything else."""
     Variable._execution_engine.queue_callback(act)  # type: ignore[attr-defined]
+
+
+def is_asked_for(p: nn.Parameter) -> bool:
+    """Whether what is running is torch.autograd.grad, which returns gradients and leaves none."""
+    try:
+        torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(p).node)
+    except RuntimeError:  # torch does not say it of a parameter otherwise
+        return True
+    return False
 
 
 class Averaging(EveryStepSync):
@@ -41,7 +59,7 @@ class Averaging(EveryStepSync):
 class LoopGradients:
     """Gradients of one model in a user's own loop, which meet on `dp`: a group of the model's own, since which of
     several models is ready first may differ from rank to rank. Parameters may be frozen and thawed at any time.
-    over: called as a backward has ended. meet: called before ranks meet."""
+    over: called as a backward has ended. meet: called before ranks meet. small: of `dp`."""
 
     def __init__(
         self,
@@ -51,17 +69,24 @@ class LoopGradients:
         hand: Hand,
         over: Callable[[], None],
         meet: Callable[[], None],
+        small: Small,
     ) -> None:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
         self._hand, self._over, self._before = hand, over, meet
-        self._meets = dp.size > 1
+        self._meets, self._small = dp.size > 1, small
+        self._met: dict[
+            int, tuple[int, Any]
+        ] = {}  # by parameter, the gradient that was left: where, and whether
+        self._alone = False  # whether ranks have been seen to make gradients of their own
         self._running = self._holding = self._behind = False
+        several = self._meets or shard.size > 1
+        self._hooks = [DeferredHooks(slot.live) for slot in (slots if several else ())]
+        self._hooked: list[DeferredHooks] = []
         self._gradients = self._made()
         for slot in slots if self._meets and shard.size == 1 else ():
             trains = slot.live.requires_grad
-            slot.live.requires_grad_(True).register_hook(
-                self._arrives
-            )  # it stays where a parameter is frozen
+            arrives = partial(self._arrives, slot.live)  # it stays where a parameter is frozen
+            slot.live.requires_grad_(True).register_hook(arrives)
             slot.live.requires_grad_(trains)
 
     @property
@@ -91,6 +116,44 @@ class LoopGradients:
             self._gradients.arm()
             self._meet()
 
+    @torch.no_grad()
+    def meet_others(self, looking: bool) -> list[Tensor] | None:
+        """Let gradients meet that no backward here has made, as those of torch.autograd.grad; returns them, None if all
+        have met. Every rank calls it before a step. looking: whether to ask though all are those that a backward left.
+        """
+        if not self._meets:
+            return None
+        held = [(slot.live, slot.live.grad) for slot in self.slots if slot.live.grad is not None]
+        own = [grad for live, grad in held if self._met.get(id(live), (0,))[0] != grad._cdata]
+        if not (own or looking or self._alone) or self._same(self._held()):
+            return None
+        self._alone = True
+        self._hand.update()
+        for grad in self._held():
+            if self._hand.ratio:
+                grad.mul_(self._hand.ratio)
+            else:
+                grad.zero_()
+        self._hooked = []
+        self._gradients.arm()
+        self._meet()
+        return own or [grad for _, grad in held]
+
+    def _held(self) -> list[Tensor]:
+        return [local_of(slot.live.grad) for slot in self.slots if slot.live.grad is not None]
+
+    @torch.no_grad()
+    def _same(self, grads: Sequence[Tensor]) -> bool:
+        """Whether replicas hold the same gradients, by a few numbers of each."""
+        parts = [grad.reshape(-1)[:: max(1, grad.numel() // GLANCE)][:GLANCE] for grad in grads]
+        own = (
+            torch.stack([checksum(part) for part in parts]).sum()
+            if parts
+            else torch.zeros((), dtype=torch.int64)
+        )
+        seen = self._small.gather(int(own))
+        return all(one == seen[0] for one in seen)
+
     def look_anew(self) -> bool:
         """Whether parameters have been frozen or thawed; their gradients go their own ways from now on."""
         if len(self.slots) == sum(s.live.requires_grad for s in self._every) and all(
@@ -105,10 +168,13 @@ class LoopGradients:
         return True
 
     def _made(self) -> Gradients:
-        return Gradients(self._every, self._dp, Averaging(self._dp))
+        self._replicas = Replicas(self._every, self._dp)
+        return Gradients(self._every, self._dp, Averaging(self._dp), places=LossPlaces(2, (0, 1)))
 
-    def _arrives(self, grad: Tensor) -> Tensor | None:
+    def _arrives(self, live: nn.Parameter, grad: Tensor) -> Tensor | None:
         """One parameter's fresh gradient, before it is added to what is there."""
+        if not self._running and is_asked_for(live):
+            return None
         self._begin()
         ratio = self._hand.ratio
         if ratio == 1.0:
@@ -131,10 +197,11 @@ class LoopGradients:
         self._running = True
         at_end_of_backward(self._end)
         self._hand.backward()
+        self._hooked = begin_all(self._hooks)
         if not self._meets:
             return
         self.look_anew()
-        if self._holding:
+        if self._holds:
             self._behind = True
         else:
             self._gradients.arm()
@@ -146,18 +213,34 @@ class LoopGradients:
     def _ended(self) -> None:
         self._running = False
         self._over()
-        if not self._holding:
+        if not self._holds:
             self._meet()
+
+    @property
+    def _holds(self) -> bool:
+        """Whether this backward's gradients stay here: not if hooks of the user's wait for them to meet."""
+        return self._holding and not self._hooked
 
     @torch.no_grad()
     def _meet(self) -> None:
         self._behind = False
         self._before()
-        if not self._meets:
-            return
-        self._gradients.close()
+        if self._meets:
+            self._close()
+        hooked, self._hooked = self._hooked, []
+        for one in hooked:
+            one.end()
+        if self._hooks:
+            held = [(slot.live, slot.live.grad) for slot in self.slots if slot.live.grad is not None]
+            self._met = {id(live): (grad._cdata, torch._C._WeakTensorRef(grad)) for live, grad in held}  # type: ignore[attr-defined]
+
+    def _close(self) -> None:
+        looks = self._replicas.due()
+        self._gradients.close(self._replicas.words() if looks else None)
         for slot in self.slots:  # back to where the user's optimiser looks for them
             if slot.master is not slot.live and slot.master.grad is not None:
                 if slot.live.grad is None:
                     slot.live.grad = torch.zeros_like(slot.live)
                 local_of(slot.live.grad).copy_(slot.master.grad)
+        if looks:
+            self._replicas.judge(self._gradients.line.values[:2].tolist())

@@ -8,11 +8,12 @@ many samples), and a backward takes the weight of the forwards before it.
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unisono.library.notices import Notices
@@ -78,7 +79,7 @@ class DealtBatch:
 
     def holds(self, x: Tensor) -> bool:
         """Whether x lies in the memory of one of this batch's tensors."""
-        at = x.data_ptr()
+        at = _address(x)
         for ref in self.tensors:
             own = ref()
             if own is not None and own.data_ptr() <= at < own.data_ptr() + max(own.nbytes, 1):
@@ -86,16 +87,31 @@ class DealtBatch:
         return False
 
 
+def _address(x: Tensor) -> int:
+    """Where a tensor's numbers lie; of one that torch.func has wrapped, those of the tensor inside."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):  # type: ignore[attr-defined]
+        x = torch._C._functorch.get_unwrapped(x)  # type: ignore[attr-defined]
+    return x.data_ptr()
+
+
 class Hand:
     """Which batch this rank computes on. index, size: of this rank among those that share a batch."""
 
-    def __init__(self, index: int, size: int, told: Notices) -> None:
-        self.index, self.size, self._told = index, size, told
+    def __init__(
+        self,
+        index: int,
+        size: int,
+        told: Notices,
+        begun: Callable[[Sequence[Tensor], int], None] = lambda tensors, samples: None,
+    ) -> None:
+        """begun: shown the tensors of each batch as the loop gets it, with their samples here."""
+        self.index, self.size, self._told, self._begun = index, size, told, begun
         self._none = self.current = DealtBatch(0, 0, 0, 1.0, Walk(-1, 0))  # all ranks compute on the same
         self._recent: deque[DealtBatch] = deque(maxlen=LATELY)
         self._trained: list[DealtBatch] = []  # of the forwards that the next backward goes through
         self._thread = threading.get_ident()
         self._stale = False  # a backward has gone through them
+        self._spent: list[DealtBatch] = []  # of updates without one
 
     @property
     def ratio(self) -> float:
@@ -108,7 +124,10 @@ class Hand:
 
     def fetched(self, batch: Any, low: int, high: int, count: int, walk: Walk, chain: int) -> None:
         """The loop is about to be given this batch."""
-        tensors = tuple(weakref.ref(x) for x in leaves_of(batch) if isinstance(x, Tensor))
+        own = [x for x in leaves_of(batch) if isinstance(x, Tensor)]
+        if high > low:
+            self._begun(own, high - low)
+        tensors = tuple(weakref.ref(x) for x in own)
         ratio = (high - low) * self.size / count
         uneven = count % self.size > 0
         aside = threading.get_ident() != self._thread
@@ -187,6 +206,14 @@ class Hand:
                     fix="loss.backward() for each batch by itself, or batches that the ranks divide",
                     code="J11",
                 )
+
+    def update(self) -> None:
+        """As `backward`, where gradients were made without one: they are of the batches that came since the last."""
+        self._trained = [
+            b for b in self._trained if not any(b is old for old in self._spent)
+        ] or self._trained[-1:]
+        self.backward()
+        self._spent = list(self._trained)
 
     def _waiting(self) -> list[DealtBatch]:
         return [b for b in self._recent if not b.used and b.place >= b.walk.used]

@@ -19,17 +19,19 @@ from unisono.library import checks, leave
 from unisono.library.copies import copied_with_shards
 from unisono.library.deal import DealtLoader
 from unisono.library.explain import explained
+from unisono.library.following import Following
 from unisono.library.gather import gather
 from unisono.library.gradients import LoopGradients
 from unisono.library.hand import Hand
 from unisono.library.join import JoinedLoader, JoinedLoaders
+from unisono.library.modes import unwatched
 from unisono.library.noise import Draws, Streams
 from unisono.library.norms import join_batches
 from unisono.library.notices import Notices
 from unisono.library.objects import of_each
 from unisono.library.place import JobPlace
 from unisono.library.ranks import Ranks, rows_of
-from unisono.library.sharding import Moved, follow_flags, held_elsewhere, repoint, shard
+from unisono.library.sharding import Moved, follow_flags, held_elsewhere, refuse_others, repoint, shard
 from unisono.library.small import Small, spread
 from unisono.library.state import Prepared, as_written, persistent_buffers
 from unisono.library.watch import FirstSteps, follow, refuse_double_backward
@@ -71,7 +73,8 @@ class Job:
         self._norm_is_met = Small(mesh.group("dp", ("dp",)), wire)
         self._ledger = ledger or Ledger()
         self._told = Notices(self._small, strict)
-        self._hand = Hand(mesh.data.index, mesh.data.size, self._told)
+        self._following = Following(mesh.data.size, self._told)
+        self._hand = Hand(mesh.data.index, mesh.data.size, self._told, self._following.begin)
         self._prepared: list[Prepared] = []
         self._dealt: list[DealtLoader] = []
         self._lines: dict[Path, JsonLines] = {}
@@ -83,7 +86,7 @@ class Job:
         self.ranks = Ranks(self._small)
         self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._told)
         self._joins = JoinedLoaders(self._hand, self._small, self._streams)
-        self._steps = FirstSteps(self._hand, self._streams, self._small, self._told)
+        self._steps = FirstSteps(self._hand, self._streams, self._small, self._told, self._following)
         self.generator = Draws(self._seed, self._hand, lambda: self.step)
 
     @property
@@ -150,6 +153,8 @@ class Job:
         if sharded:
             mesh, zero = self.mesh.shard, self.plan.zero
             moved = shard(model, optimizers, blocks, mesh, zero)
+            self._following.old = moved.__contains__
+            self._steps.shards(model)
             copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
             refuse_double_backward(model)
         slots = slots_of(as_written(model), shapes, {}, self.mesh, False, frozenset())
@@ -159,15 +164,17 @@ class Job:
             if several:
                 self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._hand.says())
 
-        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, self._streams.to_script, meet)
+        small, over = Small(dp, self._small.device), self._streams.to_script
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, over, meet, small)
         if several:
             gradients.scatter_through(model)
 
-        def flags() -> None:
+        def begins() -> None:
+            refuse_others(model)
             if gradients.look_anew():
                 follow_flags(model)
 
-        follow(model, self._hand, self._streams, self._steps, [flags] if sharded else [])
+        follow(model, self._hand, self._streams, self._steps, [begins] if sharded else [])
         names = {name: id(p) for name, p in as_written(model).named_parameters(remove_duplicate=False)}
         one = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
         self._prepared.append(one)
@@ -215,11 +222,13 @@ class Job:
         if total <= 0:
             raise UsageError(f"the batch counts {total:g} over all ranks", where="job.weigh", code="J07")
         self._hand.weigh(count, total)
+        self._following.weigh()
 
     @overload
     def mean(self, value: float) -> float: ...
     @overload
     def mean(self, value: Tensor) -> Any: ...
+    @unwatched()
     def mean(self, value: float | Tensor) -> Any:
         """The mean over the global batch of a quantity that is a mean over this rank's samples, such as the loss: a
         number, or for a tensor with dims, such as a buffer, a tensor."""
@@ -371,6 +380,9 @@ class Job:
         one.gradients.catch_up()
         if self.mesh.data.size > 1:
             checks.all_known(optimizer, one.gradients.slots)
+            own = one.gradients.meet_others(self._steps.looking)
+            if own is not None:
+                self._steps.judge(own)
         if self._steps.looking:
             if self.plan.shard > 1:
                 checks.all_stepped(one.optimizers, one.gradients.slots)
@@ -378,6 +390,8 @@ class Job:
                 if held:
                     self._told("J15", held)
             self._steps.before_step(one.number, one.model)
+        self._following.switch(False)
 
     def _after_step(self, one: Prepared, optimizer: Optimizer) -> None:
+        self._steps.look(True)
         self.step += one.number == 0 and optimizer is one.optimizers[0]

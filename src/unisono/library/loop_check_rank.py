@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 
 from unisono.launch.context import RankContext
 from unisono.library import gradient_check_rank, scratch
+from unisono.library.backwards import Backwards
 from unisono.library.enter import init
 from unisono.library.job import Job
-from unisono.library.losses import Backwards
 from unisono.library.stage import Stage, staged
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError

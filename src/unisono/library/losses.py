@@ -4,18 +4,17 @@ Ranks have parts of a batch, and the mean of their losses is that of the whole b
 samples. Between the loss and the model's outputs the graph says so: first come linear nodes (sums of terms, factors),
 then a reduction over samples, whose kind and divisor it keeps, then nodes that treat each sample alone.
 
-What a custom autograd function does, or a divisor that happens to be a multiple of the samples, is not seen here;
-`unisono.prove` sees it.
+What carries no gradient is seen by `following`. A divisor that happens to be a multiple of the samples is not seen;
+`unisono prove` sees it.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 LINEAR = frozenset(
     "Add Sub Neg Mul Div View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Expand Select Slice Stack Cat ToCopy "
@@ -31,44 +30,9 @@ SUMMED = 2  # autograd's number for reduction="sum"
 Node = Any
 
 
-class Backwards(TorchFunctionMode):
-    """While it is on, shows every loss to `seen` before its backward."""
-
-    def __init__(self, seen: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self._seen, self.on = seen, False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.backward:
-            with torch._C.DisableTorchFunction():
-                self._seen(args[0])
-        return func(*args, **(kwargs or {}))
-
-    def switch(self, on: bool) -> None:
-        """On or off, from wherever it stands among the script's own modes."""
-        if on and not self.on:
-            _push_mode(self)
-        above: list[TorchFunctionMode] = []
-        if self.on and not on:
-            while (mode := _pop_mode()) is not self:
-                above.append(mode)
-            for mode in reversed(above):
-                _push_mode(mode)
-        self.on = on
-
-
 def kind_of(node: Node) -> str:
     """`MeanBackward1` is Mean."""
     return node.name().rpartition("Backward")[0].rpartition("::")[2]
-
-
-def complaint(root: Node, outputs: Collection[Node], samples: int, ranks: int, weighed: bool) -> str:
-    """Why the loss is no mean over `samples`, or "". outputs: nodes at which the model's outputs were made. weighed:
-    whether the script has said what the loss counts."""
-    reading = Reading(outputs, samples, ranks, weighed)
-    if not outputs or not reading.reaches(root):
-        return ""
-    return reading.above(root, (), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +47,22 @@ class Reduction:
 
 
 class Reading:
-    """One walk through a graph; the arguments are those of `complaint`."""
+    """One walk through a graph. outputs: nodes at which the model's outputs were made. samples: at hand. weighed:
+    whether the script has said what the loss counts.
+
+    terms: numbers a sample in each mean that was met. unread: a custom autograd function between the loss and the
+    samples, "" for none."""
 
     def __init__(self, outputs: Collection[Node], samples: int, ranks: int, weighed: bool) -> None:
+        self.terms: list[float] = []
+        self.unread = ""
         self._outputs, self._samples, self._ranks, self._weighed = set(outputs), samples, ranks, weighed
         self._reaches: dict[Node, bool] = {}
         self._told: set[Node] = set()
+
+    def complaint(self, root: Node) -> str:
+        """Why the loss that was made at `root` is no mean over samples, or ""."""
+        return self.above(root, (), False) if self._outputs and self.reaches(root) else ""
 
     def reaches(self, node: Node) -> bool:
         """Whether the model's outputs lie behind this node. Iterative: a graph may be deep."""
@@ -124,8 +98,9 @@ class Reading:
                 return "means over samples, multiplied by numbers of the batch"
             return self._reduced(kind, reduced, divisors) or self._below(behind)
         if kind not in LINEAR:
-            ours = isinstance(node, torch.autograd.function.BackwardCFunction) or not kind
-            return "" if ours else f"{kind} of a mean over samples"
+            own = isinstance(node, torch.autograd.function.BackwardCFunction) or not kind
+            self.unread = self.unread or (_custom(node) if own else "")
+            return "" if own else f"{kind} of a mean over samples"
         if kind in ("Mul", "Div"):
             if len(behind) > 1:
                 return f"{kind} of two means over samples"
@@ -182,6 +157,7 @@ class Reading:
         if self._weighed:
             return ""
         if not reduced.summed:
+            self.terms.append(reduced.terms / here)
             if reduced.counted == reduced.terms:
                 return ""
             return f"{kind}: {reduced.counted:g} of {reduced.terms} targets count, the others are ignored or weighted"
@@ -226,6 +202,29 @@ class Reading:
             and sizes[0] == self._samples > 1
             and 0 in [_signed(d) % len(sizes) for d in _listed(dims)]
         )
+
+
+def way_of(root: Node, most: int = 4096) -> tuple[str, dict[Node, str]]:
+    """Of a graph: its operations, in one order; and the names of autograd functions of the script's own."""
+    todo, seen, kinds, own = [root], {root}, [], {}
+    while todo and len(kinds) < most:
+        node = todo.pop()
+        kinds.append(kind_of(node))
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and (name := _custom(node)):
+            own[node] = name
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in seen:
+                seen.add(behind)
+                todo.append(behind)
+    return " ".join(kinds), own
+
+
+def _custom(node: Node) -> str:
+    """The name of a function of the user's own."""
+    made = getattr(node, "_forward_cls", None)
+    if made is None or made.__module__.startswith(("torch.", "unisono.")):
+        return ""
+    return made.__name__
 
 
 def _signed(dim: int) -> int:

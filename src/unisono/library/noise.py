@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from unisono.comm.device import random_states, seeded_states, set_random_states
+from unisono.library.generators import Own, found_in, found_in_script
 from unisono.library.hand import Hand
+from unisono.library.modes import unwatched
 from unisono.library.notices import Notices
 from unisono.spec.errors import UsageError
 
@@ -49,38 +51,39 @@ def state_of(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
-# Of torch's (CPU), Python's and NumPy's generators: what reads the state, sets it, and seeds.
-_GET: tuple[Callable[[], Any], ...] = (
-    torch.get_rng_state,
-    random.getstate,
-    lambda: np.random.get_state(legacy=False),
-)
-_SET: tuple[Callable[[Any], object], ...] = (torch.set_rng_state, random.setstate, np.random.set_state)
-_SEED: tuple[Callable[[int], object], ...] = (
-    torch.default_generator.manual_seed,
-    random.seed,
-    lambda seed: np.random.seed(seed & 0xFFFFFFFF),
+# Torch's (CPU), Python's and NumPy's generators.
+_COMMON = (
+    Own(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
+    Own(random.getstate, random.setstate, random.seed),
+    Own(
+        lambda: np.random.get_state(legacy=False),
+        np.random.set_state,
+        lambda seed: np.random.seed(seed & 0xFFFFFFFF),
+    ),
 )
 
 
 @contextmanager
-def kept() -> Iterator[tuple[Any, ...]]:
-    """Put all three generators back as they were."""
-    before = tuple(get() for get in _GET)
+def kept(more: Sequence[Own] = ()) -> Iterator[list[Any]]:
+    """Put all three generators back as they were, and these."""
+    every = (*_COMMON, *more)
+    before = [one.get() for one in every]
     try:
         yield before
     finally:
-        for put, state in zip(_SET, before, strict=True):
-            put(state)
+        for one, state in zip(every, before, strict=True):
+            one.put(state)
 
 
 def _same(a: Any, b: Any) -> bool:
+    """Whether two states are the same, whatever they consist of."""
     if isinstance(a, Tensor):
         return torch.equal(a, b)
-    if isinstance(a, dict):  # NumPy's
-        mine, other = a["state"], b["state"]
-        return mine["pos"] == other["pos"] and np.array_equal(mine["key"], other["key"])
-    return a == b
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
 
 class Streams:
@@ -91,6 +94,7 @@ class Streams:
     """
 
     def __init__(self, seed: int, index: int, size: int, told: Notices) -> None:
+        self._own: list[Own] = []  # generators of the script's own
         self._alone, self._told, self.looking = size == 1, told, size > 1
         self._inside = False
         self._seed = seed_of(seed, index)
@@ -115,7 +119,8 @@ class Streams:
         self._swap()
         self._inside = True
         if self.looking:
-            self._seen, self._others_seen = random_states(), _others()
+            self._own = found_in_script()
+            self._seen, self._others_seen = random_states(), self._others()
 
     def to_script(self) -> None:
         """What is drawn now must be the same on every rank."""
@@ -140,12 +145,15 @@ class Streams:
     def _look(self, code: str) -> None:
         if not self.looking or not self._inside:
             return
-        now, others = random_states(), _others()
+        now, others = random_states(), self._others()
         if any(not torch.equal(a, b) for a, b in zip(now, self._seen, strict=False)):
             self._told(code)
-        if others != self._others_seen:
+        if not _same(others, self._others_seen):
             self._told("J16" if code == "J12" else code)
         self._seen, self._others_seen = now, others
+
+    def _others(self) -> list[Any]:
+        return [one.get() for one in (*_COMMON[1:], *self._own)]
 
     def _swap(self) -> None:
         now = random_states()
@@ -155,18 +163,14 @@ class Streams:
         self._other = now
 
 
-def _others() -> tuple[Any, ...]:
-    _, keys, at, *_ = np.random.get_state()
-    return random.getstate()[1], at, int(keys[0])
-
-
 class BySample(Dataset):
     """A data set whose samples draw the same random numbers wherever they are fetched. It is asked for
     (index, seed)."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self._drawn: list[int] = []  # generators, by their place above
+        self._drawn: list[Own] = []
+        self._own: list[Own] | None = None  # of the data set's, in the process that fetches
 
     def __len__(self) -> int:
         return len(self.data)
@@ -179,20 +183,27 @@ class BySample(Dataset):
     def __getitems__(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
         """Only generators that were seen to be drawn from are seeded; samples in which one was for the first time are
         fetched again."""
-        with kept() as before:
+        if self._own is None:
+            self._own = found_in([self.data])
+        every = (*_COMMON, *self._own)
+        with kept(self._own) as before:
             rows = self._fetched(keys)
-            unseen = [i for i in range(len(_GET)) if i not in self._drawn]
-            drawn = [i for i in unseen if not _same(_GET[i](), before[i])]
+            states = zip(every, before, strict=True)
+            drawn = [one for one, state in states if one not in self._drawn and not _same(one.get(), state)]
             self._drawn += drawn
             return self._fetched(keys) if drawn else rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker, whose generators are its own."""
+        return {"data": self.data, "_drawn": [], "_own": None}
 
     def _fetched(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
         several, rows = getattr(self.data, "__getitems__", None), []
         if several and not self._drawn:
             return several([index for index, _ in keys])
         for index, seed in keys:
-            for i in self._drawn:
-                _SEED[i](seed)
+            for one in self._drawn:
+                one.seed(seed)
             rows.append(several([index])[0] if several else self.data[index])
         return rows
 
@@ -234,6 +245,7 @@ class Draws:
     def randn_like(self, x: Tensor) -> Tensor:
         return self.randn(*x.shape, dtype=x.dtype, device=x.device)
 
+    @unwatched()
     def _drawn(self, function: Callable[..., Tensor], size: Sequence[int], options: dict[str, Any]) -> Tensor:
         batch = self._hand.expected()
         if not size or (batch.count and size[0] != batch.samples):

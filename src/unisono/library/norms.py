@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.comm.group import Group
 from unisono.library.hand import Hand
+from unisono.library.modes import unwatched
 
 
 class Joined:
@@ -42,6 +43,7 @@ class _Sum(torch.autograd.Function):
     """
 
     @staticmethod
+    @unwatched()
     def forward(ctx: Any, x: Tensor, group: Group, ratio: float) -> Tensor:
         ctx.group, ctx.ratio = group, ratio
         return group.all_reduce(x.clone())

@@ -42,8 +42,29 @@ KINDS = (
     ),
     Problem(
         "J16",
-        "the script draws from Python's or NumPy's random numbers between batches: all ranks draw the same",
+        "the script draws from Python's or NumPy's random numbers, or a generator of its own, between batches: "
+        "all ranks draw the same",
         fix="as it is for choices that all samples share; else job.generator",
+    ),
+    Problem(
+        "J26",
+        "gradients that no backward has made met as means, and are no sums over samples, or it is not known",
+        fix="loss.backward(), and what is not linear in gradients after it; unisono prove says whether it is right",
+    ),
+    Problem(
+        "J27",
+        "a hook on gradients inside the graph is not linear: each rank's sees the gradients of its own samples",
+        fix="do it in the forward to each sample alone, or after backward to the parameters' gradients",
+    ),
+    Problem(
+        "J30",
+        "ranks computed in different ways after the script had read a number of its own part of the batch",
+        fix="read the number of all ranks: job.mean(x), job.ranks.max(x)",
+    ),
+    Problem(
+        "J31",
+        "the loss passes an autograd function of the script's own, which is not read",
+        fix="unisono prove SCRIPT says whether the loop is right",
     ),
 )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unisono.library.explain import explained
 from unisono.library.letters import Letter, started
+from unisono.library.modes import unwatched
 from unisono.library.objects import from_main, of_each
 from unisono.library.small import Small
 
@@ -100,6 +101,7 @@ class Ranks:
         return bool(self.min(int(flag)))
 
     @torch.no_grad()
+    @unwatched()
     def _reduced(self, value: Any, op: str) -> Any:
         if self.size == 1:
             return value

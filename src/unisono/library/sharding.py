@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import MutableMapping, Sequence
+from types import FrameType, GeneratorType
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unisono.comm.group import Group
+from unisono.library.redraw import draw_whole
 from unisono.library.state_dicts import take_whole, take_whole_state
 from unisono.parallel.shard import Sharded
 from unisono.spec.errors import UsageError
@@ -98,17 +100,51 @@ def shard(
             fix="one dtype for all, or dp instead of shard",
             code="J05",
         )
+    _refuse_overlaps(model)
+    for p in model.parameters():
+        p.data = p.data.contiguous()  # the numbers stay; FSDP2 takes no other layout
     before = dict(model.named_parameters())
+    draw_whole()
     Sharded(model, blocks_of(model) if blocks is None else blocks, group, zero)
     after = dict(model.named_parameters())
     moved = WeakTensorKeyDictionary()
     for name, old in before.items():
         moved[old] = after[name]
+        after[
+            name
+        ]._backward_hooks = old._backward_hooks  # the same dicts, so that their handles take them away
+        after[name]._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     for optimizer in optimizers:
         repoint(optimizer, moved)
     keep_shards(model)
     take_whole(model)
     return moved
+
+
+def _refuse_overlaps(model: nn.Module) -> None:
+    """Raises UsageError J05 for two parameters in the same memory, which shards would not be."""
+    seen: dict[int, str] = {}
+    for name, p in model.named_parameters():
+        at = p.untyped_storage().data_ptr()
+        if p.numel() and seen.setdefault(at, name) != name:
+            raise UsageError(
+                f"{seen[at]} and {name} lie in the same memory, and are two parameters",
+                where="plan.shard",
+                fix="one nn.Parameter in both places, a clone of its own for each, or dp instead of shard",
+                code="J05",
+            )
+
+
+def refuse_others(model: nn.Module) -> None:
+    """Raises UsageError J29 if a forward begins with tensors in the places of the shards."""
+    if not isinstance(next(model.parameters(), None), nn.Parameter):
+        raise UsageError(
+            "the model is called with other weights than its own, as torch.func.functional_call does",
+            where="plan.shard",
+            likely="torch.func.grad, or weights of an inner step",
+            fix="dp in the place of shard",
+            code="J29",
+        )
 
 
 @torch.no_grad()
@@ -127,15 +163,22 @@ def repoint(optimizer: Optimizer, moved: Moved) -> None:
 
 def held_elsewhere(moved: Moved) -> str:
     """What still holds a parameter that is no longer the model's, such as a list of an EMA or another optimiser: the
-    type of the holder, or ""."""
+    type of the holder, or "". A variable may be left of a loop; if it is used, `following` sees it."""
     gc.collect()  # FSDP2 leaves cycles
-    for old in list(moved):
+    alive = list(moved)
+    for old in alive:
         for holder in gc.get_referrers(old):
-            if isinstance(holder, (list, tuple, set, dict)) and "__builtins__" not in holder:
-                if isinstance(holder, dict) and any(isinstance(value, type(gc)) for value in holder.values()):
-                    continue  # the names of a script
+            contains = isinstance(holder, (list, tuple, set, dict)) and holder is not alive
+            if contains and not (isinstance(holder, dict) and _are_variables(holder)):
                 return f"a {type(holder).__name__} of parameters"
     return ""
+
+
+def _are_variables(names: dict[object, object]) -> bool:
+    """Whether a dict is the variables of a script, or of a function that is running."""
+    if "__builtins__" in names or any(isinstance(value, type(gc)) for value in names.values()):
+        return True
+    return any(isinstance(one, (FrameType, GeneratorType)) for one in gc.get_referrers(names))
 
 
 def keep_shards(model: nn.Module) -> None:

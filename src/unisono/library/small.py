@@ -25,7 +25,12 @@ class Small:
 
     def gather(self, number: int) -> list[int]:
         """Every rank's number, by rank."""
-        return self.group.all_gather(torch.tensor([number], dtype=torch.int64, device=self.device)).tolist()
+        return [row[0] for row in self.rows([number])]
+
+    def rows(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's numbers, by rank; all give as many."""
+        line = torch.tensor([list(numbers)], dtype=torch.int64, device=self.device)
+        return self.group.all_gather(line).tolist()
 
     def from_first(self, x: Tensor) -> Tensor:
         """Rank 0's x, of the same shape and dtype on every rank; on the CPU."""

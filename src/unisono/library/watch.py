@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.library.backwards import Backwards
+from unisono.library.following import Following
 from unisono.library.hand import Hand
-from unisono.library.losses import Backwards, Node, complaint
+from unisono.library.linear_hooks import watch, watch_functions, watch_modules
+from unisono.library.losses import Node, Reading, way_of
 from unisono.library.noise import Streams
 from unisono.library.notices import Notices
 from unisono.library.small import Small
-from unisono.library.whole import digest_of, leaves_of
+from unisono.library.whole import digest, digest_of, leaves_of
 from unisono.spec.errors import UsageError
 
 STEPS = 2  # of each model; an odd batch or a second kind of loss often comes with the second
@@ -25,11 +28,19 @@ PATIENCE = 16  # steps of any model after which a model that has made none is wa
 class FirstSteps:
     """Looks at losses and models until each model has made STEPS steps."""
 
-    def __init__(self, hand: Hand, streams: Streams, small: Small, told: Notices) -> None:
+    def __init__(
+        self, hand: Hand, streams: Streams, small: Small, told: Notices, following: Following
+    ) -> None:
         self._hand, self._streams, self._small, self._told = hand, streams, small, told
         self._made: list[int] = []
         self._outputs: dict[Node, None] = {}
-        self._losses = Backwards(self._loss)
+        self._following = following
+        self._losses = Backwards(self._loss, following)
+        self._paths: list[str] = []  # of this step's losses
+        self._terms: list[float] = []  # numbers a sample in each of their means
+        self._uncounted = False  # whether one is of other things than this rank's samples
+        self._judged = False  # whether gradients that no backward made have come before
+        following.watch = lambda hooks: watch(hooks, following, told)
 
     @property
     def looking(self) -> bool:
@@ -40,41 +51,90 @@ class FirstSteps:
     def one_more(self) -> int:
         """Another model is prepared; its number."""
         self._made.append(0)
+        self._following.look(self.looking)
         self.look(True)
         return len(self._made) - 1
+
+    def shards(self, model: nn.Module) -> None:
+        """This model's parameters are dealt."""
+        before = self._losses.sharded
+        self._losses.sharded = lambda x: before(x) or any(x is p for p in model.parameters())
 
     def look(self, on: bool) -> None:
         self._losses.switch(on and self.looking)
         self._streams.looking = self.looking
 
+    def entered(self, model: nn.Module) -> None:
+        """A forward begins; what it computes is followed, and losses are not looked for."""
+        self.look(False)
+        if self.looking:
+            watch_modules(model, self._following, self._told)
+            self._following.switch(True)
+
     def forwarded(self, outputs: Any) -> None:
         """A model has made these outputs, of which a loss may be made."""
+        self.look(True)
         if self.looking:
             made = [
                 x for x in leaves_of(outputs) if isinstance(x, Tensor) and x.dim() and x.grad_fn is not None
             ]
             self._outputs |= dict.fromkeys(x.grad_fn for x in made)
 
+    def judge(self, gradients: Sequence[Tensor]) -> None:
+        """Of gradients that no backward made, which have met as means: whether they are means. Every rank calls it."""
+        traces = [trace for grad in gradients if (trace := self._following.of(grad)) is not None]
+        met = next((trace.met for trace in traces if trace.met), "")
+        if met or not (traces or self._judged):
+            self._told("J26", met)
+            self._told.settle()
+        self._judged = True
+
     def before_step(self, number: int, model: nn.Module) -> None:
         """Model `number` is about to be stepped, on every rank. Raises UsageError if the job is strict and something
         was noticed."""
         if not self.looking:
             return
-        buffers = list(model.buffers())
-        seen = self._small.gather(digest_of([b.reshape(-1) for b in buffers]) if buffers else 0)
-        if any(other != seen[0] for other in seen):
-            self._told("J14")
+        self._compare(list(model.buffers()))
         self._outputs.clear()
         self._told.settle()
         self._made[number] += 1
+        self._following.look(self.looking)
         self.look(True)
+
+    def _compare(self, buffers: Sequence[Tensor]) -> None:
+        """What the ranks have seen in this step, side by side."""
+        paths = digest(" ".join(self._paths).encode())
+        terms = 0 if self._uncounted else digest(repr(self._terms).encode())  # 0: nothing to compare
+        moved = digest_of([b.reshape(-1) for b in buffers]) if buffers else 0
+        acted = self._following.acted_on()
+        rows = self._small.rows([moved, paths, terms, bool(acted), self._following.thinned])
+        differ = [any(one != column[0] for one in column) for column in zip(*rows, strict=True)]
+        if differ[0]:
+            self._told("J14")
+        if differ[1] and any(row[3] for row in rows):
+            self._told("J30", acted)
+        if len({row[2] for row in rows if row[2]}) > 1 and not differ[1]:
+            self._told("J10", f"a mean over {self._terms} numbers a sample here, and other numbers elsewhere")
+        if all(row[4] for row in rows):
+            self._told("J10", "x[rank::ranks] takes a part of what is this rank's part already")
+        self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
         batch = self._hand.latest
-        if batch.count and loss.grad_fn is not None:
-            why = complaint(loss.grad_fn, self._outputs, batch.samples, self._small.group.size, batch.weighed)
-            if why:
-                self._told("J10", why)
+        if not batch.count or loss.grad_fn is None:
+            return
+        reading = Reading(self._outputs, batch.samples, self._small.group.size, batch.weighed)
+        trace = self._following.of(loss)
+        why = reading.complaint(loss.grad_fn) or (trace.met if trace is not None else "")
+        if why:
+            self._told("J10", why)
+        if reading.unread:
+            self._told("J31", reading.unread)
+        path, functions = way_of(loss.grad_fn)
+        watch_functions(functions, self._following, self._told)
+        self._paths.append(path)
+        self._terms += reading.terms
+        self._uncounted |= batch.weighed or batch.borrowed
 
 
 def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, before: Sequence[Any]) -> None:
@@ -82,13 +142,13 @@ def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, be
     model has them without copying what they act on."""
     running: list[Any] = []
 
-    def enters(_: nn.Module, args: Any, kwargs: Any) -> None:
+    def enters(model: nn.Module, args: Any, kwargs: Any) -> None:
         if torch._C._current_graph_task_id() != -1:  # activations that a backward computes again
             running.append(None)
             return
         for act in before:
             act()
-        steps.look(False)
+        steps.entered(model)
         hand.forward((args, kwargs), torch.is_grad_enabled())
         running.append(streams.forward())
         running[-1].__enter__()
@@ -97,7 +157,6 @@ def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, be
         context = running.pop()
         if context is not None:
             context.__exit__(None, None, None)
-            steps.look(True)
             steps.forwarded(outputs)
 
     model.register_forward_pre_hook(enters, prepend=True, with_kwargs=True)

@@ -61,9 +61,17 @@ def loop(
 
 def all_loops(models_of_hugging_face: bool = False) -> list[Loop]:
     """Those of the files of this folder; those of transformers' models take seconds to import."""
-    from tests.library.catalogue import generative, hugging, losses, order, updates, vision
+    from tests.library.catalogue import generative, hugging, losses, order, updates, vision, watched
 
-    files = (vision, generative, losses, updates, order, *([hugging] if models_of_hugging_face else []))
+    files = (
+        vision,
+        generative,
+        losses,
+        updates,
+        order,
+        watched,
+        *([hugging] if models_of_hugging_face else []),
+    )
     return [one for file in files for one in vars(file).values() if isinstance(one, Loop)]
 
 

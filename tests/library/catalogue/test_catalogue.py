@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.library import catalogue
-from tests.library.catalogue import Loop, generative, losses, order, updates, verdict, vision
+from tests.library.catalogue import Loop, generative, losses, order, updates, verdict, vision, watched
 from tests.library.catalogue.playing import Row, rows
 from tests.ranks import World
 
@@ -24,10 +24,17 @@ def verdicts(threads: World, plan: str, loops: Sequence[Loop], **told: Any) -> d
 # What a plan can spoil that dp=2 does not: a rank without samples, replaced parameters, both axes at once.
 QUICK = {
     "dp=2": LOOPS,
-    "dp=3": [order.look_ahead, updates.two_optimisers, losses.several_losses, vision.cnn_with_batchnorm],
+    "dp=3": [
+        order.look_ahead, updates.two_optimisers, losses.several_losses, vision.cnn_with_batchnorm,
+        watched.gradients_added_in_place, watched.hooks_on_accumulated_gradients,
+    ],
     "shard=2": [
         updates.two_optimisers, updates.an_optimiser_that_is_not_prepared, updates.clipping_a_list_made_before,
         updates.thawed_later, vision.ema_by_hand, generative.wgan_gp, order.look_ahead_that_copies,
+        watched.gradients_by_autograd_grad, watched.gradients_by_torch_func, watched.hook_that_clamps_after_prepare,
+        watched.hook_that_clamps, watched.drawn_anew_after_prepare, watched.channels_last, watched.adafactor,
+        watched.weights_read_outside_the_forward, watched.a_weight_taken_before_prepare,
+        watched.a_leftover_variable_of_a_loop, watched.stepped_as_gradients_arrive,
     ],
     "dp=2 shard=2": [updates.thawed_as_a_new_group],
 }  # fmt: skip

@@ -71,7 +71,7 @@ def dropout(job: Job) -> Iterator[float]:
         yield job.mean(loss)
 
 
-@loop("told J12")
+@loop("told J10 J12")
 def mixup(job: Job) -> Iterator[float]:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,0 +1,200 @@
+"""In the first steps: follows what the loop and the model compute from a batch, and says what ranks would not compute
+as one device does.
+
+Every operation of torch passes here, in forwards too. The tensors of a batch have traces, and what is computed from
+them has the traces that `trace_rules` give it. So statistics of a batch that carry no gradient are seen where they
+enter the loss, and samples that meet inside the model.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from unisono.library.modes import place_dispatch_mode
+from unisono.library.trace_rules import Call, traced
+from unisono.library.traces import Trace
+
+_OF_GROUPS = frozenset({"c10d", "_c10d_functional", "fsdp"})  # what ranks tell each other is no rank's own
+
+
+class Traces:
+    """By tensor. A tensor's Python object may go and come again while autograd holds its numbers, so it is known by
+    what stays: torch's own object, whose place in memory is not used again while there is a weak reference to it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Trace]] = {}
+
+    def __getitem__(self, x: Tensor) -> Trace | None:
+        found = self._known.get(x._cdata)
+        return None if found is None or found[0].expired() else found[1]
+
+    def __setitem__(self, x: Tensor, trace: Trace | None) -> None:
+        if trace is None:
+            self._known.pop(x._cdata, None)
+        else:
+            self._known[x._cdata] = torch._C._WeakTensorRef(x), trace  # type: ignore[attr-defined]
+
+    def clean(self) -> None:
+        """Forget tensors that are gone."""
+        self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
+
+
+class Following(TorchDispatchMode):
+    """Off until `switch(True)`. told(code, detail): hears what makes a difference by itself. old(x): whether a tensor
+    is a parameter that sharding has replaced.
+
+    read: the number that the script read last from a batch's statistics, and so may act on; "" for none. thinned:
+    whether a batch, which is a part already, was cut into every n-th sample."""
+
+    def __init__(self, ranks: int, told: Callable[[str, str], object]) -> None:
+        super().__init__()
+        self._told, self._ranks = told, ranks
+        self._traces = Traces()
+        self._batches, self._samples, self._weighed = 0, 0, False
+        self.old: Callable[[Tensor], bool] = lambda x: False
+        self.watch: Callable[[Any], object] = lambda hooks: (
+            None
+        )  # shown the hooks of tensors that are no parameters
+        self.on, self.read, self.thinned = False, "", False
+        self._looks, self._made, self._read_at = False, 0, 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def switch(self, on: bool) -> None:
+        if on != self.on or on:
+            place_dispatch_mode(self, on)
+        self.on = on
+
+    def looking(self) -> bool:
+        """Whether the first steps are not over."""
+        return self._looks
+
+    @contextmanager
+    def alone(self) -> Iterator["Following"]:
+        """On, and with no other traces than those that are made inside."""
+        was, kept, self._traces = self.on, self._traces, Traces()
+        self.switch(True)
+        try:
+            yield self
+        finally:
+            self.switch(was)
+            self._traces = kept
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is computed inside leaves no traces."""
+        was = self.on
+        self.switch(False)
+        try:
+            yield
+        finally:
+            self.switch(was)
+
+    def begin(self, tensors: Sequence[Tensor], samples: int) -> None:
+        """A batch is at hand, of so many samples on this rank."""
+        self._batches += 1
+        self._samples, self._weighed, self.read = samples, False, ""
+        if not self._looks:
+            return
+        self._traces.clean()
+        for x in tensors:
+            if x.dim() and x.shape[0] == samples:
+                self._traces[x] = Trace(self._batches, samples)
+
+    def weigh(self) -> None:
+        """The script has said what the loss of the batch at hand counts."""
+        self._weighed = True
+
+    def look(self, on: bool) -> None:
+        """Whether the first steps, in which this looks, are not over."""
+        self._looks = on
+        if not on:
+            self._traces = Traces()
+
+    def acted_on(self) -> str:
+        """What was read of a batch's statistics, if anything was computed of the batch since."""
+        return self.read if self._made > self._read_at else ""
+
+    def of(self, x: object) -> Trace | None:
+        """What is known of a tensor; None if it does not depend on a batch, or nobody knows."""
+        return self._traces[x] if isinstance(x, Tensor) else None
+
+    def mark(self, x: Tensor, trace: Trace | None) -> None:
+        """Say what is known of a tensor that was made out of sight."""
+        self._traces[x] = None if isinstance(x, nn.Parameter) else trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, torch.Generator))]
+        if given:
+            self._follow(func, args, kwargs or {}, out, given)
+        return out
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, out: Any, given: list[Any]) -> None:
+        outs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        if len(tensors) < len(given) and any(self._per_sample(x) for x in outs):
+            self._told("J16", f"{func.overloadpacket.__name__}(generator=...)")
+        if any(self.old(x) for x in tensors):
+            self._told("J15", f"{func.overloadpacket.__name__} reads one")
+        for x in tensors:
+            if not x.is_leaf and x._backward_hooks:
+                self.watch(x._backward_hooks)
+        if func.namespace in _OF_GROUPS:
+            for x in (*tensors, *outs):
+                self._traces[x] = None
+            return
+        if all(self._traces[x] is None for x in tensors):
+            return
+        name, inplace = func.overloadpacket.__name__, func._schema.is_mutable
+        if name == "_local_scalar_dense":
+            trace = self.of(args[0])
+            if trace is not None and trace.reduced:
+                self.read, self._read_at = trace.met or trace.reduced, self._made
+            return
+        self._made += 1
+        call = Call(_plain(name), _bound(func, args, kwargs), self.of, outs, self._weighed)
+        found = _found(call, torch.Tag.pointwise in func.tags)
+        if call.name == "slice":
+            self._look_for_a_split(call)
+        for x, trace in zip(outs, found, strict=True):
+            wrong = trace is not None and trace.dim is not None and not _fits(x, trace)
+            self.mark(x, None if wrong or (inplace and not name.endswith("_")) else trace)
+
+    def _per_sample(self, x: Tensor) -> bool:
+        return self._samples > 1 and x.dim() > 0 and x.shape[0] == self._samples
+
+    def _look_for_a_split(self, call: Call) -> None:
+        """x[rank::ranks] of what is a rank's part already."""
+        trace, step = call.of(call.given["self"]), call.given["step"]
+        self.thinned |= trace is not None and trace.dim == call.given["dim"] and step == self._ranks
+
+
+def _plain(name: str) -> str:
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name."""
+    schema = func._schema.arguments
+    given = {one.name: one.default_value for one in schema if one.has_default_value()}
+    return given | {one.name: value for one, value in zip(schema, args, strict=False)} | kwargs
+
+
+def _fits(x: Tensor, trace: Trace) -> bool:
+    return trace.dim is not None and trace.dim < x.dim() and x.shape[trace.dim] == trace.extent
+
+
+def _found(call: Call, is_pointwise: bool) -> Sequence[Trace | None]:
+    """An operation with arguments that its rule does not expect leaves no trace."""
+    try:
+        return traced(call, is_pointwise)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return [None] * len(call.outs)

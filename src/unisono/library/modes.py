@@ -1,0 +1,42 @@
+"""Torch's modes of this thread, put on and taken off from wherever they stand among the script's own.
+
+A `with` block of the script's takes off whatever mode is on top when it ends. So ours lie at the bottom, above nothing
+but the default device, which torch wants there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch._C import _len_torch_function_stack
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._device import DeviceContext
+
+
+def place_function_mode(mode: Any, on: bool) -> None:
+    """Have a TorchFunctionMode on or off."""
+    _placed(mode, on, _len_torch_function_stack, _pop_mode, _push_mode)
+
+
+def place_dispatch_mode(mode: Any, on: bool) -> None:
+    """Have a TorchDispatchMode on or off."""
+    count: Callable[[], int] = dispatch._len_torch_dispatch_stack
+    _placed(mode, on, count, dispatch._pop_mode, dispatch._push_mode)
+
+
+def _placed(
+    mode: Any, on: bool, count: Callable[[], int], pop: Callable[[], Any], push: Callable[[Any], object]
+) -> None:
+    """A mode that is being asked at this moment is not on the stack; torch puts it back afterwards."""
+    others = [one for one in reversed([pop() for _ in range(count())]) if one is not mode]
+    devices = [one for one in others if isinstance(one, DeviceContext)]
+    for one in (*devices, *([mode] if on else []), *(one for one in others if one not in devices)):
+        push(one)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """No dispatch mode sees what happens inside, and what is made there is nobody's. Also a decorator."""
+    with dispatch._disable_current_modes():
+        yield
