@@ -85,13 +85,10 @@ if __name__ == "__main__":
         outcome = nursery.run(given, given["ranks"], 1, lambda rank, event: None, 600.0, "gloo")
     if outcome.error is not None:
         raise outcome.error
-    pairs = [max(one) for one in zip(*(result["pairs"] for result in outcome.results), strict=True)]
+    results = [one for one in outcome.results if one is not None]
+    pairs = [max(one) for one in zip(*(result["pairs"] for result in results), strict=True)]
     low, high = interval(sorted(pairs))
-    first = statistics.median(
-        max(one) for one in zip(*(result["first"] for result in outcome.results), strict=True)
-    )
-    print(
-        f"steps of {outcome.results[0]['step'] * 1e3:.2f} ms, width {given['width']}, {given['ranks']} ranks"
-    )
+    first = statistics.median(max(one) for one in zip(*(result["first"] for result in results), strict=True))
+    print(f"steps of {results[0]['step'] * 1e3:.2f} ms, width {given['width']}, {given['ranks']} ranks")
     print(f"later {statistics.median(pairs):.3f}, 90 % within {low:.3f} .. {high:.3f}")
     print(f"first {first:.1f}")

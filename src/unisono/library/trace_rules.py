@@ -182,8 +182,8 @@ RULES: dict[str, Callable[[Call], Found]] = {
     ),
     **_each("cumsum", along(True)),
     **_each(
-        "_softmax _safe_softmax _log_softmax cumprod cummax cummin logcumsumexp sort argsort topk _softmax_backward_data "
-        "_log_softmax_backward_data _fft_r2c _fft_c2c _fft_c2r",
+        "_softmax _safe_softmax _log_softmax cumprod cummax cummin logcumsumexp sort argsort topk "
+        "_softmax_backward_data _log_softmax_backward_data _fft_r2c _fft_c2c _fft_c2r",
         along(False),
     ),
     **_each("flip roll", shapes.turned),
