@@ -153,7 +153,7 @@ class Job:
         if sharded:
             mesh, zero = self.mesh.shard, self.plan.zero
             moved = shard(model, optimizers, blocks, mesh, zero)
-            self._following.old = moved.__contains__
+            self._following.old.append(moved)
             self._steps.shards(model)
             copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
             refuse_double_backward(model)
