@@ -32,9 +32,8 @@ class Backwards(TorchFunctionMode):
         """On or off."""
         if self._following is not None:
             self._following.switch(on)
-        if on != self.on or on:
-            place_function_mode(self, on)
-        self.on = on
+        if on or self.on:
+            self.on = place_function_mode(self, on)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -44,7 +43,10 @@ class Backwards(TorchFunctionMode):
                 with torch._C.DisableTorchFunction():
                     for loss in losses:
                         self._seen(loss)
-                return func(*args, **kwargs)
+                found = func(*args, **kwargs)
+            if self._following is not None:
+                self._following.end()
+            return found
         try:
             if func is torch.autograd.grad and self._following is not None:
                 return self._asked(self._following, args, kwargs)

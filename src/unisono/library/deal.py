@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from unisono.library.explain import explained
 from unisono.library.hand import Hand, Walk, part
+from unisono.library.modes import unwatched
 from unisono.library.noise import BySample, Streams, draws, seed_of
 from unisono.library.order import (
     Context,
@@ -157,7 +158,7 @@ class DealtLoader:
         source: Iterator[tuple[Any, int, int, int, int]]
         if self._slices is not None:
             self._slices.before, self._slices.walk, self._slices.skip = before, walk, skip
-            with before():
+            with before(), unwatched():  # workers would take a mode along
                 batches = iter(self._data)
             source = self._own(batches, skip)
         else:

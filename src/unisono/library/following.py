@@ -6,7 +6,7 @@ them has the traces that `trace_rules` give it. So statistics of a batch that ca
 enter the loss, and samples that meet inside the model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,8 +45,8 @@ class Traces:
 
 
 class Following(TorchDispatchMode):
-    """Off until `switch(True)`. told(code, detail): hears what makes a difference by itself. old(x): whether a tensor
-    is a parameter that sharding has replaced.
+    """Off until `switch(True)`. told(code, detail): hears what makes a difference by itself. old: parameters that
+    sharding has replaced.
 
     read: the number that the script read last from a batch's statistics, and so may act on; "" for none. thinned:
     whether a batch, which is a part already, was cut into every n-th sample."""
@@ -56,7 +56,7 @@ class Following(TorchDispatchMode):
         self._told, self._ranks = told, ranks
         self._traces = Traces()
         self._batches, self._samples, self._weighed = 0, 0, False
-        self.old: Callable[[Tensor], bool] = lambda x: False
+        self.old: list[Container[Tensor]] = []
         self.watch: Callable[[Any], object] = lambda hooks: (
             None
         )  # shown the hooks of tensors that are no parameters
@@ -68,9 +68,8 @@ class Following(TorchDispatchMode):
         return True
 
     def switch(self, on: bool) -> None:
-        if on != self.on or on:
-            place_dispatch_mode(self, on)
-        self.on = on
+        if on or self.on:
+            self.on = place_dispatch_mode(self, on)
 
     def looking(self) -> bool:
         """Whether the first steps are not over."""
@@ -108,6 +107,10 @@ class Following(TorchDispatchMode):
             if x.dim() and x.shape[0] == samples:
                 self._traces[x] = Trace(self._batches, samples)
 
+    def end(self) -> None:
+        """A backward is over: numbers that are drawn now are not for samples."""
+        self._samples = 0
+
     def weigh(self) -> None:
         """The script has said what the loss of the batch at hand counts."""
         self._weighed = True
@@ -142,7 +145,7 @@ class Following(TorchDispatchMode):
         tensors = [x for x in given if isinstance(x, Tensor)]
         if len(tensors) < len(given) and any(self._per_sample(x) for x in outs):
             self._told("J16", f"{func.overloadpacket.__name__}(generator=...)")
-        if any(self.old(x) for x in tensors):
+        if any(x in old for old in self.old for x in tensors):
             self._told("J15", f"{func.overloadpacket.__name__} reads one")
         for x in tensors:
             if not x.is_leaf and x._backward_hooks:

@@ -128,7 +128,7 @@ class LoopGradients:
         if not (own or looking or self._alone) or self._same(self._held()):
             return None
         self._alone = True
-        self._hand.backward()
+        self._hand.update()
         for grad in self._held():
             if self._hand.ratio:
                 grad.mul_(self._hand.ratio)

@@ -111,6 +111,7 @@ class Hand:
         self._trained: list[DealtBatch] = []  # of the forwards that the next backward goes through
         self._thread = threading.get_ident()
         self._stale = False  # a backward has gone through them
+        self._spent: list[DealtBatch] = []  # of updates without one
 
     @property
     def ratio(self) -> float:
@@ -205,6 +206,14 @@ class Hand:
                     fix="loss.backward() for each batch by itself, or batches that the ranks divide",
                     code="J11",
                 )
+
+    def update(self) -> None:
+        """As `backward`, where gradients were made without one: they are of the batches that came since the last."""
+        self._trained = [
+            b for b in self._trained if not any(b is old for old in self._spent)
+        ] or self._trained[-1:]
+        self.backward()
+        self._spent = list(self._trained)
 
     def _waiting(self) -> list[DealtBatch]:
         return [b for b in self._recent if not b.used and b.place >= b.walk.used]

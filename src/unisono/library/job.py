@@ -4,7 +4,6 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, final, overload
 
@@ -154,7 +153,7 @@ class Job:
         if sharded:
             mesh, zero = self.mesh.shard, self.plan.zero
             moved = shard(model, optimizers, blocks, mesh, zero)
-            self._following.old = moved.__contains__
+            self._following.old.append(moved)
             self._steps.shards(model)
             copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
             refuse_double_backward(model)
@@ -165,29 +164,17 @@ class Job:
             if several:
                 self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._hand.says())
 
-        gradients = LoopGradients(
-            slots,
-            dp,
-            self.mesh.shard,
-            self._hand,
-            self._streams.to_script,
-            meet,
-            Small(dp, self._small.device),
-        )
+        small, over = Small(dp, self._small.device), self._streams.to_script
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, over, meet, small)
         if several:
             gradients.scatter_through(model)
 
-        def flags() -> None:
+        def begins() -> None:
+            refuse_others(model)
             if gradients.look_anew():
                 follow_flags(model)
 
-        follow(
-            model,
-            self._hand,
-            self._streams,
-            self._steps,
-            [flags, partial(refuse_others, model)] if sharded else [],
-        )
+        follow(model, self._hand, self._streams, self._steps, [begins] if sharded else [])
         names = {name: id(p) for name, p in as_written(model).named_parameters(remove_duplicate=False)}
         one = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
         self._prepared.append(one)

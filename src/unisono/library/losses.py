@@ -204,17 +204,19 @@ class Reading:
         )
 
 
-def path_of(root: Node, most: int = 4096) -> str:
-    """The operations of a graph, in one order."""
-    todo, seen, kinds = [root], {root}, []
+def way_of(root: Node, most: int = 4096) -> tuple[str, dict[Node, str]]:
+    """Of a graph: its operations, in one order; and the names of autograd functions of the script's own."""
+    todo, seen, kinds, own = [root], {root}, [], {}
     while todo and len(kinds) < most:
         node = todo.pop()
         kinds.append(kind_of(node))
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and (name := _custom(node)):
+            own[node] = name
         for behind, _ in node.next_functions:
             if behind is not None and behind not in seen:
                 seen.add(behind)
                 todo.append(behind)
-    return " ".join(kinds)
+    return " ".join(kinds), own
 
 
 def _custom(node: Node) -> str:

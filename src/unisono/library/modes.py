@@ -14,25 +14,27 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._device import DeviceContext
 
 
-def place_function_mode(mode: Any, on: bool) -> None:
-    """Have a TorchFunctionMode on or off."""
-    _placed(mode, on, _len_torch_function_stack, _pop_mode, _push_mode)
+def place_function_mode(mode: Any, on: bool) -> bool:
+    """Have a TorchFunctionMode on or off; whether it is on then."""
+    return _placed(mode, on, _len_torch_function_stack, _pop_mode, _push_mode)
 
 
-def place_dispatch_mode(mode: Any, on: bool) -> None:
-    """Have a TorchDispatchMode on or off."""
+def place_dispatch_mode(mode: Any, on: bool) -> bool:
+    """Have a TorchDispatchMode on or off; whether it is on then."""
     count: Callable[[], int] = dispatch._len_torch_dispatch_stack
-    _placed(mode, on, count, dispatch._pop_mode, dispatch._push_mode)
+    return _placed(mode, on, count, dispatch._pop_mode, dispatch._push_mode)
 
 
 def _placed(
     mode: Any, on: bool, count: Callable[[], int], pop: Callable[[], Any], push: Callable[[Any], object]
-) -> None:
-    """A mode that is being asked at this moment is not on the stack; torch puts it back afterwards."""
-    others = [one for one in reversed([pop() for _ in range(count())]) if one is not mode]
+) -> bool:
+    """A mode that is being asked at this moment is not on the stack, and torch puts it back afterwards: it stays on."""
+    every = [pop() for _ in range(count())][::-1]
+    others = [one for one in every if one is not mode]
     devices = [one for one in others if isinstance(one, DeviceContext)]
     for one in (*devices, *([mode] if on else []), *(one for one in others if one not in devices)):
         push(one)
+    return on or len(others) == len(every)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from unisono.spec.errors import UserCodeError
 from unisono.spec.words import listed
 from unisono.train.copies import checksum
 
-PERIOD = 8  # backwards between two looks, after the first two
+PERIOD = 8  # backwards between two looks, after the first ones
+FIRST = 16
 WORDS = 1024  # numbers of a weight that a look takes
 WEIGHTS = 4  # of which a look takes some
 SHORT = 0xFFFF  # what is left of a sum: with it, sums of squares over ranks stay exact in float64
@@ -29,9 +30,9 @@ class Replicas:
         self._slots, self._dp, self._made, self._looks = tuple(slots), dp, 0, 0
 
     def due(self) -> bool:
-        """Whether this backward takes a look; it is counted. The first that could see a difference is the second."""
+        """Whether this backward takes a look; it is counted."""
         self._made += 1
-        return self._made in (2, 3) or self._made % PERIOD == 0
+        return self._made <= FIRST or self._made % PERIOD == 0
 
     @torch.no_grad()
     def words(self) -> Tensor:

@@ -25,7 +25,7 @@ def product(call: Call) -> Found:
     places = [labels[one.dim] for one, labels in ((a, i), (b, j)) if one is not None and one.dim is not None]
     both = [one for one in (a, b) if one is not None]
     made = next((one for one in both if one.dim is not None), both[0])
-    if any(one.batch != made.batch or one.samples != made.samples for one in both):
+    if any((one.batch, one.samples) != (made.batch, made.samples) for one in both if one.dim is not None):
         return None
     reduced = next((one.reduced for one in both if one.reduced), "")
     made = replace(made, reduced=reduced, met=next((one.met for one in both if one.met), ""))

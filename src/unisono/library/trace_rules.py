@@ -42,6 +42,8 @@ def _is_a_count(call: Call) -> bool:
     trace = call.of(other) if call.name == "div" else None
     if trace is None or trace.dim is not None or not isinstance(other, Tensor) or other.numel() != 1:
         return False
+    if other.requires_grad:
+        return False
     number = float(other)
     return call.weighed or (not trace.met and number >= trace.samples and not number % trace.samples)
 
@@ -168,7 +170,7 @@ RULES: dict[str, Callable[[Call], Found]] = {
     **_each("squeeze", shapes.moved(shapes.squeezed)),
     **_each("expand", shapes.moved(shapes.expanded)),
     **_each("select unbind", shapes.moved(shapes.selected)),
-    **_each("constant_pad_nd tril triu", shapes.moved(shapes.kept)),
+    **_each("constant_pad_nd tril triu view_as_real view_as_complex", shapes.moved(shapes.kept)),
     **_each("slice split split_with_sizes chunk", shapes.cut),
     **_each("cat stack", shapes.joined),
     **_each("repeat", shapes.repeated),
@@ -180,8 +182,8 @@ RULES: dict[str, Callable[[Call], Found]] = {
     ),
     **_each("cumsum", along(True)),
     **_each(
-        "_softmax _log_softmax cumprod cummax cummin logcumsumexp sort argsort topk _softmax_backward_data "
-        "_log_softmax_backward_data _fft_r2c _fft_c2c _fft_c2r",
+        "_softmax _safe_softmax _log_softmax cumprod cummax cummin logcumsumexp sort argsort topk "
+        "_softmax_backward_data _log_softmax_backward_data _fft_r2c _fft_c2c _fft_c2r",
         along(False),
     ),
     **_each("flip roll", shapes.turned),

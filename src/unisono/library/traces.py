@@ -71,9 +71,11 @@ def viewed(trace: Trace, before: Shape, after: Shape) -> Trace | None:
 def together(traces: Sequence[tuple[Trace, int]], out: Shape, by: str) -> Trace | None:
     """Of an operation that takes entries at the same place: traces with their tensors' numbers of dims, as they are
     broadcast to `out`. None where nothing can be said."""
-    first = traces[0][0]
-    if any(one.batch != first.batch or one.samples != first.samples for one, _ in traces):
-        return None
+    first = next((one for one, _ in traces if one.dim is not None), traces[0][0])
+    if any(
+        (one.batch, one.samples) != (first.batch, first.samples) for one, _ in traces if one.dim is not None
+    ):
+        return None  # a statistic of an earlier batch may meet this one; samples of two batches are no one's business
     rows = [(one, one.dim - dims + len(out)) for one, dims in traces if one.dim is not None]
     reduced = next((one.reduced for one, _ in traces if one.reduced), "")
     met = next((one.met for one, _ in traces if one.met), "")

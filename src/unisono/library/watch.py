@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from unisono.library.backwards import Backwards
 from unisono.library.following import Following
 from unisono.library.hand import Hand
-from unisono.library.linear_hooks import watch, watch_modules
-from unisono.library.losses import Node, Reading, path_of
+from unisono.library.linear_hooks import watch, watch_functions, watch_modules
+from unisono.library.losses import Node, Reading, way_of
 from unisono.library.noise import Streams
 from unisono.library.notices import Notices
 from unisono.library.small import Small
@@ -37,7 +37,8 @@ class FirstSteps:
         self._following = following
         self._losses = Backwards(self._loss, following)
         self._paths: list[str] = []  # of this step's losses
-        self._terms: list[float] = []
+        self._terms: list[float] = []  # numbers a sample in each of their means
+        self._uncounted = False  # whether one is of other things than this rank's samples
         self._judged = False  # whether gradients that no backward made have come before
         following.watch = lambda hooks: watch(hooks, following, told)
 
@@ -102,7 +103,8 @@ class FirstSteps:
 
     def _compare(self, buffers: Sequence[Tensor]) -> None:
         """What the ranks have seen in this step, side by side."""
-        paths, terms = (digest(repr(seen).encode()) for seen in (self._paths, self._terms))
+        paths = digest(" ".join(self._paths).encode())
+        terms = 0 if self._uncounted else digest(repr(self._terms).encode())  # 0: nothing to compare
         moved = digest_of([b.reshape(-1) for b in buffers]) if buffers else 0
         acted = self._following.acted_on()
         rows = self._small.rows([moved, paths, terms, bool(acted), self._following.thinned])
@@ -111,11 +113,11 @@ class FirstSteps:
             self._told("J14")
         if differ[1] and any(row[3] for row in rows):
             self._told("J30", acted)
-        if differ[2] and not differ[1]:
+        if len({row[2] for row in rows if row[2]}) > 1 and not differ[1]:
             self._told("J10", f"a mean over {self._terms} numbers a sample here, and other numbers elsewhere")
         if all(row[4] for row in rows):
             self._told("J10", "x[rank::ranks] takes a part of what is this rank's part already")
-        self._paths, self._terms = [], []
+        self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
         batch = self._hand.latest
@@ -128,8 +130,11 @@ class FirstSteps:
             self._told("J10", why)
         if reading.unread:
             self._told("J31", reading.unread)
-        self._paths.append(path_of(loss.grad_fn))
-        self._terms += [] if batch.weighed or batch.borrowed else reading.terms
+        path, functions = way_of(loss.grad_fn)
+        watch_functions(functions, self._following, self._told)
+        self._paths.append(path)
+        self._terms += reading.terms
+        self._uncounted |= batch.weighed or batch.borrowed
 
 
 def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, before: Sequence[Any]) -> None:

@@ -32,7 +32,7 @@ QUICK = {
         updates.two_optimisers, updates.an_optimiser_that_is_not_prepared, updates.clipping_a_list_made_before,
         updates.thawed_later, vision.ema_by_hand, generative.wgan_gp, order.look_ahead_that_copies,
         watched.gradients_by_autograd_grad, watched.gradients_by_torch_func, watched.hook_that_clamps_after_prepare,
-        watched.hook_that_clamps, watched.drawn_anew_after_prepare, watched.channels_last, watched.adafactor,
+        watched.hook_that_clamps, watched.drawn_anew_after_prepare, watched.weights_channels_last, watched.adafactor_steps,
         watched.weights_read_outside_the_forward, watched.a_weight_taken_before_prepare,
         watched.a_leftover_variable_of_a_loop, watched.stepped_as_gradients_arrive,
     ],

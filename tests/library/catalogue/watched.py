@@ -112,7 +112,7 @@ def clipped_by_sample(job: Job) -> Iterator[float]:
             return F.cross_entropy(out, y[None])
 
         each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))(params, x, y)
-        norms = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
+        norms = torch.cat([g.flatten(1) for g in each.values()], 1).norm(dim=1)
         for name, p in model.named_parameters():
             factor = (0.5 / norms).clamp(max=1).view(-1, *[1] * p.dim())
             p.grad = (each[name] * factor).mean(0)
@@ -124,7 +124,7 @@ def clipped_by_sample(job: Job) -> Iterator[float]:
 def inner_step_of_maml(job: Job) -> Iterator[float]:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         params = dict(model.named_parameters())
-        grads = torch.autograd.grad(cross(model, x, y), params.values(), create_graph=True)
+        grads = torch.autograd.grad(cross(model, x, y), list(params.values()), create_graph=True)
         fast = {name: p - 0.5 * g for (name, p), g in zip(params.items(), grads, strict=True)}
         return F.cross_entropy(torch.func.functional_call(model, fast, (x,)), y)
 
@@ -287,7 +287,7 @@ def scored(model: nn.Module, x: Tensor, y: Tensor, advantage: Tensor) -> Tensor:
 
 
 @loop("told J10")
-def advantages_normalised(job: Job) -> Iterator[float]:
+def advantages_by_their_spread(job: Job) -> Iterator[float]:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         reward = x.sum(1)
         return scored(model, x, y, (reward - reward.mean()) / (reward.std() + 1e-3))
@@ -296,7 +296,7 @@ def advantages_normalised(job: Job) -> Iterator[float]:
 
 
 @loop()
-def advantages_normalised_over_all(job: Job) -> Iterator[float]:
+def advantages_by_the_spread_of_all(job: Job) -> Iterator[float]:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         reward = x.sum(1)
         every = job.gather(reward)
@@ -320,7 +320,7 @@ def inputs_normalised(job: Job) -> Iterator[float]:
 
 
 @loop()
-def inputs_normalised_by_sample(job: Job) -> Iterator[float]:
+def inputs_by_their_own_spread(job: Job) -> Iterator[float]:
     yield from trained(
         job, ready(job), lambda m, x, y: cross(m, (x - x.mean(1, True)) / x.std(1, keepdim=True), y)
     )
@@ -336,7 +336,7 @@ def weights_of_classes_in_the_batch(job: Job) -> Iterator[float]:
 
 
 @loop("told J10")
-def loss_over_its_own_value(job: Job) -> Iterator[float]:
+def loss_over_itself(job: Job) -> Iterator[float]:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         loss = cross(model, x, y)
         return loss / loss.detach()
@@ -431,14 +431,15 @@ def padded_to_the_longest(job: Job) -> Iterator[float]:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(x[..., None])
 
-    data = batches(list(samples()), collate_fn=padded)
+    rows = samples()
+    data = batches([rows[i] for i in range(len(rows))], collate_fn=padded)
     yield from trained(
         job, ready(job, Words(), data), lambda m, x, y: (m(x) - y.view(-1, 1, 1)).square().mean()
     )
 
 
 @loop("told J10 J30", shard="told J10 J30")
-def depth_by_the_batch(job: Job) -> Iterator[float]:
+def way_by_a_mean(job: Job) -> Iterator[float]:
     def act(h: Tensor) -> Tensor:
         return torch.tanh(2 * h) if h.mean() > 0 else torch.sin(h).cos()
 
@@ -449,7 +450,7 @@ def depth_by_the_batch(job: Job) -> Iterator[float]:
 
 
 @loop("told J10")
-def slices_by_rank_left_in(job: Job) -> Iterator[float]:
+def every_nth_sample_by_rank(job: Job) -> Iterator[float]:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return cross(model, x[job.rank :: job.world], y[job.rank :: job.world])
 
@@ -506,7 +507,7 @@ def drawn_anew_after_prepare(job: Job) -> Iterator[float]:
 
 
 @loop()
-def channels_last(job: Job) -> Iterator[float]:
+def weights_channels_last(job: Job) -> Iterator[float]:
     class Images(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -515,7 +516,7 @@ def channels_last(job: Job) -> Iterator[float]:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.conv(x.view(-1, 2, 3, 1).expand(-1, 2, 3, 2)).flatten(1))
 
-    model = Images().to(memory_format=torch.channels_last)
+    model = Images().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     yield from trained(job, ready(job, model), cross)
 
 
@@ -535,14 +536,14 @@ def submodules_called_alone(job: Job) -> Iterator[float]:
 
 
 @loop(shard="refused J29")
-def adafactor(job: Job) -> Iterator[float]:
+def adafactor_steps(job: Job) -> Iterator[float]:
     model = mlp()
     parts = job.prepare(model, torch.optim.Adafactor(model.parameters(), lr=1e-2), batches())
     yield from trained(job, parts, cross)
 
 
 @loop(shard="refused J29")
-def rprop(job: Job) -> Iterator[float]:
+def rprop_steps(job: Job) -> Iterator[float]:
     model = mlp()
     parts = job.prepare(model, torch.optim.Rprop(model.parameters(), lr=1e-2), batches())
     yield from trained(job, parts, cross)
