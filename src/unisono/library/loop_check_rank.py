@@ -26,7 +26,7 @@ from unisono.library import gradient_check_rank, scratch
 from unisono.library.enter import init
 from unisono.library.job import Job
 from unisono.library.losses import Backwards
-from unisono.library.stage import Stage, staged
+from unisono.library.stage import ScriptStage, staged
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
 from unisono.spec.frames import is_foreign
@@ -113,7 +113,9 @@ class StepLog:
             self._models.append(model)
             for p in model.parameters():
                 if p.requires_grad and not isinstance(p, DTensor):
-                    p.register_hook(partial(self._arrived, id(p)))  # behind that of `prepare`, which weighs it
+                    p.register_hook(
+                        partial(self._arrived, id(p))
+                    )  # behind that of `prepare`, which weighs it
             model.register_forward_pre_hook(lambda *_: self._look(False))
             model.register_forward_hook(lambda *_: self._look(True), always_call=True)
         for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
@@ -221,7 +223,7 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
         dist.init_process_group(ctx.backend, store=ctx.store, rank=0, world_size=1)
     log = StepLog(Path(argument["folder"]), ctx.rank, argument["steps"], argument["noisy"])
     dtypes = Coarsest() if argument["noisy"] else nullcontext()
-    with staged(Stage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking(), dtypes:
+    with staged(ScriptStage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking(), dtypes:
         try:
             if function is None:
                 run_script(argument["script"], argument["words"], argument["cwd"])
