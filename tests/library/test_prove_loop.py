@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import unisono
-from unisono.library.loop_check import LoopVerdict, Play, compare
+from unisono.library.loop_check import LoopPlay, LoopVerdict, compare
 from unisono.plan import Plan
 
 pytestmark = pytest.mark.timeout(120)
@@ -66,7 +66,7 @@ def test_a_loss_that_the_graph_says_nothing_of() -> None:
 
 
 def judged(one: Any, several: Any, notes: Any, plan: Plan) -> LoopVerdict:
-    return compare(Play([one]), Play(several, notes=notes), plan)
+    return compare(LoopPlay([one]), LoopPlay(several, notes=notes), plan)
 
 
 def test_steps_that_are_missing_are_wrong() -> None:

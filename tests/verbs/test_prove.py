@@ -89,7 +89,7 @@ def test_a_batch_that_is_normalised_by_itself_fails(proves: Proves, tmp_path: Pa
     told = json.loads(out)
     (result,) = told["results"]
     assert code == 3 and told["schema_version"] == 1 and told["pass"] is result["pass"] is False
-    assert result["plan"] == "dp=2" and result["ranks"] == 2 and result["cause"] == "forward"
+    assert result["plan"] == "dp=2" and result["ranks"] == 2 and result["cause"] in ("forward", "told")
     assert result["max_rel_err"].keys() == {"grad", "loss", "param", "optim"}
     assert result["max_rel_err"]["grad"] > 1e-3 and result["bound"] == 1e-9
     assert result["first_divergence"].startswith("step 1, the gradient of 0.")

@@ -94,7 +94,8 @@ def _by_rank(want: Tensors, ranks: Sequence[Tensors], bound: float) -> Cause | N
     if not names:
         return None
     columns = torch.stack([torch.cat([own[name].double().flatten() for name in names]) for own in owns], 1)
-    twins = [r for r in range(len(ranks)) if any(torch.equal(columns[:, r], x) for x in columns.T[:r])]
+    some = [r for r in range(len(ranks)) if columns[:, r].any()]  # others have no samples of this batch
+    twins = [r for r in some if any(torch.equal(columns[:, r], x) for x in columns.T[:r])]
     if twins:
         text = f"what ranks {listed(twins)} make is what a rank before them makes: they have the same samples"
         return Cause("leaf_twice", text)

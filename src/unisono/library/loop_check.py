@@ -64,7 +64,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class LoopPlay:
     """What one play left. ranks: of each, its steps. ends: of each, its weights at the loop's own end, if it came to
     it. notes: what the loop was told. files: of a script, its own and what it imported. jobs: calls of `init`.
     coarsest: of a noisy play, the coarsest dtype that anything was computed in."""
@@ -159,7 +159,7 @@ def prove_loop_on(nursery: Nursery, loop: Callable[..., Any], plan: Plan, steps:
 
 @contextmanager
 def playing(
-    nursery: Nursery, call: Call, terms: Terms, played: Callable[[Play], None] = lambda one: None
+    nursery: Nursery, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda one: None
 ) -> Iterator[Callable[[Plan], LoopVerdict]]:
     """A function from a plan to the verdict of the loop that `call` names: a function by `module`, `name` and `file`, a
     script by `script`, `words` and `cwd`. It is played by one process at once, which `played` is shown.
@@ -171,7 +171,7 @@ def playing(
         played(one)
 
         @cache
-        def noise() -> Play | None:
+        def noise() -> LoopPlay | None:
             with suppress(UserCodeError):  # what looks at every operation may be more than the loop bears
                 return play(nursery, call, Plan(), terms, Path(name, "noise"), noisy=True)
 
@@ -191,7 +191,9 @@ def not_played(plan: Plan, error: UnisonoError) -> LoopVerdict:
     return LoopVerdict(False, (), None, (), cause, text, plan=str(plan), ranks=plan.fill(1).world)
 
 
-def play(nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False) -> Play:
+def play(
+    nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False
+) -> LoopPlay:
     """A loop under a plan, from the same seed. folder: for what its steps come to. Raises what the loop raises."""
     folder.mkdir()
     ranks = plan.fill(1).world
@@ -211,10 +213,10 @@ def play(nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, n
     told, *_ = (result or {} for result in outcome.results)
     steps = [[load_file(path) for path in sorted(folder.glob(f"{r}-[0-9]*"))] for r in range(ranks)]
     ends = [load_file(path) if (path := folder / f"{r}-end").exists() else None for r in range(ranks)]
-    return Play(steps, ends, tuple(told["notes"]), tuple(told["files"]), told["jobs"], told["coarsest"])
+    return LoopPlay(steps, ends, tuple(told["notes"]), tuple(told["files"]), told["jobs"], told["coarsest"])
 
 
-def _with_steps(one: Play, call: Call) -> None:
+def _with_steps(one: LoopPlay, call: Call) -> None:
     """Raises UsageError V05."""
     if not one.jobs:
         what, fix = (
@@ -236,7 +238,7 @@ def _with_steps(one: Play, call: Call) -> None:
     )
 
 
-def compare(one: Play, several: Play, plan: Plan, noise: Play | None = None) -> LoopVerdict:
+def compare(one: LoopPlay, several: LoopPlay, plan: Plan, noise: LoopPlay | None = None) -> LoopVerdict:
     """What several ranks came to, beside one process. noise: the play of one process that says what rounding does."""
     bound = max(_bound(one), 0.0 if noise is None else _bound_of(noise.coarsest))
     found = [*_differing(one, several), *_at_the_end(one, several), *_losses(one, several)]
@@ -285,19 +287,19 @@ class Difference:
         return [name for name in names if not all(rank.get(name, 0.0) <= bound for rank in self.errors)]
 
 
-def _differing(one: Play, several: Play) -> Iterator[Difference]:
+def _differing(one: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
     for number, (a, *ranks) in enumerate(together(one.ranks[0], several.ranks), start=1):
         yield from _of_kinds(number, a, ranks, ("grad", "param", "optim"))
 
 
-def _at_the_end(one: Play, several: Play) -> Iterator[Difference]:
+def _at_the_end(one: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
     """Of the weights that a loop leaves at its own end: what changed them may be no optimiser."""
     ends = [end for end in (*one.ends, *several.ends) if end is not None]
     if len(ends) == 1 + len(several.ranks):
         yield from _of_kinds(len(one.ranks[0]) + 1, ends[0], ends[1:], ("param",))
 
 
-def _losses(one: Play, several: Play) -> Iterator[Difference]:
+def _losses(one: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
     """In their order; of several ranks each has its part. Nothing where ranks have not made as many."""
     own, *ranks = [
         [(number, x) for number, step in enumerate(steps, 1) for x in of_kind(step, "loss").values()]
@@ -327,7 +329,7 @@ def together(ones: Sequence[Step], several: Sequence[Sequence[Step]]) -> Iterato
             yield one, *(left.pop(i) for i, left in zip(at, waiting, strict=True) if i is not None)
 
 
-def _rounding(one: Play, noise: Play) -> dict[tuple[int, str], float]:
+def _rounding(one: LoopPlay, noise: LoopPlay) -> dict[tuple[int, str], float]:
     """(step, kind) -> the largest error that rounding alone has made until then."""
     found: dict[tuple[int, str], float] = {}
     for d in (*_differing(one, noise), *_at_the_end(one, noise), *_losses(one, noise)):
@@ -336,7 +338,7 @@ def _rounding(one: Play, noise: Play) -> dict[tuple[int, str], float]:
     return found
 
 
-def _bound(one: Play) -> float:
+def _bound(one: LoopPlay) -> float:
     steps = [*one.ranks[0], *(end for end in one.ends if end is not None)]
     seen = {x.dtype for step in steps[:1] for key, x in step.items() if key.startswith(("grad/", "param/"))}
     return max((BOUNDS.get(d, COARSE) for d in seen if d.is_floating_point), default=BOUNDS[torch.float64])

@@ -26,7 +26,7 @@ from unisono.library import gradient_check_rank, scratch
 from unisono.library.backwards import Backwards
 from unisono.library.enter import init
 from unisono.library.job import Job
-from unisono.library.stage import Stage, staged
+from unisono.library.stage import ScriptStage, staged
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
 from unisono.spec.frames import is_foreign
@@ -58,7 +58,7 @@ class StepLog:
     """What each step of an optimiser came to, in one file for each rank and step:
 
     grad/NAME      the gradient that the optimiser is about to step, all shards of it together
-    own/NAME       what this rank's own samples made of it before ranks met, where no shards are in the way
+    own/NAME       what this rank's own samples made of it, weighed, before ranks met, where no shards are in the way
     loss/N         the N-th loss since the last step, as its part of the mean over the global batch
     param/NAME     parameters and buffers after the step
     optim/KEY/NAME the optimiser's state after the step
@@ -108,12 +108,14 @@ class StepLog:
         self, own: Any, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], *rest: Any, **more: Any
     ) -> Any:
         known = any(model is known for known in self._models)
-        for p in [] if known or not isinstance(model, nn.Module) else model.parameters():
-            if p.requires_grad:
-                p.register_hook(partial(self._arrived, id(p)))  # before `prepare` has hooks of its own there
         prepared = own(model, optimizer, *rest, **more)
         if not known:
             self._models.append(model)
+            for p in model.parameters():
+                if p.requires_grad and not isinstance(p, DTensor):
+                    p.register_hook(
+                        partial(self._arrived, id(p))
+                    )  # behind that of `prepare`, which weighs it
             model.register_forward_pre_hook(lambda *_: self._look(False))
             model.register_forward_hook(lambda *_: self._look(True), always_call=True)
         for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
@@ -221,7 +223,7 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
         dist.init_process_group(ctx.backend, store=ctx.store, rank=0, world_size=1)
     log = StepLog(Path(argument["folder"]), ctx.rank, argument["steps"], argument["noisy"])
     dtypes = Coarsest() if argument["noisy"] else nullcontext()
-    with staged(Stage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking(), dtypes:
+    with staged(ScriptStage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking(), dtypes:
         try:
             if function is None:
                 run_script(argument["script"], argument["words"], argument["cwd"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ScriptStage:
     """plan: instead of the script's own. context: this rank. see: is shown each job before the script has it."""
 
     plan: Plan
@@ -22,16 +22,16 @@ class Stage:
     see: "Callable[[Job], None]"
 
 
-_STAGE: ContextVar[Stage] = ContextVar("who plays this script")
+_STAGE: ContextVar[ScriptStage] = ContextVar("who plays this script")
 
 
-def stage() -> Stage | None:
+def stage() -> ScriptStage | None:
     """The one that this script is played on; None where its user has started it."""
     return _STAGE.get(None)
 
 
 @contextmanager
-def staged(on: Stage) -> Iterator[None]:
+def staged(on: ScriptStage) -> Iterator[None]:
     """What is called inside is played on this stage."""
     token = _STAGE.set(on)
     try:

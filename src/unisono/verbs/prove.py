@@ -10,7 +10,7 @@ from unisono.verbs import CommandCall, Parser, Result, Verb
 from unisono.verbs._errors import short
 
 if TYPE_CHECKING:
-    from unisono.library.loop_check import LoopVerdict, Play
+    from unisono.library.loop_check import LoopPlay, LoopVerdict
     from unisono.plan import Plan
 
 
@@ -111,7 +111,7 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
     verdicts: list[LoopVerdict] = []
     files: list[str] = []
 
-    def first(one: "Play") -> None:
+    def first(one: "LoopPlay") -> None:
         files.extend(one.files)
         if settings.json is False:
             width = max(24, *(len(str(plan)) for plan in plans))

@@ -132,7 +132,7 @@ def halting_never(job: Job) -> Iterator[float]:
     yield from trained(job, Thinking(float("inf")))
 
 
-@loop("silent")
+@loop("open")
 def stop_early_on_local_loss(job: Job) -> Iterator[float]:
     model, optimizer, data = ready(job)
     for _ in range(6):
@@ -142,7 +142,7 @@ def stop_early_on_local_loss(job: Job) -> Iterator[float]:
             loss.backward()
             optimizer.step()
             yield loss.item()
-            if loss.item() < 1.05:
+            if loss.item() < 0.85:
                 return
 
 
