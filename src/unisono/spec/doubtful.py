@@ -66,7 +66,7 @@ def read_text(path: str | Path, limit: int) -> str:
 def parse(text: bytes) -> Any:
     """The JSON value of a text in UTF-8. Raises ValueError or RecursionError, also for a key that is given twice (which
     readers would take in different ways) and for NaN and infinities, which are no JSON."""
-    return json.loads(text.decode(), object_pairs_hook=_object, parse_constant=_no_number)
+    return json.loads(text.decode(), object_pairs_hook=keys_once, parse_constant=_no_number)
 
 
 def toml_of(text: str) -> dict[str, Any]:
@@ -115,7 +115,8 @@ def visible(text: str) -> str:
     )
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, as `json.loads` asks its `object_pairs_hook`. Raises ValueError where a key is given twice."""
     made = dict(pairs)
     if len(made) < len(pairs):
         twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)

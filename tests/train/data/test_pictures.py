@@ -1,5 +1,6 @@
 """Pictures of a folder are decoded once, in the model's size, under the number of their class."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -63,3 +64,25 @@ def test_mistakes_with_pictures(tmp_path: Path):
     refused("D04", lambda: opened(pics / "cats" / "more", tmp_path, model))
     refused("D02", lambda: opened(tmp_path / "none", tmp_path, model))
     refused("D12", lambda: opened(pics, tmp_path, ModelConfig()))
+
+
+def test_whatever_lies_there_in_the_place_of_a_picture_is_named_or_left_out(tmp_path: Path) -> None:
+    pics, model = made(tmp_path, 3), ModelConfig(kind="mlp")
+    cats, whole = pics / "cats", (pics / "cats" / "0.png").read_bytes()
+    bodies = {
+        "cut": whole[: len(whole) // 2],
+        "empty": b"",
+        "zeros": bytes(200),
+        "text": b"<svg/>",
+        "gzip": b"\x1f\x8b\x08",
+    }
+    for name, body in bodies.items():
+        (cats / f"{name}.png").write_bytes(body)
+    (cats / "link.png").symlink_to("nowhere")
+    (cats / "round.png").symlink_to("round.png")
+    os.mkfifo(cats / "pipe.png")
+    (cats / "folder.png").mkdir()
+    (cats / "huge.png").write_bytes(whole[:16] + (60_000).to_bytes(4, "big") * 2 + whole[24:])
+    assert refused("D14", lambda: opened(pics, tmp_path, model)).where == str(cats / "cut.png")
+    corpus = opened(pics, tmp_path, model, skip_bad=True)
+    assert len(corpus.train) + len(corpus.val) == 6 and corpus.told[0].startswith("9 pictures")

@@ -48,6 +48,8 @@ def picture(file: str, shape: list[int]) -> bytes:
         raise UsageError(what, code="D10", where="data.source", fix="pip install pillow") from error
     import numpy as np
 
+    if not os.path.isfile(file):  # a pipe would be waited for
+        raise FileNotFoundError("no file, or a link to none")
     channels, height, width = shape
     with Image.open(file) as opened:
         upright = ImageOps.exif_transpose(opened) or opened

@@ -47,10 +47,7 @@ def picture_corpus(folder: str, shape: tuple[int, ...], data: DataConfig) -> Cor
     """The pictures of a folder in this shape; some of them, always the same, are held out. Raises UsageError D02, D04,
     D10, D14 (a picture that cannot be read), D15 (the cache cannot be written)."""
     files, names = listed(folder), classes_of(folder)
-    stats = [os.stat(path) for path, _ in files]
-    identities = [
-        (path, stat.st_size, stat.st_mtime_ns) for (path, _), stat in zip(files, stats, strict=True)
-    ]
+    identities = [_identity(path) for path, _ in files]
     key = {"format": _FORMAT, "shape": list(shape), "skip_bad": data.skip_bad, "files": identities}
 
     def make(out: Path) -> Mapping[str, Any]:
@@ -82,13 +79,22 @@ def picture_corpus(folder: str, shape: tuple[int, ...], data: DataConfig) -> Cor
     )
 
 
+def _identity(path: str) -> tuple[str, int, int]:
+    """What it is known by: path, size, time of its last change; of a link to nothing its path."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return path, -1, 0
+    return path, stat.st_size, stat.st_mtime_ns
+
+
 def _make(files: list[tuple[str, int]], shape: list[int], out: Path, data: DataConfig) -> Mapping[str, Any]:
     parts = [files[i : i + _PART] for i in range(0, len(files), _PART)]
     jobs = [
         {"files": [f for f, _ in part], "shape": shape, "out": str(out / str(i))}
         for i, part in enumerate(parts)
     ]
-    begun, bad, done = time.monotonic(), set[str](), [0]
+    begun, bad, done = time.monotonic(), dict[str, str](), [0]
 
     def heard(at: int, answer: Mapping[str, Any]) -> bool:
         for number, why in answer["bad"]:
@@ -100,7 +106,7 @@ def _make(files: list[tuple[str, int]], shape: list[int], out: Path, data: DataC
                     where=path,
                     fix="mend or remove it, or data.skip_bad = true, which leaves such out and counts them",
                 )
-            bad.add(path)
+            bad[path] = why
         done[0] += len(parts[at])
         on_stderr(progress("decoding", done[0], len(files), "pictures", time.monotonic() - begun))
         return True
@@ -109,6 +115,6 @@ def _make(files: list[tuple[str, int]], shape: list[int], out: Path, data: DataC
     on_stderr(progress("decoding", len(files), len(files), "pictures", time.monotonic() - begun) + "\n")
     cache.joined([out / str(i) for i in range(len(parts))], out / "pixels")
     np.array([label for path, label in files if path not in bad], dtype=np.int64).tofile(out / "labels")
-    for path in sorted(bad)[:5]:
-        on_stderr(f"left out {path}\n")
+    for path, why in sorted(bad.items())[:5]:
+        on_stderr(f"left out {path}: {why}\n")
     return {"left_out": len(bad)}

@@ -244,10 +244,8 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(build, "_WORKER", "no.such.module")
-    refused(
-        "D16",
-        lambda: read(TokenOrder(JSONL, "byte"), lines(tmp_path / "a.jsonl", {"text": "x"}), cache=tmp_path),
-    )
+    file = lines(tmp_path / "a.jsonl", {"text": "x"})
+    assert refused("D16", lambda: read(TokenOrder(JSONL, "byte"), file, cache=tmp_path)).where == str(file)
 
 
 def test_mistakes_with_tokenizers(tmp_path: Path):

@@ -1,5 +1,8 @@
 """Whatever stands in a record, it is a document or is named by its place; and what is not read of it is told."""
 
+import io
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,8 @@ from tests.train.data.tokenised.odd_records import ODD, Odd, made, observed
 from tests.train.data.tokenised.test_build import lines, read
 from unisono.train.data.tokenised.chats import KeysRead, counted, written
 from unisono.train.data.tokenised.cutters import Encoded
-from unisono.train.data.tokenised.order import JSONL, TokenOrder
+from unisono.train.data.tokenised.order import JSONL, Part, TokenOrder
+from unisono.train.data.tokenised.worker import Maker, main
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -113,13 +117,53 @@ def test_a_key_that_changes_nothing_is_asked_about_a_few_times_alone() -> None:
     assert len(calls) == 16
 
 
+def test_a_text_that_the_tokenizer_takes_not_is_left_out_alone(tmp_path: Path) -> None:
+    """Whatever it raises: a panic of a library in another language is no Exception."""
+
+    class Panic(BaseException):
+        """As such a library raises it."""
+
+    body = lines(tmp_path / "b", {"text": "one"}, {"text": "odd"}, {"text": "two"}).read_bytes()
+    (tmp_path / "a.jsonl").write_bytes(body)
+    maker = Maker(TokenOrder(JSONL, "byte", skip_bad=True), io.StringIO())
+    cut = maker.encode
+
+    def encode(texts, starts, special):
+        if "odd" in texts:
+            raise Panic("no such letter")
+        return cut(texts, starts, special)
+
+    maker.encode = encode
+    answer = maker.make(Part(str(tmp_path / "a.jsonl"), 0, len(body), len(body)), str(tmp_path / "out"))
+    assert (tmp_path / "out.tokens").read_bytes() == b"one\0two\0"
+    assert answer["bad"] == [(len(b'{"text": "one"}\n'), "the tokenizer takes it not: Panic: no such letter")]
+
+
+def test_whatever_a_library_raises_names_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def torn(*_: object) -> None:
+        raise TypeError("odd bytes")
+
+    monkeypatch.setattr(Maker, "make", torn)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    order = {
+        "order": TokenOrder(JSONL, "byte").as_json(),
+        "part": ["a.jsonl", 0, 9, 9],
+        "out": str(tmp_path / "o"),
+    }
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(order) + "\n"))
+    monkeypatch.setattr("sys.stdout", answers := io.StringIO())
+    main()
+    error = json.loads(answers.getvalue())["error"]
+    assert (error["code"], error["where"]) == ("D16", "a.jsonl") and "TypeError: odd bytes" in error["what"]
+
+
 def test_rows_of_a_broken_table_are_named(tmp_path: Path) -> None:
     """From the page that is damaged on; those before it stay."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
     from unisono.train.data.tokenised.chats import BadRecord
-    from unisono.train.data.tokenised.order import Fields, Part
+    from unisono.train.data.tokenised.order import Fields
     from unisono.train.data.tokenised.records import parquet_records
 
     file = tmp_path / "a.parquet"

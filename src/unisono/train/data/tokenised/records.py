@@ -1,12 +1,12 @@
 """Records of files as texts: lines of JSON, rows of tables, whole files. Imported by workers; no torch here."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unisono.spec.doubtful import keys_once
 from unisono.spec.errors import UsageError
 from unisono.train.data.tokenised.chats import (
     BadRecord,
@@ -54,9 +54,7 @@ def jsonl_records(part: Part) -> Iterator[Record]:
 def parsed(line: bytes) -> Any:
     """What a line of JSON says. Raises BadRecord."""
     try:
-        found = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once)
-    except BadRecord:
-        raise
+        found = json.loads(line.decode("utf-8-sig"), object_pairs_hook=keys_once)
     except RecursionError as error:
         raise BadRecord("no JSON that can be read: brackets are nested too deeply") from error
     except UnicodeDecodeError as error:
@@ -68,15 +66,6 @@ def parsed(line: bytes) -> Any:
     if not isinstance(found, dict):
         raise BadRecord(f"{_kind(found)}, where an object with keys is wanted")
     return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, of which no key stands twice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise BadRecord(f"the key {twice!r} stands in it twice")
-    return made
 
 
 def _byte(error: UnicodeDecodeError) -> str:
