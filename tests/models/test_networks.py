@@ -65,16 +65,17 @@ def test_a_convnet_is_one_of_residual_blocks_whose_activations_come_first() -> N
 def test_a_recommender_multiplies_all_pairs_of_its_features() -> None:
     """Naumov et al., "Deep learning recommendation model" (2019): products below the diagonal, none with itself."""
     keys = {"kind": "dlrm", "n_dense": 3, "bottom": (5,), "d_table": 4, "top": (6,), "lookups": 2}
-    model, w = random(DLRM(DLRMConfig.model_validate(keys), (7, 9)))
-    numbers, index = torch.randn(5, 3, dtype=WIDE), torch.randint(7, (5, 2, 2))
+    model, w = random(DLRM(DLRMConfig.model_validate(keys), (7, 9, 8)))
+    numbers, index = torch.randn(5, 3, dtype=WIDE), torch.randint(7, (5, 3, 2))
     found = model(torch.cat((numbers.view(torch.int64), index.flatten(1)), 1))
 
     def layer(name: str, x: Tensor) -> Tensor:
         return (x @ w[f"{name}.weight"].T + w[f"{name}.bias"]).clamp(min=0)
 
     x = layer("blocks.0.bottom.layers.1", layer("blocks.0.bottom.layers.0", numbers))
-    rows = [sum(w[f"stem.tables.{t}.weight"][index[:, t, n]] for n in range(2)) for t in range(2)]
-    pairs = [(rows[0] * x).sum(1), (rows[1] * x).sum(1), (rows[1] * rows[0]).sum(1)]
+    rows = [sum(w[f"stem.tables.{t}.weight"][index[:, t, n]] for n in range(2)) for t in range(3)]
+    features = [x, *rows]
+    pairs = [(features[i] * features[j]).sum(1) for i in range(4) for j in range(i)]
     y = layer("blocks.1.layers.0", torch.cat((x, torch.stack(pairs, 1)), 1))
     score = y @ w["head.out.weight"].T + w["head.out.bias"]
     torch.testing.assert_close(found, torch.cat((torch.zeros_like(score), score), 1))
@@ -95,3 +96,15 @@ def test_experts_that_all_take_are_added_to_those_that_are_chosen() -> None:
     assert hidden.shape[-1] == 12
     want = chosen + hidden @ w[f"{at}.down.weight"].T + w[f"{at}.down.bias"]
     torch.testing.assert_close(layer(x, None), want)  # type: ignore[operator]
+
+
+def test_gated_experts_multiply_what_they_let_through() -> None:
+    keys = {"kind": "moe", "n_layer": 1, "n_head": 2, "d_model": 8, "context": 4, "vocab": 11, "n_experts": 3}
+    model, w = random(build(ModelConfig.model_validate({**keys, "activation": "swiglu"}), Facts(), "cpu"))
+    x, at = torch.randn(6, 8, dtype=WIDE), "blocks.0.mlp.experts"
+    bias = {part: w[f"{at}.{part}_bias"].view(3, -1) for part in ("gate", "up", "down")}
+    rows = []
+    for e, some in ((0, x[:1]), (2, x[1:])):
+        gate, up = (some @ w[f"{at}.{part}"][e].T + bias[part][e] for part in ("gate", "up"))
+        rows.append((gate / (1 + (-gate).exp()) * up) @ w[f"{at}.down"][e].T + bias["down"][e])
+    torch.testing.assert_close(model.blocks[0].mlp.experts(x, [1, 0, 5]), torch.cat(rows))  # type: ignore[index,union-attr,operator]
