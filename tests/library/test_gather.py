@@ -39,3 +39,28 @@ def test_weights_are_those_of_one_device(threads: World, plan: str, ranks: int, 
     for got in threads(trained, ranks, group=False, plan=plan, batch=batch):
         for mine, theirs in zip(got, want, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+
+
+def means(ctx: Any, plan: str | None) -> list[Any]:
+    """Of batches of 5 and of 1 sample: a mean as a tensor, and as a number."""
+    model: Any = nn.Linear(3, 1).double()
+    data: Any = torch.arange(18, dtype=torch.float64).view(6, 3).square().split(5)
+    job = unisono.init(plan, context=ctx)
+    _, _, data = job.prepare(model, torch.optim.SGD(model.parameters(), 0.1), data)
+    told: list[Any] = []
+    for x in data:
+        model(x)
+        told.append([job.mean(x.mean(0)).tolist(), job.mean(x.mean())])
+    return told
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("plan", "ranks"), [("dp=2", 2), ("dp=3", 3)])
+def test_a_mean_is_of_all_samples_however_many_a_rank_has(threads: World, plan: str, ranks: int) -> None:
+    """As a tensor as for a number; a borrowed sample counts nothing."""
+    whole = torch.arange(18, dtype=torch.float64).view(6, 3).square()
+    for told in threads(means, ranks, group=False, plan=plan):
+        for (tensor, number), rows in zip(told, (whole[:5], whole[5:]), strict=True):
+            assert tensor == pytest.approx(rows.mean(0).tolist()) and number == pytest.approx(
+                float(rows.mean())
+            )

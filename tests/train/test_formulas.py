@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from unisono.models.moe.routing import Router
 from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.training import LOSSES, METRICS, OPTIMISERS, RATES
 from unisono.sync import Verdict
+from unisono.train.clip import clip
 from unisono.train.data.blend import shared_out
 from unisono.train.evaluate import evaluate
 from unisono.train.step import train_step
@@ -143,6 +145,19 @@ def test_a_step_goes_against_the_mean_gradient_however_it_is_cut(threads, text) 
     (_, parts, again), *_ = threads(moved, 1, text=text, plan="dp=1", steps=1, batch=8, micro_batch=2)
     torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
     assert norms == pytest.approx(again) and float(whole.norm()) == pytest.approx(1e-2 * norms[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("times", [0.5, 0.99, 1.01, 1.5, 1.99, 3.0, 1e6])
+def test_a_gradient_that_is_longer_than_the_limit_has_its_length(times: float) -> None:
+    limit = 0.25
+    slots = [SimpleNamespace(master=nn.Parameter(torch.zeros(n, dtype=torch.float64))) for n in (5, 7)]
+    whole = torch.randn(12, dtype=torch.float64)
+    whole *= times * limit / whole.norm()
+    for slot, part in zip(slots, whole.split((5, 7)), strict=True):
+        slot.master.grad = part.clone()
+    clip(slots, float(whole.norm()), limit)  # type: ignore[arg-type]
+    found = torch.cat([slot.master.grad for slot in slots])
+    torch.testing.assert_close(found, whole * min(1.0, 1 / times), rtol=1e-5, atol=0.0)
 
 
 # Data ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -248,3 +249,26 @@ def test_lines_of_metrics_wait_for_a_disk_with_room(tmp_path: Path, monkeypatch:
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert sum("cannot write into the run folder: No space left" in text for text in heard) == 1
+
+
+def test_a_save_in_the_background_is_of_the_state_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: Any
+) -> None:
+    """Training changes its tensors before a byte of them is written."""
+    changed, true = threading.Event(), write.write_tensors
+
+    def late(path: Path, tensors: Any) -> Any:
+        assert changed.wait(60)
+        return true(path, tensors)
+
+    def saved(ctx: RankContext) -> None:
+        session, (piece,) = savings(ctx, tmp_path, []), pieces(ctx, 7)
+        session.save(7, [piece], {}, blocking=False)
+        piece.tensor.zero_()
+        changed.set()
+        session.settle(must=True)
+
+    monkeypatch.setattr(write, "write_tensors", late)
+    threads(saved, 1)
+    folder = latest(tmp_path)
+    assert folder is not None and read_full(folder)["w"].tolist() == [7.0, 7.0]

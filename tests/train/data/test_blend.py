@@ -72,3 +72,12 @@ def test_texts_and_chats_together(tmp_path: Path):
     refused("D11", lambda: load(data.model_copy(update={"tokenizer": "char"}), ModelConfig(context=48)))
     refused("C06", lambda: load(DataConfig(source="mixture:0*stdlib"), ModelConfig(context=48)))
     refused("D12", lambda: load(DataConfig(source="mixture:digits + stdlib"), ModelConfig(kind="mine.py:m")))
+
+
+def test_sources_and_thousands_have_orders_of_their_own():
+    """Sources of one length do not come in step, and who comes when is drawn for each thousand."""
+    ids = Blend([numbered(0, 300), numbered(1000, 300)], [500, 500]).numbers_at(3, np.arange(3 * BLOCK))
+    one, other = ids[ids < 300][:300], ids[ids >= 300][:300] - 300
+    assert (one != other).mean() > 0.9
+    owners = (ids >= 300).reshape(3, BLOCK)
+    assert all(0.4 < (owners[a] != owners[b]).mean() < 0.6 for a, b in ((0, 1), (0, 2), (1, 2)))
