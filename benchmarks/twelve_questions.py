@@ -32,7 +32,15 @@ M7B = {**LLAMA, "n_layer": 32, "n_head": 32, "n_kv_head": 32, "d_model": 4096, "
 M8B = {**LLAMA, "n_layer": 32, "n_head": 32, "d_model": 4096, "d_ff": 14336}
 M70B = {**LLAMA, "n_layer": 80, "n_head": 64, "d_model": 8192, "d_ff": 28672}
 M405B = {**LLAMA, "n_layer": 126, "n_head": 128, "d_model": 16384, "d_ff": 53248}
-MIXTRAL = {**M8B, "kind": "moe", "context": 4096, "vocab": 32000, "n_experts": 8, "top_k": 2, "d_expert": 14336}
+MIXTRAL = {
+    **M8B,
+    "kind": "moe",
+    "context": 4096,
+    "vocab": 32000,
+    "n_experts": 8,
+    "top_k": 2,
+    "d_expert": 14336,
+}
 DEEPSEEK = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128, "hidden_size": 7168,
     "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280, "max_position_embeddings": 4096,
@@ -62,17 +70,27 @@ class Asked:
 
 
 QUESTIONS = (
-    Asked("1B, 8 A100", M1B, "dgx-a100:1", 512, "FSDP over 8 (llm-foundry's MPT-1B)", ""),
-    Asked("8B, 8 H100", M8B, "dgx-h100:1", 128, "FSDP over 8 (torchtitan); cp=2 (NeMo)", ""),
-    Asked("8B, 64 H100", M8B, "dgx-h100:8", 512, "FSDP over 64 (torchtitan)", ""),
-    Asked("8B, 256 H100", M8B, "dgx-h100:32", 1024, "FSDP over 128 (torchtitan)", ""),
-    Asked("70B, 64 H100", M70B, "dgx-h100:8", 128, "tp=4 pp=4 cp=2, 5 chunks (NeMo)", ""),
-    Asked("70B, 512 H100", M70B, "dgx-h100:64", 512, "FSDP over 32, tp=8 (torchtitan)", ""),
-    Asked("405B, 16,384 H100", M405B, "dgx-h100:2048", 2048, "tp=8 pp=16, shard, nothing again (Llama 3)", ""),
-    Asked("Mixtral 8x7B, 256 H100", MIXTRAL, "dgx-h100:32", 512, "ep=8 pp=4 (NeMo)", ""),
-    Asked("DeepSeek-V3, 2,048 H800", DEEPSEEK, "hgx-h800:256", 15360, "pp=16 ep=64 zero=1, DualPipe, no tp (its report)", ""),
-    Asked("7B LoRA, 8 H100", M7B, "dgx-h100:1", 32, "replicas or FSDP (torchtune, NeMo)", "", {"lora_rank": 16}),
-    Asked("8B at 131,072 tokens, 64 H100", {**M8B, "context": 131072}, "dgx-h100:8", 32, "cp=8 to 16 (Llama 3, NeMo)", ""),
+    Asked("1B, 8 A100", M1B, "dgx-a100:1", 512, "FSDP over 8 (llm-foundry's MPT-1B)",
+          "alike; weights stay whole, as there is room for them"),
+    Asked("8B, 8 H100", M8B, "dgx-h100:1", 128, "FSDP over 8 (torchtitan); cp=2 (NeMo)",
+          "tp=2 in chunks halves what is kept, so that nothing is computed again"),
+    Asked("8B, 64 H100", M8B, "dgx-h100:8", 512, "FSDP over 64 (torchtitan)",
+          "as above; shard stays in a node, and replicas meet once a step"),
+    Asked("8B, 256 H100", M8B, "dgx-h100:32", 1024, "FSDP over 128 (torchtitan)",
+          "alike but for tp=2; gradients are scattered, weights stay whole"),
+    Asked("70B, 64 H100", M70B, "dgx-h100:8", 128, "tp=4 pp=4 cp=2, 5 chunks (NeMo)",
+          "FSDP with tp=2; our own runs keep weights in fp32, so that blocks are computed again"),
+    Asked("70B, 512 H100", M70B, "dgx-h100:64", 512, "FSDP over 32, tp=8 (torchtitan, 256)",
+          "FSDP alone: the price hides gathering behind blocks computed again"),
+    Asked("405B, 16,384 H100", M405B, "dgx-h100:2048", 2048, "tp=8 pp=16, shard, nothing again (Llama 3)",
+          "alike but for half the stages; fp32 weights leave no room to keep activations"),
+    Asked("Mixtral 8x7B, 256 H100", MIXTRAL, "dgx-h100:32", 512, "pp=4 ep=8 (NeMo)", "alike, with tp=2"),
+    Asked("DeepSeek-V3, 2,048 H800", DEEPSEEK, "hgx-h800:256", 15360,
+          "pp=16 ep=64 zero=1, DualPipe, no tp (its report)", ""),
+    Asked("7B LoRA, 8 H100", M7B, "dgx-h100:1", 32, "replicas or FSDP (torchtune, NeMo)", "",
+          {"lora_rank": 16}),
+    Asked("8B at 131,072 tokens, 64 H100", {**M8B, "context": 131072}, "dgx-h100:8", 32,
+          "cp=8 to 16 (Llama 3, NeMo)", ""),
     Asked("ViT-L, 8 A100", VIT, "dgx-a100:1", 1024, "replicas alone (timm, DINOv2)", ""),
 )  # fmt: skip
 
@@ -86,7 +104,11 @@ def answers(asked: Asked) -> tuple[Answer, ...]:
             keys["model.kind"] = f"hf:{folder}"
         else:
             keys |= {f"model.{key}": value for key, value in asked.model.items()}
-        given = load(None, [(key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in keys.items()])
+        said = [
+            (key, str(value).lower() if isinstance(value, bool) else str(value))
+            for key, value in keys.items()
+        ]
+        given = load(None, said)
         within = space_of(given, model_of(given, {}), None, asked.cluster, None)
     return search(within, 8).best
 
@@ -106,7 +128,9 @@ def row(asked: Asked) -> str:
 
 def _short(answer: Answer) -> str:
     """A plan without its precision, which is the same for all, with its micro-batch."""
-    words = [word for word in str(answer.question.plan).split() if not word.startswith(("precision=", "blocks="))]
+    words = [
+        word for word in str(answer.question.plan).split() if not word.startswith(("precision=", "blocks="))
+    ]
     return " ".join([*words, f"(micro-batch {answer.question.micro_batch})"])
 
 
