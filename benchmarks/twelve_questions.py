@@ -86,12 +86,15 @@ QUESTIONS = (
           "alike but for half the stages; fp32 weights leave no room to keep activations"),
     Asked("Mixtral 8x7B, 256 H100", MIXTRAL, "dgx-h100:32", 512, "pp=4 ep=8 (NeMo)", "alike, with tp=2"),
     Asked("DeepSeek-V3, 2,048 H800", DEEPSEEK, "hgx-h800:256", 15360,
-          "pp=16 ep=64 zero=1, DualPipe, no tp (its report)", ""),
-    Asked("7B LoRA, 8 H100", M7B, "dgx-h100:1", 32, "replicas or FSDP (torchtune, NeMo)", "",
+          "pp=16 ep=64 zero=1, DualPipe, no tp (its report)",
+          "alike but for tp=4: fp32 weights, and nothing that its own kernels save"),
+    Asked("7B LoRA, 8 H100", M7B, "dgx-h100:1", 32, "replicas or FSDP (torchtune, NeMo)",
+          "frozen weights are in fp32 too, so that shard=4 makes room for activations",
           {"lora_rank": 16}),
     Asked("8B at 131,072 tokens, 64 H100", {**M8B, "context": 131072}, "dgx-h100:8", 32,
-          "cp=8 to 16 (Llama 3, NeMo)", ""),
-    Asked("ViT-L, 8 A100", VIT, "dgx-a100:1", 1024, "replicas alone (timm, DINOv2)", ""),
+          "cp=8 to 16 (Llama 3, NeMo)", "alike: cp gains more here than its price may be off"),
+    Asked("ViT-L, 8 A100", VIT, "dgx-a100:1", 1024, "replicas alone (timm, DINOv2)",
+          "alike: what is dealt costs nothing on a node"),
 )  # fmt: skip
 
 
