@@ -70,18 +70,31 @@ class Asked:
 
 
 QUESTIONS = (
-    Asked("1B, 8 A100", M1B, "dgx-a100:1", 512, "FSDP over 8 (llm-foundry's MPT-1B)", ""),
-    Asked("8B, 8 H100", M8B, "dgx-h100:1", 128, "FSDP over 8 (torchtitan); cp=2 (NeMo)", ""),
-    Asked("8B, 64 H100", M8B, "dgx-h100:8", 512, "FSDP over 64 (torchtitan)", ""),
-    Asked("8B, 256 H100", M8B, "dgx-h100:32", 1024, "FSDP over 128 (torchtitan)", ""),
-    Asked("70B, 64 H100", M70B, "dgx-h100:8", 128, "tp=4 pp=4 cp=2, 5 chunks (NeMo)", ""),
-    Asked("70B, 512 H100", M70B, "dgx-h100:64", 512, "FSDP over 32, tp=8 (torchtitan)", ""),
-    Asked("405B, 16,384 H100", M405B, "dgx-h100:2048", 2048, "tp=8 pp=16, shard, nothing again (Llama 3)", ""),
-    Asked("Mixtral 8x7B, 256 H100", MIXTRAL, "dgx-h100:32", 512, "ep=8 pp=4 (NeMo)", ""),
-    Asked("DeepSeek-V3, 2,048 H800", DEEPSEEK, "hgx-h800:256", 15360, "pp=16 ep=64 zero=1, DualPipe, no tp (its report)", ""),
-    Asked("7B LoRA, 8 H100", M7B, "dgx-h100:1", 32, "replicas or FSDP (torchtune, NeMo)", "", {"lora_rank": 16}),
-    Asked("8B at 131,072 tokens, 64 H100", {**M8B, "context": 131072}, "dgx-h100:8", 32, "cp=8 to 16 (Llama 3, NeMo)", ""),
-    Asked("ViT-L, 8 A100", VIT, "dgx-a100:1", 1024, "replicas alone (timm, DINOv2)", ""),
+    Asked("1B, 8 A100", M1B, "dgx-a100:1", 512, "FSDP over 8 (llm-foundry's MPT-1B)",
+          "alike; weights stay whole, as there is room for them"),
+    Asked("8B, 8 H100", M8B, "dgx-h100:1", 128, "FSDP over 8 (torchtitan); cp=2 (NeMo)",
+          "tp=2 in chunks halves what is kept, so that nothing is computed again"),
+    Asked("8B, 64 H100", M8B, "dgx-h100:8", 512, "FSDP over 64 (torchtitan)",
+          "as above; shard stays in a node, and replicas meet once a step"),
+    Asked("8B, 256 H100", M8B, "dgx-h100:32", 1024, "FSDP over 128 (torchtitan)",
+          "alike but for tp=2; gradients are scattered, weights stay whole"),
+    Asked("70B, 64 H100", M70B, "dgx-h100:8", 128, "tp=4 pp=4 cp=2, 5 chunks (NeMo)",
+          "FSDP with tp=2; our own runs keep weights in fp32, so that blocks are computed again"),
+    Asked("70B, 512 H100", M70B, "dgx-h100:64", 512, "FSDP over 32, tp=8 (torchtitan, 256)",
+          "FSDP alone: the price hides gathering behind blocks computed again"),
+    Asked("405B, 16,384 H100", M405B, "dgx-h100:2048", 2048, "tp=8 pp=16, shard, nothing again (Llama 3)",
+          "alike but for half the stages; fp32 weights leave no room to keep activations"),
+    Asked("Mixtral 8x7B, 256 H100", MIXTRAL, "dgx-h100:32", 512, "pp=4 ep=8 (NeMo)", "alike, with tp=2"),
+    Asked("DeepSeek-V3, 2,048 H800", DEEPSEEK, "hgx-h800:256", 15360,
+          "pp=16 ep=64 zero=1, DualPipe, no tp (its report)",
+          "alike but for tp=4: fp32 weights, and nothing that its own kernels save"),
+    Asked("7B LoRA, 8 H100", M7B, "dgx-h100:1", 32, "replicas or FSDP (torchtune, NeMo)",
+          "frozen weights are in fp32 too, so that shard=4 makes room for activations",
+          {"lora_rank": 16}),
+    Asked("8B at 131,072 tokens, 64 H100", {**M8B, "context": 131072}, "dgx-h100:8", 32,
+          "cp=8 to 16 (Llama 3, NeMo)", "alike: cp gains more here than its price may be off"),
+    Asked("ViT-L, 8 A100", VIT, "dgx-a100:1", 1024, "replicas alone (timm, DINOv2)",
+          "alike: what is dealt costs nothing on a node"),
 )  # fmt: skip
 
 
@@ -94,13 +107,11 @@ def answers(asked: Asked) -> tuple[Answer, ...]:
             keys["model.kind"] = f"hf:{folder}"
         else:
             keys |= {f"model.{key}": value for key, value in asked.model.items()}
-        given = load(
-            None,
-            [
-                (key, str(value).lower() if isinstance(value, bool) else str(value))
-                for key, value in keys.items()
-            ],
-        )
+        said = [
+            (key, str(value).lower() if isinstance(value, bool) else str(value))
+            for key, value in keys.items()
+        ]
+        given = load(None, said)
         within = space_of(given, model_of(given, {}), None, asked.cluster, None)
     return search(within, 8).best
 

@@ -255,7 +255,7 @@ def blocks_of(
 ) -> list[range]:
     """The blocks of each stage, balanced by cost unless the plan has said how many each has."""
     count = len(model.blocks)  # type: ignore[arg-type]
-    if stages > max(1, count):
+    if stages - said.count(0) > max(1, count):  # the ends may be a stem and a head alone
         what = f"{stages} pipeline stages need as many blocks, this model shows {count}"
         what += f": {whole}" if (whole := model.anatomy.whole) else ""  # type: ignore[union-attr]
         fix = "pp=1, or a model with stem, blocks and head"

@@ -19,6 +19,21 @@ def codes(plan: str, recipe: Recipe) -> set[str]:
     return {p.code for p in problems}
 
 
+@pytest.mark.parametrize(
+    ("cut", "wrong"),
+    [
+        ("interleaved:v=3,cut=0/1/1/1/1/0", set()),
+        ("zbv:cut=0/2/1/1", set()),
+        ("zbv:cut=0/2/2/0", {"P13"}),  # the first rank has both ends
+        ("1f1b:cut=0/4", {"P13"}),
+        ("interleaved:v=3,cut=0/1/1/1/2/0", {"P13"}),
+    ],
+)
+def test_the_ends_may_have_no_blocks_where_their_rank_has_some(cut: str, wrong: set[str]) -> None:
+    recipe = Recipe(model=ModelConfig(n_layer=4))
+    assert codes(f"pp=2 micros=2 schedule={cut}", recipe) == wrong
+
+
 @given(few, few, few, few, st.sampled_from(["global", "micro", "micros"]))
 def test_any_two_numbers_of_the_batch_give_the_third(
     dp: int, shard: int, micro: int, micros: int, hidden: str

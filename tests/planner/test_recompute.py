@@ -73,8 +73,11 @@ def test_llama_3_of_405b_is_priced_as_it_was_measured() -> None:
         126, 128, 16384, 8192, 128256, 8, 53248, noisy=False, bias=False, gated=True, rms=True, learned=False,
         tied=False,
     )  # fmt: skip
-    text = "shard=64 zero=1 tp=8 pp=16 schedule=interleaved:v=4 recompute=auto precision=bf16"
-    for where in ("dgx-h100:1024", "h100-roce:1024"):
+    own = "/".join(
+        map(str, (0, *[1] * 126, 0))
+    )  # a block on each of 128 stages, none on the first and the last
+    for v, where in (("4", "dgx-h100:1024"), ("4", "h100-roce:1024"), (f"8,cut={own}", "dgx-h100:1024")):
+        text = f"shard=64 zero=1 tp=8 pp=16 schedule=interleaved:v={v} recompute=auto precision=bf16"
         got = simulate(Question(model, Plan.parse(text), cluster(where), stack("megatron-2024"), 1, 32))
         assert got.verdict.fits and got.tflops == pytest.approx(430, rel=0.1)
 

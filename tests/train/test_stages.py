@@ -67,6 +67,13 @@ def test_a_run_is_the_same_to_the_bit(recipe):
         assert whole(on_ranks(recipe, "pp=2", schedule, trained)) == wanted, schedule
 
 
+@pytest.mark.parametrize("plan", ["pp=2", "shard=2 zero=3 pp=2", "pp=2 recompute=full"])
+def test_the_ends_may_have_no_blocks(recipe, plan):
+    """As practitioners take a layer off the first and the last of many stages, which have stem and head."""
+    wanted = whole(on_ranks(recipe, plan, "1f1b", trained))
+    assert whole(on_ranks(recipe, plan, "interleaved:v=3,cut=0/1/1/1/1/0", trained)) == wanted
+
+
 @pytest.mark.parametrize(
     "plan",
     [

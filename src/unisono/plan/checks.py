@@ -285,7 +285,15 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
         )
         fix = f"as many numbers as there are stages, {stages}, whose sum is {depth}"
         yield Problem("P13", what, "plan.schedule, plan.pp", fix)
-    if depth is not None and stages > max(1, depth):
+    if said and schedule is not None and 0 in said:
+        rows = [0] * plan.pp
+        for stage, row in enumerate(schedule.placement(plan.pp)):
+            rows[row] += said[stage % len(said)]
+        if 0 in rows:
+            what = f"schedule={plan.schedule} leaves rank {rows.index(0)} of the pipeline without a block"
+            fix = "a block on each rank: 0 where it has another stage with one"
+            yield Problem("P13", what, "plan.schedule", fix)
+    elif depth is not None and stages > max(1, depth):
         each = f", {stages // plan.pp} on each of {plan.pp} ranks," if stages > plan.pp else ""
         what = f"{stages} pipeline stages{each} need at least {stages} blocks, the model has {depth}"
         fix = "fewer stages a rank, schedule=1f1b" if each else f"pp={max(1, depth)} or less"

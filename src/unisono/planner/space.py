@@ -32,8 +32,11 @@ from unisono.spec.errors import ConfigProblems, UsageError
 _FILLS = "eight of cuBLAS's largest tiles, of 256 rows each; with fewer a rank's products are those of small batches"
 # Positions that a rank of cp has at least in what is searched without all keys.
 LONG: Annotated[int, Source("specification", _FILLS)] = 2048
-CHUNKS = (1, 2, 4)
-"""Numbers of chunks that are tried. Meshes are screened with the most."""
+_TRIED = (
+    "a choice of ours: one chunk hides nothing, two at most half of a message, four at most three quarters"
+)
+# Numbers of chunks of `tp` that are tried. Meshes are screened with the most.
+CHUNKS: Annotated[tuple[int, ...], Source("specification", _TRIED)] = (1, 2, 4)
 _WIDTH = "P15"  # a precision beside weights of another width
 
 

@@ -1,9 +1,10 @@
 """What software makes of a device: efficiencies, overheads and habits, as data, fitted to the rows that each names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from unisono.plan.grammar import meant
 from unisono.planner.source import Source
@@ -21,6 +22,14 @@ class FittedRange:
     width: tuple[int, int]
     context: tuple[int, int]
     techniques: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Rows that are alike, and the mean relative error of a step's seconds on them; None: of a stack that has none."""
+
+    error: float
+    seen: FittedRange | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,8 @@ class Stack:
     per tp collective), member (to that, for each of its ranks: the last to arrive is
     awaited), micro (per micro-batch), step (per step).
     slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds on
-    rows that were held out. seen: what those rows were like, None where there were none.
+    rows that were held out. seen: what those rows were like, None where there were none. families: the same of kinds of
+    rows that are apart, where there are several.
 
     The defaults here lose nothing; every built-in stack says its own.
     """
@@ -80,6 +90,7 @@ class Stack:
     slack: float = 0.0
     error: float = 0.0
     seen: FittedRange | None = None
+    families: tuple[Family, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -89,8 +100,10 @@ FLAGS = (
 COUNTS = ("grad_bytes", "reduce_bytes")
 _RATES = ("matmul", "attention", "elementwise", "tp_bus", "dp_bus", "p2p", "host_link")
 _SECONDS_US = ("launch", "gap", "collective", "member", "micro", "step")
-NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "seen", "sources"))
-_KEYS = (*FLAGS, *COUNTS, *NUMBERS, "seen", "like")
+NUMBERS = tuple(
+    f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "seen", "families", "sources")
+)
+_KEYS = (*FLAGS, *COUNTS, *NUMBERS, "seen", "families", "like")
 
 
 @cache
@@ -138,7 +151,7 @@ def scaled(made: Stack, factor: float) -> Stack:
 
 def _read(table: Table, name: str) -> Stack:
     table.known(_KEYS)
-    values: dict[str, float | bool | int | FittedRange] = {}
+    values: dict[str, float | bool | int | FittedRange | tuple[Family, ...]] = {}
     sources: dict[str, Source] = {}
     for key in table.values:
         if key in FLAGS:
@@ -148,10 +161,19 @@ def _read(table: Table, name: str) -> Stack:
             sources[key] = table.number(key)[1]
         elif key == "seen":
             given, sources[key] = table.constant(key)
-            values[key] = FittedRange(**{name: tuple(value) for name, value in given.items()})
+            values[key] = _range(given)
+        elif key == "families":
+            given, sources[key] = table.constant(key)
+            values[key] = tuple(
+                Family(one["error"], _range({k: v for k, v in one.items() if k != "error"})) for one in given
+            )
         elif key != "like":
             values[key], sources[key] = table.number(key, 1e-6 if key in _SECONDS_US else 1.0)
     for key in ("dp_bus", "p2p"):
         if key not in values:
             values[key], sources[key] = values["tp_bus"], sources["tp_bus"]
     return Stack(name=name, sources=sources, **values)  # pyright: ignore[reportArgumentType]
+
+
+def _range(given: Mapping[str, Sequence[Any]]) -> FittedRange:
+    return FittedRange(**{name: tuple(value) for name, value in given.items()})

@@ -13,7 +13,7 @@ from typing import Annotated
 from unisono.planner.kinds import kind
 from unisono.planner.simulate import Answer, Question
 from unisono.planner.source import Source
-from unisono.planner.trust import APART, trust, untried
+from unisono.planner.trust import APART, untried
 from unisono.programs.pipeline import COMPUTE, lower
 from unisono.programs.schedules import SCHEDULES
 
@@ -28,7 +28,7 @@ def margin(ask: Question) -> float:
     """By how much, relatively, a price has to be lower than that of a surer plan to mean something."""
     if ask.cluster.host is not None:
         return SHARE * ask.cluster.host.error
-    return trust(ask.model, ask.plan, ask.cluster, ask.stack).error if unsure(ask) else 0.0
+    return unsure(ask)  # the stack's own error is that of all its plans
 
 
 def unsure(ask: Question) -> float:

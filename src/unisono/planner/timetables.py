@@ -60,7 +60,8 @@ def serves(schedule: str, ranks: int, micros: int, n_layer: int) -> bool:
     own = of(schedule)
     if ranks == 1:
         return chunks(schedule) == 1 and not own.halves
-    return ranks * chunks(schedule) <= n_layer and not own.alone and own.serves(ranks, micros)
+    bare = own.blocks.count(0)  # stages that are a stem or a head alone
+    return ranks * chunks(schedule) <= n_layer + bare and not own.alone and own.serves(ranks, micros)
 
 
 def in_flight(schedule: str, row: int, ranks: int, micros: float) -> float:

@@ -10,7 +10,7 @@ from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
 from unisono.planner.source import Source
-from unisono.planner.stack import Stack
+from unisono.planner.stack import Family, FittedRange, Stack
 from unisono.planner.timetables import chunks, of
 
 _FAR = (
@@ -56,27 +56,40 @@ def trust(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Trust:
     never = unheld(model, plan, cluster, stack)
     if cluster.host is not None:
         return Trust(cluster.host.error, (), never)
-    more = sorted(_beyond(model, plan, cluster, stack), reverse=True)
-    return Trust(hypot(stack.error, *(size for size, _ in more)), tuple(said for _, said in more), never)
+    error, more = min(
+        (
+            (own.error, sorted(_beyond(model, plan, cluster, stack.name, own.seen), reverse=True))
+            for own in _families(stack)
+        ),
+        key=lambda found: (hypot(*(size for size, _ in found[1])), -found[0]),
+    )  # the rows that are nearest
+    return Trust(hypot(error, *(size for size, _ in more)), tuple(said for _, said in more), never)
 
 
-def _beyond(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Iterator[tuple[float, str]]:
-    """(relative error, why) of each way in which a question is outside of what the stack was fitted to."""
-    if stack.seen is None:
+def _families(stack: Stack) -> tuple[Family, ...]:
+    return stack.families or (Family(stack.error, stack.seen),)
+
+
+def _beyond(
+    model: Model, plan: Plan, cluster: Cluster, name: str, rows: FittedRange | None
+) -> Iterator[tuple[float, str]]:
+    """(relative error, why) of each way in which a question is outside of such rows. name: of the stack."""
+    if rows is None:
         return
-    for one in untried(plan, stack):
-        yield APART[one], f"{one}: in no row that {stack.name} was fitted to"
+    for one in techniques(plan):
+        if one not in rows.techniques:
+            yield APART[one], f"{one}: in no row that {name} was fitted to"
     nodes = owners(plan)[0] * plan.tp / cluster.node
     if "zero=3" in techniques(plan) and nodes > 1:
-        each = BETWEEN["zero=3" in stack.seen.techniques]
+        each = BETWEEN["zero=3" in rows.techniques]
         yield each * log2(nodes), f"zero=3 over {ceil(nodes)} nodes"
-    name, seen = cluster.device.name, stack.seen.devices
-    if name not in seen:
+    here = cluster.device.name
+    if here not in rows.devices:
         # Of one chip, what differs is its memory, which has a specification.
-        kin = name.partition("-")[0] in {other.partition("-")[0] for other in seen}
-        yield OCTAVE if kin else DEVICE, f"fitted on {', '.join(seen)}, not on {name}"
-    sizes = [("devices", plan.world, stack.seen.ranks)]
-    sizes += [(what, value, getattr(stack.seen, what)) for what, value in model.scales.items()]
+        kin = here.partition("-")[0] in {other.partition("-")[0] for other in rows.devices}
+        yield OCTAVE if kin else DEVICE, f"fitted on {', '.join(rows.devices)}, not on {here}"
+    sizes = [("devices", plan.world, rows.ranks)]
+    sizes += [(what, value, getattr(rows, what)) for what, value in model.scales.items()]
     for what, value, (low, high) in sizes:
         octaves = log2(low / value) if value < low else log2(value / high) if value > high else 0.0
         if octaves:

@@ -25,7 +25,7 @@ def why(answer: Answer, best: Answer) -> str:
         )
     slower = answer.price.step / best.price.step - 1.0
     own, other = (ties.unsure(one.question) for one in (answer, best))
-    if slower < 0.0 and own > other:
+    if slower < -5e-4 and own > other:
         sure = tell.share(ties.margin(answer.question))
         if answer.question.cluster.host is None:
             untried = ", ".join(trust.untried(answer.question.plan, answer.question.stack))

@@ -4,10 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated
 
+from unisono.plan.grid import Grid
+from unisono.planner.kinds import attending
 from unisono.planner.machines.cluster import Link
 from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, rate
 from unisono.planner.source import Source
+from unisono.planner.space import CHUNKS, in_chunks
 from unisono.planner.tell import Row, Told
 
 _STEP = Source(
@@ -86,6 +89,19 @@ def _planned(ask: Question) -> Iterator[Offer]:
         if mode != ask.plan.recompute:
             other = replace(ask, plan=replace(ask.plan, recompute=mode))
             yield "plan", said, other, str(other.plan)
+    plan, ours = (
+        ask.plan,
+        ask.stack.autograd and attending(ask.model) is not None and ask.cluster.host is None,
+    )
+    if (
+        ours
+        and plan.tp > 1
+        and plan.chunks == 1
+        and not isinstance(plan.tp, Grid)
+        and not plan.arithmetic.fp8
+    ):
+        cut = in_chunks(plan, CHUNKS[-1])
+        yield "plan", f"products of tp in chunks (tp={cut.text('tp')})", replace(ask, plan=cut), str(cut)
     for odd, size, micros, word in (
         (ask.micros % 2, ask.micro_batch * 2, ask.micros // 2, "twice"),
         (ask.micro_batch % 2, ask.micro_batch // 2, ask.micros * 2, "half"),

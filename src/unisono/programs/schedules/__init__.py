@@ -35,8 +35,8 @@ class Schedule(Member, ABC):
 
     cut: str = Field(
         "",
-        pattern=r"^([1-9]\d*(/[1-9]\d*)*|measured)?$",
-        description="blocks of each stage: 13/12/12/11; measured: balanced by the seconds that each block takes",
+        pattern=r"^((0/)?[1-9]\d*(/[1-9]\d*)*(/0)?|measured)?$",
+        description="blocks of each stage: 13/12/12/11, at the ends 0 too; measured: balanced by the blocks' seconds",
     )
 
     @abstractmethod
