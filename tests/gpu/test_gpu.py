@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
+from unisono.config import LaunchConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.plan import Plan
-from unisono.verify.prover import Proof, prove
+from unisono.verify.prover import Proof, ProofRanks, prove
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -62,8 +63,12 @@ def test_bf16_stays_near(tmp_path):
     assert losses(tmp_path, plan="dp=1 precision=bf16") == pytest.approx(losses(tmp_path), rel=3e-2)
 
 
-def test_a_compiled_model_is_the_same_model(tmp_path):
-    assert losses(tmp_path, "--train.compile", "true") == pytest.approx(losses(tmp_path), rel=1e-3)
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_a_compiled_model_is_the_same_model(dropout, tmp_path):
+    flags = ["--model.dropout", dropout]
+    assert losses(tmp_path, *flags, "--train.compile", "true") == pytest.approx(
+        losses(tmp_path, *flags), rel=1e-3
+    )
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
@@ -163,19 +168,28 @@ FOUR = [
 
 
 @pytest.fixture(scope="module")
-def proofs() -> dict[str, Proof]:
-    """What came of each plan: all of one size on the same ranks, as starting them is most of the time."""
-    recipe = SMALL.model_copy(update={"model": SMALL.model.model_copy(update={"n_layer": 4})})
+def proven() -> Callable[[str], Proof]:
+    """What comes of a plan: all of one size are proven at once, as starting their ranks is most of the time."""
     found: dict[str, Proof] = {}
-    for plans in (ALONE, TWO, FOUR):
-        parsed = [Plan.parse(plan) for plan in plans]
-        found |= zip(plans, prove(recipe, parsed, steps=2, backend="nccl:shared"), strict=True)
-    return found
+    launch = LaunchConfig(timeout=120.0)
+    recipe = SMALL.model_copy(
+        update={"launch": launch, "model": SMALL.model.model_copy(update={"n_layer": 4})}
+    )
+
+    def of(plan: str) -> Proof:
+        if plan not in found:
+            plans = next(plans for plans in (ALONE, TWO, FOUR) if plan in plans)
+            stage = ProofRanks(backend="nccl:shared", keep_going=True)
+            proofs = prove(recipe, [Plan.parse(one) for one in plans], steps=2, stage=stage)
+            found.update(zip(plans, proofs, strict=True))
+        return found[plan]
+
+    return of
 
 
 @pytest.mark.parametrize("plan", [*ALONE, *TWO, *FOUR])
-def test_a_plan_computes_what_one_gpu_computes(plan, proofs):
-    assert proofs[plan].passed, proofs[plan]
+def test_a_plan_computes_what_one_gpu_computes(plan, proven):
+    assert proven(plan).passed, proven(plan)
 
 
 def test_products_of_eight_bits_keep_their_bound():
@@ -187,8 +201,8 @@ def test_products_of_eight_bits_keep_their_bound():
     assert proof.passed, proof
 
 
-def test_a_gpu_and_the_plan_beside_it_compute_on_one_kind_of_device(proofs):
-    """Where a plan has more ranks than there are GPUs, all compute on processors, the one device it is held to too."""
+def test_a_plan_and_the_one_device_it_is_held_to_are_of_one_kind():
+    """Where a plan has more ranks than there are GPUs, all compute on processors: so does what it is held to."""
     plan = f"dp={2 * gpus()} sync=canonical"
     recipe = SMALL.model_copy(update={"train": SMALL.train.model_copy(update={"global_batch": 4 * gpus()})})
     (proof,) = prove(recipe, [Plan.parse(plan)], steps=1)
@@ -224,17 +238,8 @@ def test_the_doctor_names_it():
 
 
 def test_out_of_its_memory_a_run_ends_with_the_ledger(tmp_path):
-    sizes = [
-        "--model.n_layer",
-        "8",
-        "--model.d_model",
-        "4096",
-        "--model.n_head",
-        "32",
-        "--model.context",
-        "4096",
-    ]
-    more = ["--train.global_batch", "1024", "--train.steps", "1", "--out.dir", str(tmp_path)]
+    sizes = ["--model.d_model", "768", "--model.context", "1024", "--model.vocab", "50304"]
+    more = ["--train.global_batch", "2048", "--train.steps", "1", "--out.dir", str(tmp_path)]
     done = command("train", *sizes, *more, "--plan", "dp=1", "--launch.backend", "nccl")
     assert done.returncode == 5 and "U-M01" in done.stderr, done.stderr[-2000:]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.launch.backend import Equipment, choose
+from unisono.launch.backend import Equipment, choose, settings
 from unisono.spec.errors import UsageError
 
 BOTH, CPU_ONLY, GPU_ONLY = frozenset({"gloo", "nccl"}), frozenset({"gloo"}), frozenset({"nccl"})
@@ -23,6 +23,8 @@ BOTH, CPU_ONLY, GPU_ONLY = frozenset({"gloo", "nccl"}), frozenset({"gloo"}), fro
         ("nccl", 2, 2, BOTH, "nccl", "as asked for", ""),
         ("nccl", 2, 2, GPU_ONLY, "nccl", "as asked for", ""),
         ("auto", 2, 2, GPU_ONLY, "nccl", "a GPU of its own", ""),
+        ("nccl:shared", 2, 2, BOTH, "nccl", "as asked for", ""),
+        ("nccl:shared", 4, 1, BOTH, "nccl", "4 ranks take turns on 1 GPU", "its speed says nothing"),
     ],
 )
 def test_what_is_there_serves_and_says_why(
@@ -44,7 +46,15 @@ def test_gpus_that_a_variable_hides_are_told(visible: str, told: bool) -> None:
     [
         ("nccl", 2, 0, BOTH, "this process sees none", "launch.backend=auto or gloo"),
         ("nccl", 2, 0, CPU_ONLY, "without NCCL", "torch with CUDA"),
-        ("nccl", 2, 1, BOTH, "2 ranks on 1 GPU: NCCL lets no two ranks share one", "1 rank on this host"),
+        ("nccl:shared", 2, 0, BOTH, "this process sees none", "launch.backend=auto or gloo"),
+        (
+            "nccl",
+            2,
+            1,
+            BOTH,
+            "2 ranks on 1 GPU: NCCL lets no two ranks share one",
+            "nccl:shared to try the plan",
+        ),
         ("gloo", 2, 2, GPU_ONLY, "without Gloo", "launch.backend=nccl"),
         ("auto", 2, 1, GPU_ONLY, "without Gloo", "launch.backend=nccl"),
         ("auto", 2, 0, frozenset[str](), "without Gloo", "a torch with Gloo"),
@@ -65,3 +75,9 @@ def test_the_doctor_hears_of_each() -> None:
     )
     assert Equipment(2, BOTH, True).says() == "gloo for CPUs, nccl for 2 GPUs, mpi by collective=mpi"
     assert "nccl built, and no GPU" in Equipment(0, BOTH).says()
+
+
+def test_ranks_that_share_a_gpu_are_hosts_to_nccl() -> None:
+    told = [settings("nccl:shared", host, rank) for host in ("a", "b") for rank in (0, 1)]
+    assert len({each["NCCL_HOSTID"] for each in told}) == 4
+    assert settings("nccl", "a", 0) == settings("auto", "a", 0) == {}

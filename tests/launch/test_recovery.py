@@ -10,13 +10,16 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from unisono.launch import wire
+from unisono.launch.changes import Changes
 from unisono.launch.context import SocketChannel
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import LIMIT, LOOK_EVERY, STOPPED, Recovery
+from unisono.launch.verdict import Failure
 from unisono.observe.metrics import read_lines
 from unisono.spec.errors import PeerGone
 from unisono.spec.rendezvous import RankMeeting
@@ -76,6 +79,24 @@ def test_those_that_are_left_hold_the_run_once_all_have_trained():
     assert run.begun
     run.change(anew=True)
     assert not run.begun
+
+
+@pytest.mark.parametrize(("backend", "keep"), [("gloo", True), ("nccl", False)])
+def test_ranks_on_gpus_that_wait_for_who_is_gone_begin_anew(backend: str, keep: bool):
+    """A kernel of NCCL waits for ever, and ends with its process alone."""
+    joins: list[bool] = []
+    spread = SimpleNamespace(ranks=2, plan="dp=2", speeds=(), why="")
+    seats = [SimpleNamespace(rank=rank, paused=-1, reported=lambda: False) for rank in range(2)]
+
+    def meet_anew(recovery: Recovery, to: object, joining: bool, planned: bool) -> list[int]:
+        joins.append(joining)
+        return [1]
+
+    crew = SimpleNamespace(seats=seats, spread=spread, next_spread=lambda: spread, meet_anew=meet_anew)
+    changes = Changes(crew, Recovery(2, begun=True), lambda event: None)  # type: ignore[arg-type]
+    changes.heard(seats[0], "start", {"backend": backend})  # type: ignore[arg-type]
+    changes.meet([Failure(1, None, -signal.SIGKILL)])
+    assert joins == [keep]
 
 
 def test_a_rank_may_stand_still_once_after_a_step():

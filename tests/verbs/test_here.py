@@ -9,6 +9,7 @@ import pytest
 from tests.planner.test_host import HOST
 from tests.verbs.test_auto import calibrated
 from unisono.cli import main
+from unisono.measure.file import gpus_as_toml
 from unisono.plan import Plan
 
 CORES = len(os.sched_getaffinity(0))
@@ -53,6 +54,21 @@ def test_plans_have_as_many_ranks_as_cores_unless_others_are_asked_for(
 
     assert worlds() == {CORES}
     assert worlds("--launch.ranks", "4") == worlds("--plan", "dp=4") == {4}
+
+
+def test_plans_of_a_measured_machine_with_gpus_have_a_rank_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said
+) -> None:
+    """However many cores it has; the figures are those that an H200 gave."""
+    device = {"memory": 150e9, "bandwidth": 3.9e12, "launch": 4e-6, "peak fp32": 52e12, "peak bf16": 776e12}
+    links = [("all_reduce", 1 << 12, 20e-6), ("all_reduce", 1 << 28, 1.6e-3)]
+    gpus = 2 * CORES + 1
+    (tmp_path / "unisono").mkdir()
+    text = gpus_as_toml("H200", device, gpus, 132, links, "a test")
+    (tmp_path / "unisono" / "cluster.toml").write_text(text)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told = json.loads(said("plan", "--demo", "--train.global_batch", f"{4 * gpus}", "--json")[0])
+    assert {Plan.parse(row["plan"]).world for row in told["plans"]} == {gpus}
 
 
 def test_figures_of_another_machine_are_told_as_such(nobody_measured: None, said) -> None:

@@ -4,8 +4,9 @@ clipping, accumulation, AdamW and tied embeddings."""
 import pytest
 
 from tests.threads import prove
-from unisono.config import ModelConfig, Recipe, TrainConfig
+from unisono.config import LaunchConfig, ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
+from unisono.verify.prover import ProofRanks, prove_on
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -82,3 +83,19 @@ def test_float32_is_held_to_its_own_bound():
     proofs = prove(single, [Plan.parse("pp=2"), Plan.parse("dp=2")], steps=2)
     assert proofs[0].bit_identical
     assert proofs[1].passed and not proofs[1].bit_identical
+
+
+def test_all_that_is_compared_computes_on_one_kind_of_device():
+    """A host of one GPU serves the one device that a plan of four ranks is held to, and not the plan."""
+    asked: list[tuple[int, str, int]] = []
+
+    class Refusing:
+        def run(self, argument, ranks, *rest, serves, **more):
+            asked.append((ranks, rest[3], serves))
+            raise InterruptedError
+
+    for backend in ("auto", "nccl:shared"):
+        small = recipe().model_copy(update={"launch": LaunchConfig(backend=backend)})
+        with pytest.raises(InterruptedError):
+            prove_on(Refusing(), small, [Plan.parse("dp=2"), Plan.parse("dp=4")], 1, stage=ProofRanks())  # type: ignore[arg-type]
+    assert asked == [(1, "auto", 4), (1, "nccl:shared", 4)]

@@ -11,6 +11,7 @@ from typing import Any
 
 from unisono.launch import verdict
 from unisono.launch.advice import Adviser
+from unisono.launch.backend import GPUS
 from unisono.launch.crew import Crew
 from unisono.launch.recovery import Recovery
 from unisono.launch.seats import Seat
@@ -29,6 +30,7 @@ class Changes:
     tell: Callable[[dict[str, Any]], None]
     adviser: Adviser | None = None
     _moves: RunSpread | None = None
+    _on_gpus: bool = False
     _hosts: dict[str, list[str]] = field(default_factory=lambda: {"gone": [], "joined": []})
 
     def possible(self) -> bool:
@@ -37,6 +39,8 @@ class Changes:
 
     def heard(self, seat: Seat, kind: str | None, event: Mapping[str, Any]) -> None:
         """Take in how far a rank is."""
+        if kind == "start":
+            self._on_gpus = event["backend"] == GPUS
         if kind == "step":
             self.recovery.stepped(event["step"])
             if self.adviser is not None and seat in self.crew.seats:
@@ -88,14 +92,16 @@ class Changes:
 
     def meet(self, lost: list[verdict.Failure], why: str = "") -> None:
         """New processes take the places of those that are lost, and all ranks meet anew. If the others cannot, since
-        they have not begun or have ended, all ranks begin anew, from the newest checkpoint. why: in words, if it is
-        more than that ranks are gone. Where all have paused for a move, nothing is lost."""
+        they have not begun or have ended, all ranks begin anew, from the newest checkpoint; so on GPUs, where a kernel
+        of NCCL that waits for who is gone ends with its process alone. why: in words, if it is more than that ranks
+        are gone. Where all have paused for a move, nothing is lost."""
         crew, recovery = self.crew, self.recovery
         moves = self._moves is not None and all(one.paused == recovery.epoch for one in crew.seats)
         spread, was = self._moves if moves else crew.next_spread(), crew.spread
         if spread is None:
             return
-        joins = recovery.begun and not any(seat.reported() for seat in crew.seats)
+        free = moves or not self._on_gpus
+        joins = recovery.begun and free and not any(seat.reported() for seat in crew.seats)
         self._moves = None
         born = crew.meet_anew(recovery, spread, joins, moves, [one.rank for one in lost])
         told = {"epoch": recovery.epoch, "born": born, "ranks": spread.ranks, "plan": spread.plan}

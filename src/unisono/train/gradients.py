@@ -176,8 +176,7 @@ class Gradients:
     def _drop_unused(self, lacking: set[int]) -> None:
         """Forget gradients that all replicas lack; none is asked which unless one lacks some."""
         self.unused = ()
-        # Alone, a rank knows by itself. What others say is on the device, and to look at it is to wait for a GPU.
-        if not (lacking if self.dp.size == 1 else self.line.values[-1]):
+        if not (lacking if self.dp.size == 1 else self.line.values[-1]):  # to look there is to wait for a GPU
             return
         there = self.line.values.new_tensor([not {id(s.live), id(s.master)} & lacking for s in self.slots])
         for slot, count in zip(self.slots, self.dp.all_reduce(there).tolist(), strict=True):

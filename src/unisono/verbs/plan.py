@@ -53,6 +53,7 @@ class PlanVerb(RecipeVerb):
         from unisono.planner import best
         from unisono.planner.asked import of_tokens
         from unisono.planner.pools import is_mixture
+        from unisono.planner.predict import calibration
         from unisono.planner.space import space_of
         from unisono.verbs._sizes import model_of
 
@@ -66,7 +67,9 @@ class PlanVerb(RecipeVerb):
         space = space_of(given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
         space = of_tokens(space, args.tokens)
         if is_here or space.cluster.host is not None:
-            space = replace(space, cluster=_of_ranks(space, given.recipe.launch.ranks, is_here))
+            has_gpus = space.cluster.host is None and calibration(call.environ).is_file()
+            by_cores = is_here and not has_gpus
+            space = replace(space, cluster=_of_ranks(space, given.recipe.launch.ranks, by_cores))
         if call.settings.dry_run:
             facts = {"cluster": space.cluster.name, "stack": space.stack.name}
             return call.would(facts, f"would search  {space.cluster.name} with {space.stack.name}")
@@ -103,12 +106,12 @@ def _on_mixture(call: CommandCall, given: Any) -> Result:
     return result
 
 
-def _of_ranks(space: "Space", ranks: int | None, is_here: bool) -> "Cluster":
+def _of_ranks(space: "Space", ranks: int | None, by_cores: bool) -> "Cluster":
     """The cluster with as many ranks as were asked for, by launch.ranks or by the sizes that --plan holds; else with
-    one for each core. is_here: it stands for this machine, and has its number of cores."""
+    one for each core, or each device of the cluster. by_cores: it stands for the CPU of this machine."""
     from unisono.planner.predict import of_ranks
 
-    cores = len(os.sched_getaffinity(0)) if is_here else space.cluster.devices
+    cores = len(os.sched_getaffinity(0)) if by_cores else space.cluster.devices
     held = space.held.inner * max(1, space.held.dp)
     return of_ranks(space.cluster, ranks or max(cores, held))
 
