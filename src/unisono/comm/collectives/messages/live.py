@@ -115,8 +115,7 @@ class _TwoShot(Once):
 
     def end(self) -> None:
         self.coming.wait()
-        own = _reduced(self.parts.chunk(self.pg.size()), self.op)
-        start_gather(self.whole, own, self.pg).wait()
+        start_gather(self.whole, _reduced(self.parts.chunk(self.pg.size()), self.op), self.pg).wait()
         if self.whole.data_ptr() != self.x.data_ptr():
             self.x.copy_(self.whole[: self.x.numel()].view_as(self.x))
 
