@@ -18,6 +18,7 @@ ALLOWED = {
     "launch/crossing.py": "what backends say of a rank that left, in their own words",
     "launch/nursery.py": "a variable of the environment, for a process that has no torch yet",
     "launch/backend.py": "names of backends, which are part of the contract, and which devices they serve",
+    "spec/elsewhere.py": "words of other programs, and a variable of the environment in a remedy",
     "spec/frames.py": "what backends say of a variable that is wrong, in their own words",
     "launch/transport.py": "variables of the environment that a backend reads; no torch there",
     "verbs/train/expected.py": "whether GPUs have the memory that is asked for; no torch there",
