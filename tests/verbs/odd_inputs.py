@@ -230,6 +230,9 @@ OUTSIDE = (
 )  # fmt: skip
 
 
+_SECONDS = 300.0  # on however busy a machine
+
+
 def outside(one: Outside, port: Callable[[], int]) -> Row:
     """A run of four steps in that environment, or its refusal. port: one that is free."""
     with tempfile.TemporaryDirectory() as name:
@@ -251,7 +254,13 @@ def outside(one: Outside, port: Callable[[], int]) -> Row:
         begun: list[Any] = [
             subprocess.Popen(line, cwd=cwd, env={**environ, **more}, **streams) for more in places
         ]
-        ended = [process.communicate(timeout=jobs.SECONDS) for process in begun]
+        try:
+            ended = [process.communicate(timeout=_SECONDS) for process in begun]
+        except subprocess.TimeoutExpired:
+            return Row(one.name, one.says or "trains", "", [f"it has not ended in {_SECONDS:g} s"])
+        finally:
+            for process in begun:
+                process.kill()
         told = [
             Answer(process.returncode, str(out, "utf-8"), str(err, "utf-8", "replace"), 0.0, ())
             for process, (out, err) in zip(begun, ended, strict=True)

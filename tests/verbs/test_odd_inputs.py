@@ -49,6 +49,7 @@ def test_a_locale_of_bytes_is_left_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("one", OUTSIDE, ids=lambda one: one.name)
 def test_an_odd_environment_is_lived_in_or_named(one: Outside) -> None:
     with kept_port() as port:
