@@ -16,6 +16,8 @@ from typing import Any
 from unittest import mock
 
 from tests.library import breaks
+from tests.ports import kept_port
+from tests.threads import on_threads
 from tests.train.data.tokenised.odd_records import ODD, observed
 from tests.verbs import jobs
 from tests.verbs.bad_inputs import RECIPE, Answer, _no_ranks, called, put, working_folder
@@ -90,9 +92,9 @@ def loaded(name: str) -> Row:
     """Files of such a name in such a folder, as tokens: those of a process that reads, and those read here."""
     files = {f"{name}/{name}.txt": "a b " * 9, f"{name}/{name}.jsonl": LINE * 3}
     with working_folder(files) as place:
-        model, data = ModelConfig(context=4), {"cache": str(place / name / "cache")}
+        model, cached = ModelConfig(context=4), str(place / name / "cache")
         texts = f"text:{name}/*.txt", f"jsonl:{name}/{name}.jsonl,text=text"
-        made = [load(DataConfig(source=text, val_fraction=0.0, **data), model) for text in texts]
+        made = [load(DataConfig(source=text, val_fraction=0.0, cache=cached), model) for text in texts]
         sizes = [len(one.train) for one in made]
     wanted = [(4 * 9 - 1) // 4, (3 * 16 - 1) // 4]
     return Row(
@@ -295,8 +297,6 @@ def records() -> Iterator[Row]:
 
 
 def loops() -> Iterator[Row]:
-    from tests.threads import on_threads
-
     for kind, (how, left) in itertools.product(
         breaks.KINDS, (("after", 1), ("after", 3), ("after", 6), ("end", 2))
     ):
@@ -305,8 +305,6 @@ def loops() -> Iterator[Row]:
 
 
 def environment() -> Iterator[Row]:
-    from tests.ports import kept_port
-
     for one in OUTSIDE:
         with kept_port() as port:
             yield outside(one, lambda port=port: port)
