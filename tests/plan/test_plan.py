@@ -129,6 +129,12 @@ def test_each_mistake_has_its_code_and_words(text: str, code: str, words: str) -
     assert problem.fix
 
 
+def test_a_path_with_a_blank_is_told_how_to_do_without() -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        Plan.parse("dp=2 sync=my dir/mine.py:Own")
+    assert any("dir/mine.py:Own" in p.what and "ln -s" in p.fix for p in caught.value.problems)
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ConfigProblems) as caught:
         Plan.parse("dp=x dpp=3 pp=0 dp=2 schedule=no lonely")

@@ -174,6 +174,7 @@ class Plan:
 _AXES = {"zero": "shard", "schedule": "pp", "cp_kind": "cp", "collective": "dp"}
 """Keys that say how an axis is played, and that axis."""
 OPTIONED = ("zero", "tp", "precision")
+_LINK = "blanks separate the words of a plan: a path without any, or a link that has none: ln -s"
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in KEYS}
 
 
@@ -186,7 +187,8 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
             what = f"{word!r} is not of the form key=value"
             known = word.partition(":")[0] in KEYS and word not in KEYS
             example = word.replace(":", "=", 1) if known else "dp=2 pp=2 micros=8"
-            problems.append(Problem("P05", what, where, remedy_for(word) or f'for example "{example}"'))
+            fix = _LINK if ".py:" in word else remedy_for(word) or f'for example "{example}"'
+            problems.append(Problem("P05", what, where, fix))
         elif (
             key != "blocks"
             and len(parts := re.split("[,;](?=[a-z_]+=)", word)) > 1
