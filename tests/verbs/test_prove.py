@@ -100,7 +100,7 @@ def test_a_batch_that_is_normalised_by_itself_fails(proves: Proves, tmp_path: Pa
     ("line", "cause"),
     [
         ("optimizer.param_groups[0]['lr'] = F.cross_entropy(model(a), b).item()",
-         "replicas_drifted"),
+         "refused"),
         ("job.rank == 0 and job.step == 2 and sys.exit(0)", "parted"),
         ("torch.manual_seed(job.rank); a = a + torch.randn_like(a)", "told"),
     ],

@@ -12,6 +12,7 @@ from unisono.verify.gradients import are, explain
 from unisono.verify.solve import Cause, fit, plan_sizes
 
 Tensors = Mapping[str, Tensor]
+_VAGUE = ("gradient", "forward", "replicas_drifted")
 
 
 def cause_of(
@@ -25,13 +26,14 @@ def cause_of(
     notes: Sequence[str],
 ) -> Cause:
     """kind: of what is wrong, one of `loop_check.KINDS`. one, ranks: the step on one process and on each rank. past:
-    gradients of the step before, if there is one. wrong: names. notes: what the loop was told with a code, which is
-    likelier than anything that is found here."""
-    if notes:
+    gradients of the step before, if there is one. wrong: names. notes: what the loop was told with a code, which says
+    more than a vague cause."""
+    found = _of_gradients(one, past, ranks, plan, wrong, bound) if kind == "grad" else None
+    if notes and (found is None or found.name in _VAGUE):
         code, _, text = notes[0].partition(": ")
         return Cause("told", f"{text.partition(';')[0]} ({code})")
-    if kind == "grad":
-        return _of_gradients(one, past, ranks, plan, wrong, bound)
+    if found is not None:
+        return found
     own = [{name: rank[name] for name in rank if name.startswith(f"{kind}/")} for rank in ranks]
     if kind != "loss" and _drifted(own):
         return Cause(

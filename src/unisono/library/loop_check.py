@@ -187,6 +187,7 @@ def not_played(plan: Plan, error: UnisonoError) -> LoopVerdict:
     """The verdict of a loop that one process plays and several do not."""
     kinds = ((HangError, "parted"), (PeerGone, "parted"), (UserCodeError, "raised"))
     cause = next((name for kind, name in kinds if isinstance(error, kind)), "refused")
+    cause = "refused" if error.code.startswith("J") else cause  # by the job, whatever the exit code
     text = f"U-{error.code} {error.what}" + (f", at {error.where}" if error.where else "")
     return LoopVerdict(False, (), None, (), cause, text, plan=str(plan), ranks=plan.fill(1).world)
 

@@ -73,8 +73,8 @@ HARD = catalogue.hard_loops()
 
 # One or two of each kind.
 SAMPLE = (
-    "grads_by_autograd_grad", "gradient_hook_that_clamps", "torch_generator_in_loop", "advantages_normalised",
-    "attention_over_batch", "rate_by_local_loss", "rate_times_world", "pcgrad_after_backward", "sam", "never_zeroes",
+    "grads_by_autograd_grad", "torch_generator_in_loop", "advantages_normalised", "attention_over_batch",
+    "rate_times_world", "pcgrad_after_backward",
 )  # fmt: skip
 
 
