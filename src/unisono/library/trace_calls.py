@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unisono.library.traces import Shape, SampleTrace
+from unisono.library.traces import SampleTrace, Shape
 
 Found = SampleTrace | None | Sequence[SampleTrace | None]
 

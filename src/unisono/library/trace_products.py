@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unisono.library.trace_calls import TorchCall, Found
+from unisono.library.trace_calls import Found, TorchCall
 from unisono.library.traces import together
 
 PRODUCTS = {

@@ -1,7 +1,7 @@
 """What each of torch's operations makes of the traces of its arguments (`traces`).
 
-A rule takes a `TorchCall` and returns the trace of every output, or of the first alone. What has no rule leaves no trace:
-nothing is said of it, and `unisono prove` sees it.
+A rule takes a `TorchCall` and returns the trace of every output, or of the first alone. What has no rule leaves no
+trace: nothing is said of it, and `unisono prove` sees it.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from unisono.library import trace_shapes as shapes
-from unisono.library.trace_calls import TorchCall, Found, listed
+from unisono.library.trace_calls import Found, TorchCall, listed
 from unisono.library.trace_products import PRODUCTS, attended, convolved, product
 from unisono.library.traces import SampleTrace, together
 
