@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unisono.library.following import Following
-from unisono.library.traces import Trace
+from unisono.library.traces import SampleTrace
 
 Act = Callable[[Tensor, Tensor], Any]
 
 
-def traced(act: Act, weighed: bool = False) -> Trace | None:
+def traced(act: Act, weighed: bool = False) -> SampleTrace | None:
     """Of act(x, y), x [4, 3, 2], y [4]."""
     x, y = torch.rand(4, 3, 2, requires_grad=True).add(0.1), torch.tensor([0, 2, 1, 1])
     following = Following(2, lambda code, detail="": None)

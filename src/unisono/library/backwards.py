@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from unisono.library.following import Following
 from unisono.library.modes import place_function_mode
-from unisono.library.traces import Trace
+from unisono.library.traces import SampleTrace
 from unisono.spec.errors import UsageError
 
 _WRAPPED: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
@@ -78,11 +78,11 @@ class Backwards(TorchFunctionMode):
                 following.mark(gradient, self._of_gradient(of(x), losses[0]))
         return found
 
-    def _of_gradient(self, by: Trace | None, loss: Trace) -> Trace:
+    def _of_gradient(self, by: SampleTrace | None, loss: SampleTrace) -> SampleTrace:
         """Of a gradient by something of which `by` is known."""
         if by is not None and by.dim is not None:
             return by
-        return Trace(loss.batch, loss.samples, dim=None, reduced="gradient", met=loss.met)
+        return SampleTrace(loss.batch, loss.samples, dim=None, reduced="gradient", met=loss.met)
 
 
 def _of_shards(func: Any, error: Exception) -> UsageError:

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unisono.library.modes import place_dispatch_mode
-from unisono.library.trace_rules import Call, traced
-from unisono.library.traces import Trace
+from unisono.library.trace_rules import TorchCall, traced
+from unisono.library.traces import SampleTrace
 
 _OF_GROUPS = frozenset({"c10d", "_c10d_functional", "fsdp"})  # what ranks tell each other is no rank's own
 
@@ -27,13 +27,13 @@ class Traces:
     what stays: torch's own object, whose place in memory is not used again while there is a weak reference to it."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Trace]] = {}
+        self._known: dict[int, tuple[Any, SampleTrace]] = {}
 
-    def __getitem__(self, x: Tensor) -> Trace | None:
+    def __getitem__(self, x: Tensor) -> SampleTrace | None:
         found = self._known.get(x._cdata)
         return None if found is None or found[0].expired() else found[1]
 
-    def __setitem__(self, x: Tensor, trace: Trace | None) -> None:
+    def __setitem__(self, x: Tensor, trace: SampleTrace | None) -> None:
         if trace is None:
             self._known.pop(x._cdata, None)
         else:
@@ -105,7 +105,7 @@ class Following(TorchDispatchMode):
         self._traces.clean()
         for x in tensors:
             if x.dim() and x.shape[0] == samples:
-                self._traces[x] = Trace(self._batches, samples)
+                self._traces[x] = SampleTrace(self._batches, samples)
 
     def end(self) -> None:
         """A backward is over: numbers that are drawn now are not for samples."""
@@ -125,11 +125,11 @@ class Following(TorchDispatchMode):
         """What was read of a batch's statistics, if anything was computed of the batch since."""
         return self.read if self._made > self._read_at else ""
 
-    def of(self, x: object) -> Trace | None:
+    def of(self, x: object) -> SampleTrace | None:
         """What is known of a tensor; None if it does not depend on a batch, or nobody knows."""
         return self._traces[x] if isinstance(x, Tensor) else None
 
-    def mark(self, x: Tensor, trace: Trace | None) -> None:
+    def mark(self, x: Tensor, trace: SampleTrace | None) -> None:
         """Say what is known of a tensor that was made out of sight."""
         self._traces[x] = None if isinstance(x, nn.Parameter) else trace
 
@@ -163,7 +163,7 @@ class Following(TorchDispatchMode):
                 self.read, self._read_at = trace.met or trace.reduced, self._made
             return
         self._made += 1
-        call = Call(_plain(name), _bound(func, args, kwargs), self.of, outs, self._weighed)
+        call = TorchCall(_plain(name), _bound(func, args, kwargs), self.of, outs, self._weighed)
         found = _found(call, torch.Tag.pointwise in func.tags)
         if call.name == "slice":
             self._look_for_a_split(call)
@@ -174,7 +174,7 @@ class Following(TorchDispatchMode):
     def _per_sample(self, x: Tensor) -> bool:
         return self._samples > 1 and x.dim() > 0 and x.shape[0] == self._samples
 
-    def _look_for_a_split(self, call: Call) -> None:
+    def _look_for_a_split(self, call: TorchCall) -> None:
         """x[rank::ranks] of what is a rank's part already."""
         trace, step = call.of(call.given["self"]), call.given["step"]
         self.thinned |= trace is not None and trace.dim == call.given["dim"] and step == self._ranks
@@ -191,11 +191,11 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return given | {one.name: value for one, value in zip(schema, args, strict=False)} | kwargs
 
 
-def _fits(x: Tensor, trace: Trace) -> bool:
+def _fits(x: Tensor, trace: SampleTrace) -> bool:
     return trace.dim is not None and trace.dim < x.dim() and x.shape[trace.dim] == trace.extent
 
 
-def _found(call: Call, is_pointwise: bool) -> Sequence[Trace | None]:
+def _found(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
     """An operation with arguments that its rule does not expect leaves no trace."""
     try:
         return traced(call, is_pointwise)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from unisono.library.following import Following
-from unisono.library.traces import Trace
+from unisono.library.traces import SampleTrace
 
 Told = Callable[[str, str], object]
 
@@ -76,7 +76,7 @@ def _mark(following: Following, gradients: Sequence[Any]) -> None:
     for x in gradients:
         if isinstance(x, Tensor):
             rows = x.shape[0] if x.dim() else 1
-            following.mark(x, Trace(0, max(1, rows), 0 if x.dim() else None, reduced="gradient"))
+            following.mark(x, SampleTrace(0, max(1, rows), 0 if x.dim() else None, reduced="gradient"))
 
 
 def _met(following: Following, gradients: Sequence[Any]) -> str:

@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from unisono.library.traces import Shape, Trace
+from unisono.library.traces import SampleTrace, Shape
 
-Found = Trace | None | Sequence[Trace | None]
+Found = SampleTrace | None | Sequence[SampleTrace | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TorchCall:
     """name: of the operation, such as `mul`, without the underscore of those in place. given: arguments by name. of:
     the trace of a tensor. outs: what it returned. weighed: whether the script said what its loss counts."""
 
     name: str
     given: dict[str, Any]
-    of: Callable[[Any], Trace | None]
+    of: Callable[[Any], SampleTrace | None]
     outs: list[Tensor]
     weighed: bool = False
 
@@ -26,7 +26,7 @@ class Call:
     def out(self) -> Shape:
         return self.outs[0].shape
 
-    def tensors(self, *names: str) -> list[tuple[Trace, int]]:
+    def tensors(self, *names: str) -> list[tuple[SampleTrace, int]]:
         """Traces of tensors among the arguments, or of those with these names, with their numbers of dims."""
         values = [self.given.get(name) for name in names] if names else list(self.given.values())
         flat = [x for value in values for x in (value if isinstance(value, (list, tuple)) else [value])]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unisono.library.trace_calls import Call, Found
+from unisono.library.trace_calls import Found, TorchCall
 from unisono.library.traces import together
 
 PRODUCTS = {
@@ -17,7 +17,7 @@ PRODUCTS = {
 }
 
 
-def product(call: Call) -> Found:
+def product(call: TorchCall) -> Found:
     left, i, right, j, out = PRODUCTS[call.name]
     a, b = call.of(call.given[left]), call.of(call.given[right])
     if a is None and b is None:
@@ -42,14 +42,14 @@ def product(call: Call) -> Found:
     return made.at(place) if call.out[place] == made.extent else None
 
 
-def convolved(call: Call) -> Found:
+def convolved(call: TorchCall) -> Found:
     trace = call.of(call.given["input"])
     if trace is None or call.of(call.given["weight"]) is not None or trace.dim in (None, 0):
         return trace if trace is None or trace.dim in (None, 0) else None
     return None if trace.dim == 1 else trace.says("convolution over the samples")
 
 
-def attended(call: Call) -> Found:
+def attended(call: TorchCall) -> Found:
     names = ("query", "key", "value")
     trace = together(call.tensors(*names), call.given["query"].shape, "attention") if call.tensors() else None
     if trace is None or trace.dim is None:

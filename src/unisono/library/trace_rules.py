@@ -1,7 +1,7 @@
 """What each of torch's operations makes of the traces of its arguments (`traces`).
 
-A rule takes a `Call` and returns the trace of every output, or of the first alone. What has no rule leaves no trace:
-nothing is said of it, and `unisono prove` sees it.
+A rule takes a `TorchCall` and returns the trace of every output, or of the first alone. What has no rule leaves no
+trace: nothing is said of it, and `unisono prove` sees it.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from unisono.library import trace_shapes as shapes
-from unisono.library.trace_calls import Call, Found, listed
+from unisono.library.trace_calls import Found, TorchCall, listed
 from unisono.library.trace_products import PRODUCTS, attended, convolved, product
-from unisono.library.traces import Trace, together
+from unisono.library.traces import SampleTrace, together
 
 # Entry by entry. The rest of what torch marks as pointwise bends what it is given.
 
@@ -22,7 +22,7 @@ CHOOSES = frozenset("where masked_fill mul div lerp addcmul".split())
 SAYS = {"div": "quotient", "mul": "product", "where": "choice", "masked_fill": "choice"}
 
 
-def pointwise(call: Call) -> Found:
+def pointwise(call: TorchCall) -> Found:
     counts = _is_a_count(call)
     traces = call.tensors("self") if counts else call.tensors()
     made = together(traces, call.out, SAYS.get(call.name, call.name)) if traces else None
@@ -36,7 +36,7 @@ def pointwise(call: Call) -> Found:
     return made if lone and numerator and not rounded else made.bent(SAYS.get(call.name, call.name))
 
 
-def _is_a_count(call: Call) -> bool:
+def _is_a_count(call: TorchCall) -> bool:
     """Whether it divides by how many things count: the script has said how many, or all samples count alike."""
     other = call.given.get("other")
     trace = call.of(other) if call.name == "div" else None
@@ -48,7 +48,12 @@ def _is_a_count(call: Call) -> bool:
     return call.weighed or (not trace.met and number >= trace.samples and not number % trace.samples)
 
 
-def emptied(_: Call) -> Found:
+def overwritten(call: TorchCall) -> Found:
+    traces = call.tensors("src")
+    return together(traces, call.out, "copy") if traces else None
+
+
+def emptied(_: TorchCall) -> Found:
     """Overwritten with what is not of the batch."""
     return None
 
@@ -56,8 +61,8 @@ def emptied(_: Call) -> Found:
 # Over dims.
 
 
-def reduction(linear: bool) -> Callable[[Call], Found]:
-    def rule(call: Call) -> Found:
+def reduction(linear: bool) -> Callable[[TorchCall], Found]:
+    def rule(call: TorchCall) -> Found:
         x = call.given["self"]
         trace = call.of(x)
         if trace is None:
@@ -74,10 +79,10 @@ def reduction(linear: bool) -> Callable[[Call], Found]:
     return rule
 
 
-def along(linear: bool) -> Callable[[Call], Found]:
+def along(linear: bool) -> Callable[[TorchCall], Found]:
     """softmax, cumsum, sort: what is made along a dim has as many entries."""
 
-    def rule(call: Call) -> Found:
+    def rule(call: TorchCall) -> Found:
         x = call.given["grad_output"] if "grad_output" in call.given else call.given["self"]
         traces = call.tensors()
         trace = together(traces, x.shape, call.name)
@@ -97,7 +102,7 @@ def along(linear: bool) -> Callable[[Call], Found]:
 # Normalisation, pools, losses.
 
 
-def normalised(call: Call) -> Found:
+def normalised(call: TorchCall) -> Found:
     """Over the last dims, of each sample alone."""
     x = call.given["input"]
     trace = call.of(x)
@@ -107,12 +112,12 @@ def normalised(call: Call) -> Found:
     return trace.says("layer norm over the samples") if inside else trace.bent("norm")
 
 
-def grouped(call: Call) -> Found:
+def grouped(call: TorchCall) -> Found:
     trace = call.of(call.given["input"])
     return trace.bent("norm") if trace is not None and trace.dim == 0 else None
 
 
-def batch_normalised(call: Call) -> Found:
+def batch_normalised(call: TorchCall) -> Found:
     trace = call.of(call.given["input"])
     if trace is None:
         return None
@@ -120,7 +125,7 @@ def batch_normalised(call: Call) -> Found:
     return trace if not training or trace.dim == 1 else trace.says("batch norm over the samples")
 
 
-def pooled(call: Call) -> Found:
+def pooled(call: TorchCall) -> Found:
     x = call.given.get("self", call.given.get("input"))
     trace = call.of(x)
     if trace is None or trace.dim is None or trace.dim >= min(len(call.out) - 1, 2):
@@ -128,7 +133,7 @@ def pooled(call: Call) -> Found:
     return [trace.bent("pooling")] * len(call.outs)
 
 
-def lossy(call: Call) -> Found:
+def lossy(call: TorchCall) -> Found:
     """A loss with `reduction`. nll takes classes in the second dim, which its targets lack."""
     x = call.given["self"]
     traces = [(one, x.dim() if call.name.startswith("nll") else dims) for one, dims in call.tensors()]
@@ -146,22 +151,23 @@ def lossy(call: Call) -> Found:
     return [trace.summed("sum" if call.given["reduction"] == 2 else "mean"), None]
 
 
-def counted(call: Call) -> Found:
+def counted(call: TorchCall) -> Found:
     trace = call.of(call.given["self"])
     return None if trace is None else trace.summed("count")
 
 
-def rule_of(name: str, is_pointwise: bool) -> Callable[[Call], Found] | None:
+def rule_of(name: str, is_pointwise: bool) -> Callable[[TorchCall], Found] | None:
     """The rule of an operation, if there is one."""
     return RULES.get(name) or (pointwise if is_pointwise else None)
 
 
-def _each(names: str, rule: Callable[[Call], Found]) -> dict[str, Callable[[Call], Found]]:
+def _each(names: str, rule: Callable[[TorchCall], Found]) -> dict[str, Callable[[TorchCall], Found]]:
     return dict.fromkeys(names.split(), rule)
 
 
-RULES: dict[str, Callable[[Call], Found]] = {
+RULES: dict[str, Callable[[TorchCall], Found]] = {
     **_each(" ".join(ADDS), pointwise),
+    **_each("copy", overwritten),
     **_each("fill zero normal uniform bernoulli random exponential log_normal set resize", emptied),
     **_each("view _unsafe_view _reshape_alias reshape", shapes.reshaped),
     **_each("permute", shapes.moved(shapes.permuted)),
@@ -216,7 +222,7 @@ RULES: dict[str, Callable[[Call], Found]] = {
 }
 
 
-def traced(call: Call, is_pointwise: bool) -> Sequence[Trace | None]:
+def traced(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
     """Of each output."""
     rule = rule_of(call.name, is_pointwise)
     if rule is None:

@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.library.trace_calls import Call, Found, listed
+from unisono.library.trace_calls import Found, TorchCall, listed
 from unisono.library.traces import together, viewed
 
 
-def reshaped(call: Call) -> Found:
+def reshaped(call: TorchCall) -> Found:
     x = call.given["self"]
     trace = call.of(x)
     return None if trace is None else viewed(trace, x.shape, call.out)
 
 
-def moved(where: Callable[[Call, int, int], int | None]) -> Callable[[Call], Found]:
+def moved(where: Callable[[TorchCall, int, int], int | None]) -> Callable[[TorchCall], Found]:
     """A rule of an operation that puts dims elsewhere. where(call, dim, dims): where a dim is then; None: nowhere."""
 
-    def rule(call: Call) -> Found:
+    def rule(call: TorchCall) -> Found:
         x = call.given["self"]
         trace = call.of(x)
         if trace is None or trace.dim is None:
@@ -33,39 +33,39 @@ def moved(where: Callable[[Call, int, int], int | None]) -> Callable[[Call], Fou
     return rule
 
 
-def permuted(call: Call, dim: int, dims: int) -> int:
+def permuted(call: TorchCall, dim: int, dims: int) -> int:
     return listed(call.given["dims"], dims).index(dim)
 
 
-def transposed(call: Call, dim: int, dims: int) -> int:
+def transposed(call: TorchCall, dim: int, dims: int) -> int:
     a, b = (listed(call.given.get(name, i), dims)[0] for i, name in enumerate(("dim0", "dim1")))
     return {a: b, b: a}.get(dim, dim) if dims > 1 else dim
 
 
-def unsqueezed(call: Call, dim: int, dims: int) -> int:
+def unsqueezed(call: TorchCall, dim: int, dims: int) -> int:
     return dim + (call.given["dim"] % (dims + 1) <= dim)
 
 
-def squeezed(call: Call, dim: int, dims: int) -> int | None:
+def squeezed(call: TorchCall, dim: int, dims: int) -> int | None:
     x = call.given["self"]
     gone = [d for d in listed(call.given.get("dim"), dims) if x.shape[d] == 1]
     return None if dim in gone else dim - sum(d < dim for d in gone)
 
 
-def expanded(call: Call, dim: int, dims: int) -> int:
+def expanded(call: TorchCall, dim: int, dims: int) -> int:
     return dim + len(call.out) - dims
 
 
-def selected(call: Call, dim: int, dims: int) -> int | None:
+def selected(call: TorchCall, dim: int, dims: int) -> int | None:
     gone = call.given["dim"] % dims
     return None if gone == dim else dim - (gone < dim)
 
 
-def kept(call: Call, dim: int, dims: int) -> int:
+def kept(call: TorchCall, dim: int, dims: int) -> int:
     return dim
 
 
-def cut(call: Call) -> Found:
+def cut(call: TorchCall) -> Found:
     """slice, split: of the samples' dim, whole sets of samples or nothing that is known."""
     x = call.given["self"]
     trace, dim = call.of(x), call.given.get("dim", 0) % max(x.dim(), 1)
@@ -81,12 +81,12 @@ def cut(call: Call) -> Found:
     return found
 
 
-def _start(call: Call, size: int) -> int:
+def _start(call: TorchCall, size: int) -> int:
     start = call.given.get("start") or 0
     return max(0, start + size if start < 0 else start)
 
 
-def joined(call: Call) -> Found:
+def joined(call: TorchCall) -> Found:
     """cat, stack."""
     parts, stacks = call.given["tensors"], call.name == "stack"
     dims = len(call.out)
@@ -102,7 +102,7 @@ def joined(call: Call) -> Found:
     return replace(first, outer=len(parts))
 
 
-def repeated(call: Call) -> Found:
+def repeated(call: TorchCall) -> Found:
     x, times = call.given["self"], call.given["repeats"]
     trace = call.of(x)
     if trace is None or trace.dim is None:
@@ -111,7 +111,7 @@ def repeated(call: Call) -> Found:
     return replace(trace, dim=dim, outer=trace.outer * times[dim])
 
 
-def turned(call: Call) -> Found:
+def turned(call: TorchCall) -> Found:
     """flip, roll: the samples are there, in another order."""
     x = call.given["self"]
     trace = call.of(x)
@@ -120,7 +120,7 @@ def turned(call: Call) -> Found:
     return replace(trace, order=(*trace.order, (call.name, repr(call.given.get("shifts", "")))))
 
 
-def looked_up(call: Call) -> Found:
+def looked_up(call: TorchCall) -> Found:
     """x[index] with one index, index_select, embedding."""
     x, index, dim = _index_of(call)
     if index is None or index.dtype in (torch.bool, torch.uint8):
@@ -141,7 +141,7 @@ def looked_up(call: Call) -> Found:
     return None
 
 
-def _index_of(call: Call) -> tuple[Any, Tensor | None, int]:
+def _index_of(call: TorchCall) -> tuple[Any, Tensor | None, int]:
     if call.name == "embedding":
         return call.given["weight"], call.given["indices"], 0
     if call.name == "index_select":
@@ -150,7 +150,7 @@ def _index_of(call: Call) -> tuple[Any, Tensor | None, int]:
     return call.given["self"], (several[0][1] if len(several) == 1 else None), (several or [(0, None)])[0][0]
 
 
-def picked(call: Call) -> Found:
+def picked(call: TorchCall) -> Found:
     """gather, scatter: by places along a dim, of each sample alone if that is not theirs."""
     index = call.given["index"]
     trace = together(call.tensors(), index.shape, call.name)

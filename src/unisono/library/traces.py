@@ -2,7 +2,7 @@
 
 Ranks hold parts of a batch, so the mean of their gradients is that of one device as long as two things hold: nothing
 but a linear sum or mean goes over the samples, and what comes of it is only added up and multiplied by constants.
-A `Trace` says of one tensor how far that holds. The rules of single operations are in `trace_rules`.
+A `SampleTrace` says of one tensor how far that holds. The rules of single operations are in `trace_rules`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Shape = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class SampleTrace:
     """dim: the dim along which the samples lie, None where none does any more. That dim counts outer x samples x inner
     entries. order: in which order the samples lie, () for that of the batch. reduced: the sum or mean over samples that
     is in it, and in which it is still linear; "" for none. met: what it did to samples that a rank cannot do to a part
@@ -33,25 +33,25 @@ class Trace:
         """Entries of the dim that holds the samples."""
         return self.outer * self.samples * self.inner
 
-    def at(self, dim: int) -> "Trace":
+    def at(self, dim: int) -> "SampleTrace":
         return replace(self, dim=dim)
 
-    def says(self, met: str) -> "Trace":
+    def says(self, met: str) -> "SampleTrace":
         """The first that was noticed stays."""
         return self if self.met else replace(self, met=met)
 
-    def bent(self, by: str) -> "Trace":
+    def bent(self, by: str) -> "SampleTrace":
         """After something that is not linear in what it is given."""
         return self.says(f"{by} of a {self.reduced}") if self.reduced else self
 
-    def summed(self, by: str) -> "Trace":
+    def summed(self, by: str) -> "SampleTrace":
         """After a sum or mean over the samples."""
         return replace(
             self, dim=None, inner=1, outer=1, order=(), reduced=self.reduced or f"{by} over the samples"
         )
 
 
-def viewed(trace: Trace, before: Shape, after: Shape) -> Trace | None:
+def viewed(trace: SampleTrace, before: Shape, after: Shape) -> SampleTrace | None:
     """After a view of contiguous numbers in another shape; None where the samples no longer lie along one dim.
 
     In the flat memory the samples are `stride` apart; a dim of the new shape has them if it covers all of them."""
@@ -68,7 +68,7 @@ def viewed(trace: Trace, before: Shape, after: Shape) -> Trace | None:
     return None
 
 
-def together(traces: Sequence[tuple[Trace, int]], out: Shape, by: str) -> Trace | None:
+def together(traces: Sequence[tuple[SampleTrace, int]], out: Shape, by: str) -> SampleTrace | None:
     """Of an operation that takes entries at the same place: traces with their tensors' numbers of dims, as they are
     broadcast to `out`. None where nothing can be said."""
     first = next((one for one, _ in traces if one.dim is not None), traces[0][0])

@@ -246,7 +246,7 @@ def centred(job: Job, agree: bool) -> Iterator[float]:
         yield job.mean(loss)
 
 
-@loop("told J14")
+@loop("told J14 J10")
 def buffer_moved_in_forward(job: Job) -> Iterator[float]:
     yield from centred(job, False)
 

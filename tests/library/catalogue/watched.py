@@ -211,7 +211,7 @@ def hooks_that_scale_and_look(job: Job) -> Iterator[float]:
     seen: list[float] = []
     model = mlp()
     model[1].register_full_backward_hook(lambda m, gi, go: (-0.5 * gi[0],))
-    model[0].register_full_backward_hook(lambda m, gi, go: seen.append(float(go[0].norm())))
+    model[2].register_full_backward_hook(lambda m, gi, go: seen.append(float(go[0].norm())))
     yield from trained(job, ready(job, model), cross)
 
 
