@@ -51,7 +51,7 @@ def test_an_accelerator_is_asked_about_in_its_mixed_precision(
 def test_what_is_named_is_not_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "own.toml"
     recipe.write_text(
-        'plan = "precision=fp32"\n[model]\nkind = "gpt"\nvocab = 256\n[train]\nglobal_batch = 64\n'
+        'plan = "precision=fp32"\n[model]\nkind = "gpt"\nvocab = 256\n[train]\nglobal_batch = 64\nsteps = 9\n'
     )
     told = answered(["plan", str(recipe), "--cluster", "dgx-a100"], capsys)
     assert all(row["assumed"] == [] and "bf16" not in row["plan"] for row in told["plans"])
@@ -62,7 +62,7 @@ def test_what_is_named_is_not_assumed(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_batch_that_nobody_named_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simulate", *GPT, "--cluster", "dgx-a100", "--plan", "dp=8 precision=bf16"]
+    words = ["simulate", *GPT, "--train.steps", "9", "--cluster", "dgx-a100", "--plan", "dp=8 precision=bf16"]
     assert answered(words, capsys)["assumed"] == ["global_batch=32, the default, as nobody named one"]
     assert answered([*words, *BATCH], capsys)["assumed"] == []
     derived = [*words[:-1], "dp=8 micros=2 precision=bf16", "--train.micro_batch", "2"]
@@ -124,3 +124,22 @@ def test_a_number_of_tokens_says_how_long_training_takes(
 def test_what_is_no_number_of_tokens_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *GPT, "--tokens", text]) == 2
     assert "300B" in capsys.readouterr().err
+
+
+def test_a_length_that_nobody_named_is_20_tokens_a_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", *GPT, *BATCH, "--cluster", "dgx-a100", "--plan", "dp=8 precision=bf16"]
+    told = answered(words, capsys)
+    (said,) = told["assumed"]
+    assert said.startswith("training for") and "20 a parameter" in said
+    days = 20 * told["active_parameters"] / told["tokens_per_s"] / 86400
+    assert told["days_to_train"] == pytest.approx(days, rel=0.01)
+    assert answered([*words, "--tokens", "1B"], capsys)["assumed"] == []
+
+
+def test_a_plan_that_leaves_devices_out_is_told_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", *GPT, *BATCH, "--cluster", "dgx-a100:8", "--plan", "dp=3"]
+    assert main([*words, "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert "takes 3 of 64 devices" in str(told) and "dp=64" in str(told)
+    said = answered(words[:-2], capsys)["assumed"]
+    assert any(one.startswith("plan dp=1") for one in said)

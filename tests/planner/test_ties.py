@@ -80,7 +80,7 @@ def test_on_devices_what_nobody_measured_is_first_only_where_it_gains_more_than_
     for one in found:
         if one.price.step * (1.0 + ties.margin(one.question)) < found[0].price.step:
             raise AssertionError(f"{one.question.plan} is surely quicker than {best}")
-    quicker = [one for one in found if one.price.step < found[0].price.step]
+    quicker = [one for one in found if one.price.step < 0.999 * found[0].price.step]
     assert all(why(one, found[0]).startswith("bolder: might gain") for one in quicker)
 
 

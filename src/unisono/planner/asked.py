@@ -46,7 +46,7 @@ def question(
     keys, assumed = assuming(loaded, loaded.plan, where)
     plan, batch = planned(replace(loaded, plan=keys), where, model)
     steps, more = length(loaded, model, where, batch.global_batch)
-    if not loaded.plan.said:
+    if loaded.origins.get("plan", "default") == "default":
         more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
     assumed, later = (*assumed, *more), unplayed(loaded, plan)
     sizes = batch.micro_batch, batch.micros, steps

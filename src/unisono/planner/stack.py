@@ -25,7 +25,7 @@ class FittedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class FittedRows:
     """Rows that are alike, and the mean relative error of a step's seconds on them; None: of a stack that has none."""
 
     error: float
@@ -90,7 +90,7 @@ class Stack:
     slack: float = 0.0
     error: float = 0.0
     seen: FittedRange | None = None
-    families: tuple[Family, ...] = ()
+    families: tuple[FittedRows, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -151,7 +151,7 @@ def scaled(made: Stack, factor: float) -> Stack:
 
 def _read(table: Table, name: str) -> Stack:
     table.known(_KEYS)
-    values: dict[str, float | bool | int | FittedRange | tuple[Family, ...]] = {}
+    values: dict[str, float | bool | int | FittedRange | tuple[FittedRows, ...]] = {}
     sources: dict[str, Source] = {}
     for key in table.values:
         if key in FLAGS:
@@ -165,7 +165,8 @@ def _read(table: Table, name: str) -> Stack:
         elif key == "families":
             given, sources[key] = table.constant(key)
             values[key] = tuple(
-                Family(one["error"], _range({k: v for k, v in one.items() if k != "error"})) for one in given
+                FittedRows(one["error"], _range({k: v for k, v in one.items() if k != "error"}))
+                for one in given
             )
         elif key != "like":
             values[key], sources[key] = table.number(key, 1e-6 if key in _SECONDS_US else 1.0)

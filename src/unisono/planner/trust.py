@@ -10,7 +10,7 @@ from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
 from unisono.planner.source import Source
-from unisono.planner.stack import Family, FittedRange, Stack
+from unisono.planner.stack import FittedRange, FittedRows, Stack
 from unisono.planner.timetables import chunks, of
 
 _FAR = (
@@ -66,8 +66,8 @@ def trust(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Trust:
     return Trust(hypot(error, *(size for size, _ in more)), tuple(said for _, said in more), never)
 
 
-def _families(stack: Stack) -> tuple[Family, ...]:
-    return stack.families or (Family(stack.error, stack.seen),)
+def _families(stack: Stack) -> tuple[FittedRows, ...]:
+    return stack.families or (FittedRows(stack.error, stack.seen),)
 
 
 def _beyond(

@@ -10,7 +10,6 @@ from unisono.planner.machines.cluster import Link
 from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, rate
 from unisono.planner.source import Source
-from unisono.planner.space import CHUNKS, in_chunks
 from unisono.planner.tell import Row, Told
 
 _STEP = Source(
@@ -20,6 +19,7 @@ MORE: Annotated[float, _STEP] = 0.10
 GIGABYTES: Annotated[float, _STEP] = 16.0
 _WORTH = 1e-3  # of the tokens per second, below which nothing is said
 _SHOWN = 6
+_CHUNKS = 4  # of tp, the most that a search tries
 _AGAIN = {
     "none": "keep all activations (recompute=none)",
     "selective": "compute attention's scores again (recompute=selective)",
@@ -100,7 +100,7 @@ def _planned(ask: Question) -> Iterator[Offer]:
         and not isinstance(plan.tp, Grid)
         and not plan.arithmetic.fp8
     ):
-        cut = in_chunks(plan, CHUNKS[-1])
+        cut = replace(plan, tp=f"{plan.tp}:chunks={_CHUNKS}")  # type: ignore[arg-type]
         yield "plan", f"products of tp in chunks (tp={cut.text('tp')})", replace(ask, plan=cut), str(cut)
     for odd, size, micros, word in (
         (ask.micros % 2, ask.micro_batch * 2, ask.micros // 2, "twice"),
