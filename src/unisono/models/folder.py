@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.models.weights import Shape, Weights
+from unisono.models.weights import Shape, Weights, shape_of, size_of
 from unisono.observe.files import replaced, write_all, write_whole
 from unisono.spec.doubtful import open_regular, parse, read_regular
 from unisono.spec.errors import UsageError
@@ -28,7 +28,6 @@ TOKENIZER = (
 )  # fmt: skip
 FILE_BYTES = 5_000_000_000  # of one file, as transformers cuts a model
 _HEADER_LIMIT = 100 << 20
-DIMS = 64  # of a tensor, as torch has it
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -94,12 +93,8 @@ def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
         header.pop("__metadata__", None)
         room = size  # tensors do not overlap: else a header alone would make any number of any size
         for name, entry in header.items():
-            first, end = entry["data_offsets"]
-            dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-            if len(shape) > DIMS or not all(
-                type(n) is int and 0 <= n < 1 << 63 for n in (first, end, *shape)
-            ):
-                raise ValueError(f"{name} has no shape")
+            first, end = map(size_of, entry["data_offsets"])
+            dtype, shape = DTYPES[entry["dtype"]], shape_of(entry["shape"])
             room -= end - first
             if end - first != prod(shape) * dtype.itemsize or not 0 <= first <= end <= size or room < 0:
                 raise ValueError(f"{name} does not lie in it; was it cut short?")

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from unisono.models.hf.names import Layout, NamedPart, Names, Shape
 from unisono.spec.errors import UsageError
 
+_DIMS = 64  # of a tensor, as torch has it
 # Buffers that older versions of other libraries wrote beside the weights, and that are computed.
 _COMPUTED = ("*rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias", "*.position_ids")
 
@@ -29,6 +31,21 @@ class Weights(ABC):
     @abstractmethod
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
         """A part of one of them; on the CPU, in the dtype in which it is stored, to be read at once."""
+
+
+def shape_of(items: Any) -> Shape:
+    """The shape that somebody wrote, as a list of sizes. Raises ValueError for what is none: of long numbers, or of
+    many, the product alone takes for ever."""
+    if not isinstance(items, list | tuple) or len(items) > _DIMS:
+        raise ValueError("a tensor has no shape")
+    return tuple(map(size_of, items))
+
+
+def size_of(number: Any) -> int:
+    """The number itself. Raises ValueError for one that counts nothing: torch's have 63 bits."""
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise ValueError("a size is no whole number")
+    return number
 
 
 def same(shape: Shape, theirs: str, turned: bool = False) -> NamedPart:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from unisono.models.folder import unreadable
-from unisono.models.weights import Shape, Weights
+from unisono.models.weights import Shape, Weights, shape_of, size_of
 from unisono.train.foreign.inert import plain_pickle, saved
-from unisono.train.foreign.machine import listed, size, sizes
+from unisono.train.foreign.machine import listed
 
 METADATA = ".metadata"
 _OPTIMISERS = ("optim", "optimizer", "optimizers", "lr_scheduler", "scheduler")
@@ -83,19 +83,21 @@ def _read(folder: Path) -> tuple[dict[str, list[_Chunk]], dict[str, Shape]]:
     chunks: dict[str, list[_Chunk]] = defaultdict(list)
     for name, about in tensors.items():
         for chunk in about["chunks"]:
-            start, shape = sizes(chunk.state["offsets"]), sizes(chunk.state["sizes"])
+            start, shape = shape_of(chunk.state["offsets"]), shape_of(chunk.state["sizes"])
             place = places[_place(name, start)]
             if place.get("transform_descriptors"):
                 raise ValueError("its chunks are compressed")
             file = folder / Path(place["relative_path"]).name
-            chunks[name].append(_Chunk(start, shape, file, size(place["offset"]), size(place["length"])))
+            chunks[name].append(
+                _Chunk(start, shape, file, size_of(place["offset"]), size_of(place["length"]))
+            )
     _check_lengths(chunk for some in chunks.values() for chunk in some)
-    return chunks, {name: sizes(about["size"]) for name, about in tensors.items()}
+    return chunks, {name: shape_of(about["size"]) for name, about in tensors.items()}
 
 
 def _place(name: str, start: Any) -> str:
     """A chunk's key. A tuple would be none: its hash is no secret, and many can be found that have the same."""
-    return f"{name} {sizes(start)}"
+    return f"{name} {shape_of(start)}"
 
 
 def _check_lengths(chunks: Iterable[_Chunk]) -> None:

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from unisono.models.folder import unreadable
+from unisono.models.weights import shape_of, size_of
 from unisono.spec.doubtful import open_regular, read_regular
 from unisono.spec.errors import UsageError
 from unisono.spec.frames import is_memory
-from unisono.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple, size, sizes
+from unisono.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple
 
 _LARGEST = 1 << 30  # bytes of a pickle without tensors
 _LETTERS = 1 << 24  # of all names of tensors, and one for each thing that is looked at
@@ -48,8 +49,8 @@ _STORAGES = {
 
 
 def _rebuilt(storage: Tensor, offset: Any, shape: Any, steps: Any, *_: Any) -> Tensor:
-    shape, steps = sizes(shape), sizes(steps)
-    last = size(offset) + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+    shape, steps = shape_of(shape), shape_of(steps)
+    last = size_of(offset) + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
     # One that is spread by strides of 0, far beyond what anybody saves.
     if prod(shape) > 16 * len(storage) + 4096:
         raise ValueError("a tensor is larger than what it is made of")
@@ -79,7 +80,7 @@ _MADE: Mapping[str, Callable[..., Any]] = {
     "builtins.float": lambda value=0.0: float(value),
     "builtins.complex": lambda real=0.0, imaginary=0.0: complex(real, imaginary),
     "collections.OrderedDict": _ordered,
-    "torch.Size": lambda shape=(): sizes(shape),
+    "torch.Size": lambda shape=(): shape_of(shape),
     "torch._utils._rebuild_tensor_v2": _rebuilt,
     "torch._utils._rebuild_tensor": _rebuilt,
     "torch._utils._rebuild_parameter": _same,
@@ -117,7 +118,7 @@ class Unpickler(PickleMachine):
         match pid:
             case ("storage", kind, str(key), _, int(elements)) if self._storage is not None:
                 dtype = _STORAGES.get(str(getattr(kind, "name", "")).rpartition(".")[2], torch.uint8)
-                return self._storage(simple(key), dtype, size(elements))
+                return self._storage(simple(key), dtype, size_of(elements))
         raise ValueError("it refers to something beside the file")
 
 

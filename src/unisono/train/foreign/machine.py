@@ -20,7 +20,6 @@ _NAMES = 10_000  # different ones in one file
 _PLAIN_KEYS = (str, bytes, int, float, bool, type(None), torch.dtype)
 _LONGEST = 4096  # letters of a key: each use of a longer one, of a few bytes, would compare them all
 _SMALL = 1 << 53  # numbers as keys: among larger ones many can be found that fall into one place
-_DIMS = 64  # of a tensor, as torch has it
 _COPIED = (list, dict, set, tuple, frozenset, str, bytes)
 
 
@@ -68,20 +67,6 @@ def simple(key: Any) -> Any:
     if not isinstance(key, (*_PLAIN_KEYS, Inert, Makes)) and not _is_inert(key):
         raise ValueError(f"a key of type {type(key).__name__}")
     return key
-
-
-def sizes(items: Any) -> tuple[int, ...]:
-    """The sizes of a tensor. Raises ValueError for what are none: products of long numbers take all memory."""
-    if len(listed(items)) > _DIMS:
-        raise ValueError(f"a tensor of {len(items)} dims")
-    return tuple(map(size, items))
-
-
-def size(number: Any) -> int:
-    """The number itself. Raises ValueError for one that counts nothing: those of torch have 63 bits."""
-    if type(number) is not int or not 0 <= number < 1 << 63:
-        raise ValueError("a size that is no number")
-    return number
 
 
 def listed(items: Any) -> Any:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from unisono.models.folder import unreadable
-from unisono.models.weights import Shape, Weights
+from unisono.models.weights import Shape, Weights, shape_of
 from unisono.spec.words import whole
 from unisono.train.foreign.inert import saved, tensors_in
-from unisono.train.foreign.machine import sizes
 from unisono.train.foreign.made import MadeWeights, held
 
 _STATES = "*zero_pp_rank_*_mp_rank_*_optim_states.pt"
@@ -120,7 +119,7 @@ def _each_once(shapes: Mapping[str, Any], made: Made) -> Iterator[tuple[str, Sha
     for name, shape in shapes.items():
         if name in made:
             raise ValueError(f"{name} is there twice")
-        yield name, sizes(shape)
+        yield name, shape_of(shape)
 
 
 def _in_a_row(parts: Any, most: int) -> Tensor:
