@@ -139,7 +139,7 @@ def _memory(ran: Ran, key: str) -> list[float]:
     return [found["mem_gib"][key] for found in ran.objects]
 
 
-SIMULATE = "unisono simulate examples/gpt_1b.toml --json --cluster dgx-a100:8"
+SIMULATE = "unisono simulate examples/priced/gpt_1b.toml --json --cluster dgx-a100:8"
 _G = "1 Task level and architectures"
 ARCHITECTURES = (proven(_G, "Peer-to-peer all-reduce architecture", "dp=4"),)
 _G = "2 Data parallelism"
@@ -731,7 +731,8 @@ CLUSTERS = (
     prints(
         _G,
         "Slurm",
-        f"SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_TASKS_PER_NODE=1 SLURM_NODEID=0 SLURM_JOB_NODELIST=localhost {TRAIN} 2",
+        "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_TASKS_PER_NODE=1"
+        f" SLURM_NODEID=0 SLURM_JOB_NODELIST=localhost {TRAIN} 2",
         "srun's variables are read",
         r"step 2/2",
     ),
