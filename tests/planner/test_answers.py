@@ -12,7 +12,7 @@ from unisono.plan import Plan
 from unisono.planner import clusters
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import names, stack
-from unisono.planner.tell import waterfall
+from unisono.planner.tell import share, summary, waterfall
 from unisono.planner.work.transformer import Transformer
 
 LLAMA = Transformer(
@@ -99,3 +99,12 @@ def test_more_micro_batches_take_longer_and_no_less_memory(ask: Question, times:
     assume(more.served)
     one, other = simulate(ask), simulate(more)
     assert one.price.step < other.price.step and need(one) <= need(other) * (1 + 1e-9)
+
+
+@given(questions())
+@settings(max_examples=15, deadline=None)
+def test_the_head_of_a_page_and_its_table_say_one_bubble(ask: Question) -> None:
+    """Both are shares of the step."""
+    got = played(ask, "none")
+    table = dict(waterfall(got)).get("bubble", 0.0) / got.price.step
+    assert f"bubble {share(table)};" in dict(summary(got))["speed"]

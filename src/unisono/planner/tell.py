@@ -275,7 +275,7 @@ def summary(answer: Answer) -> list[tuple[str, str]]:
         ("cluster", where(ask)),
         ("memory", f"{nbytes(verdict.memory.total)} on the fullest rank{row}, of {nbytes(verdict.capacity)}{near}"),
         ("speed", f"{duration(answer.price.step)} a step, {rate(answer)}, MFU {share(answer.mfu)},"
-                  f" bubble {share(answer.bubble)}; most is lost to: {bound(answer)}"),
+                  f" bubble {share(answer.price.idle / answer.price.step)}; most is lost to: {bound(answer)}"),
         *([("training", training(answer))] if ask.steps else []),
         *errors(answer),
         *_lacking(ask),
