@@ -659,10 +659,10 @@ DATA = (
     reads(
         _G,
         "Sample order independent of world size; exactly-once resume",
-        f'{TRAIN} 4 --plan "dp=2 sync=canonical" --train.micro_batch 3 --json'
+        f'{TRAIN} 4 --plan "dp=2 sync=canonical" --train.micro_batch 3 --train.lr_schedule constant --json'
         ' && unisono train --resume runs/proof --train.steps 8 --plan "dp=4 sync=canonical"'
         " --no-out.report --json && sleep 1 &&"
-        f' {TRAIN} 8 --plan "sync=canonical" --train.micro_batch 3 --json',
+        f' {TRAIN} 8 --plan "sync=canonical" --train.micro_batch 3 --train.lr_schedule constant --json',
         "two ranks, then four, end in the loss of one rank, to the last digit",
         lambda ran: ran.objects[1]["loss"] == ran.objects[2]["loss"],
     ),

@@ -88,7 +88,7 @@ def test_ranks_on_gpus_that_wait_for_who_is_gone_begin_anew(backend: str, keep: 
     spread = SimpleNamespace(ranks=2, plan="dp=2", speeds=(), why="")
     seats = [SimpleNamespace(rank=rank, paused=-1, reported=lambda: False) for rank in range(2)]
 
-    def meet_anew(recovery: Recovery, to: object, joining: bool, planned: bool) -> list[int]:
+    def meet_anew(recovery: Recovery, to: object, joining: bool, planned: bool, lost: list[int]) -> list[int]:
         joins.append(joining)
         return [1]
 
