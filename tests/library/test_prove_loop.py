@@ -60,7 +60,7 @@ def test_a_loss_that_the_graph_says_nothing_of() -> None:
     verdict = unisono.prove(wrong, "dp=2")
     assert isinstance(verdict, LoopVerdict) and not verdict and verdict.first is not None, verdict
     assert verdict.first[0] == 1 and verdict.errors[0] == pytest.approx(0.5)
-    assert verdict.cause == "told" and "U-J31" in str(verdict), verdict
+    assert verdict.cause == "factor_of_axis" and "U-J31" in str(verdict.notes), verdict
     with pytest.raises(unisono.UnisonoError, match="one process"):
         verdict.check()
 
