@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.library.enter import _filled, _not_here
+from unisono.library.enter import _filled, not_here
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, UsageError
 
@@ -57,7 +57,7 @@ def in_pages() -> set[str]:
 def test_every_plan_of_the_pages_can_be_played_by_a_loop(plan: str) -> None:
     parsed = Plan.parse(plan)
     ranks = parsed.inner * (2 if parsed.dp == -1 else parsed.dp)
-    assert [*parsed.check(), *_not_here(parsed)] == [] and _filled(parsed, ranks, False).world == ranks
+    assert [*parsed.check(), *not_here(parsed)] == [] and _filled(parsed, ranks, False).world == ranks
 
 
 def test_too_few_processes_are_told_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

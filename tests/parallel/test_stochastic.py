@@ -17,7 +17,7 @@ from unisono.parallel.params import Slot
 from unisono.parallel.stochastic import KEPT, Dither
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like, fidelity_of
-from unisono.planner.memory import states, states_of_ours
+from unisono.planner.states import states, states_of_ours
 from unisono.spec.fidelity import Fidelity
 from unisono.sync import Verdict
 from unisono.train.numbers import Numbers

@@ -200,7 +200,13 @@ def _tamper(frames: list[bytes], way: str, at: int, junk: bytes) -> None:
 
 
 def _door(order: random.Random) -> str:
-    good: dict[str, Any] = {"address": "127.0.0.1", "port": 5, "token": TOKEN, "certificate": ""}
+    good: dict[str, Any] = {
+        "address": "127.0.0.1",
+        "port": 5,
+        "token": TOKEN,
+        "certificate": "",
+        "silent": 10.0,
+    }
     for _ in range(order.choice((0, 1, 1, 2))):
         good[order.choice(list(good))] = value(order)
     text = json.dumps(good)

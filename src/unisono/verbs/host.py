@@ -71,7 +71,10 @@ def _door(text: str) -> dict[str, Any]:
     try:
         told = json.loads(sys.stdin.readline() if text == "-" else read_text(path, TEXT))
         words = {key: str(told[key]) for key in ("address", "token", "certificate")}
-        return {**words, "port": int(told["port"]), "silent": float(told["silent"])}
+        silent = float(told["silent"])
+        if not 0.0 < silent < float("inf"):  # nor nan
+            raise ValueError(f"silent {silent}")
+        return {**words, "port": int(told["port"]), "silent": silent}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{text} does not say where to join a run", where="unisono host",
