@@ -134,6 +134,11 @@ def test_a_variable_that_is_wrong_here_is_the_cause(said: str, name: str, why: s
     )
 
 
+def test_a_loopback_that_is_down_is_told_with_its_remedy() -> None:
+    told = known(RuntimeError(GLOO.replace("ib7", "lo")))
+    assert (told.code, told.where, told.fix) == ("L13", "lo", "ip link set lo up")
+
+
 @pytest.mark.parametrize(
     "said", ["Connection closed by peer [127.0.0.1]:1", "NCCL error: unhandled system error"]
 )

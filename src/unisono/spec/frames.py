@@ -108,6 +108,9 @@ def known(error: BaseException) -> errors.UnisonoError:
             return errors.Infeasible(words(error), where=place(error), likely=likely, fix=fix)
         case _ if at_fault(error)[0]:
             name, why = at_fault(error)
+            if why.endswith(": lo"):  # ranks of one host meet there, whatever the variable says
+                what = f"the loopback device lo is down: {why}"
+                return errors.UsageError(what, where="lo", fix="ip link set lo up", code="L13")
             what, fix = (
                 f"the variable {name} is wrong here: {why}",
                 f"unset {name}, {_OTHERS.get(name, _SAID)}",
