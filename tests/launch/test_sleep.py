@@ -66,10 +66,10 @@ def test_a_rank_that_is_alone_and_sleeps_is_told_of_and_ended(
 ) -> None:
     ended = list[UnisonoError]()
     monkeypatch.setattr(rank_lookout, "stand", _runs(rank_lookout.stand))
-    pace = StepPace(0.8)
+    pace = StepPace(3.0)  # told of at its half, which a busy machine must not miss
     look = Lookout(0, 1, "here", None, pace, lambda error, mine, kill: ended.append(error))
     look.appear("run", tmp_path)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not ended and time.monotonic() < until:
         time.sleep(0.01)  # what it does
     look.close()
