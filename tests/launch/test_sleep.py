@@ -61,12 +61,22 @@ def test_no_rank_may_sleep_for_two_minutes_unless_the_user_says_so() -> None:
     assert StepPace(600.0).asleep() == 600.0
 
 
+class Quick(StepPace):
+    """The default's two moments, sooner: told of from the first on, ended at the second."""
+
+    def deadline(self) -> float:
+        return 0.5
+
+    def asleep(self) -> float:
+        return 4.0
+
+
 def test_a_rank_that_is_alone_and_sleeps_is_told_of_and_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ended = list[UnisonoError]()
     monkeypatch.setattr(rank_lookout, "stand", _runs(rank_lookout.stand))
-    pace = StepPace(3.0)  # told of at its half, which a busy machine must not miss
+    pace = Quick()
     look = Lookout(0, 1, "here", None, pace, lambda error, mine, kill: ended.append(error))
     look.appear("run", tmp_path)
     until = time.monotonic() + 60
