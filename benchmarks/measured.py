@@ -24,7 +24,7 @@ from unisono.models.gpt.net import Block
 from unisono.planner.clusters import device
 from unisono.planner.stack import stack
 from unisono.planner.work.blocks import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
-from unisono.train.build import connect
+from unisono.train.build.build import connect
 from unisono.train.data.load import load
 from unisono.train.session import place_of
 

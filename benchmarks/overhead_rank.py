@@ -30,7 +30,7 @@ def prepare(argument: dict[str, Any]) -> Any:
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: pairs of blocks. Times are in seconds, one entry a pair."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, connect, feeds
+    from unisono.train.build.build import build, connect, feeds
     from unisono.train.session import place_of
 
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"])
@@ -157,11 +157,11 @@ class Watched(Blocks):
 
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
-        from unisono.train.cadence import Clock
-        from unisono.train.guard import install
+        from unisono.train.recovery.snapshot_buffer import MemoryShelf
+        from unisono.train.recovery.snapshots import Snapshots, among
         from unisono.train.session import place_of
-        from unisono.train.shelf import MemoryShelf
-        from unisono.train.snapshots import Snapshots, among
+        from unisono.train.state.cadence import Clock
+        from unisono.train.watch.guard import install
 
         ctx, run, what = self.ctx, self.run, self.argument["what"]
         self.parts = BESIDE if what == "all" else (what,)
@@ -198,7 +198,7 @@ class Watched(Blocks):
         self.snapshots.told()
 
     def step(self, with_: bool) -> None:
-        from unisono.train.step import train_step
+        from unisono.train.step.train_step import train_step
 
         run, begun = self.run, time.perf_counter()
         leaves = self.feed.fetch(run.step, run.leaves)
@@ -231,7 +231,7 @@ class Watched(Blocks):
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """The threads beside the main one that a run under `unisono train` has."""
-        from unisono.train.drain import Drain, DrainParts
+        from unisono.train.recovery.drain import Drain, DrainParts
 
         ctx, meetings = self.ctx, self.meetings
         meetings.lookout = meetings.watch(ctx.rank, ctx.world, store=meetings.store)
@@ -279,9 +279,9 @@ class Saved(Blocks):
 
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
-        from unisono.train.checkpoint import Saver
-        from unisono.train.checkpoint.mirror import Mirroring, place_at
-        from unisono.train.saving import Saving
+        from unisono.train.state.checkpoint import Saver
+        from unisono.train.state.checkpoint.mirror import Mirroring, place_at
+        from unisono.train.state.saving import Saving
 
         ctx, run, folder = self.ctx, self.run, Path(self.argument["folder"])
         mirror = None
@@ -294,8 +294,8 @@ class Saved(Blocks):
         self.due = False
 
     def step(self, with_: bool) -> None:
-        from unisono.train.state import kept_of, pieces_of
-        from unisono.train.step import train_step
+        from unisono.train.state.run_state import kept_of, pieces_of
+        from unisono.train.step.train_step import train_step
 
         begun = time.perf_counter()
         if self.due:

@@ -68,7 +68,7 @@ def prepare(argument: dict[str, Any]) -> Any:
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, connect
+    from unisono.train.build.build import build, connect
     from unisono.train.session import place_of
 
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)

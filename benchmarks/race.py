@@ -18,7 +18,7 @@ from peers import Racer, Task, ddp, fsdp, ours, plain
 
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
-from unisono.train.build import connect
+from unisono.train.build.build import connect
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.session import place_of

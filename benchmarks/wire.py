@@ -28,7 +28,7 @@ from unisono.launch.context import RankContext
 from unisono.launch.nursery import Nursery
 from unisono.observe.span import Recorder
 from unisono.planner.host_wire import PAYLOAD
-from unisono.train.build import connect
+from unisono.train.build.build import connect
 from unisono.train.session import place_of
 
 OPS = ("all_reduce", "Gloo's", "message", "all_gather", "Gloo's gather", "exchange", "Gloo's exchange")

@@ -10,7 +10,7 @@ from unisono.cli import main
 from unisono.codecs import CODECS
 from unisono.codecs._watched import CodecFault
 from unisono.spec.errors import UsageError
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 from unisono.verify.conformance import held
 
 WRONG = Path(__file__).with_name("wrong.py")

@@ -13,9 +13,9 @@ SOURCE = ROOT / "src" / "unisono"
 FILES = sorted(SOURCE.rglob("*.py"))
 # From the loop to the gradient leaving and coming back: hooks, buckets and groups too.
 STEP = (
-    "train/step.py",
+    "train/step/train_step.py",
     "parallel/play.py",
-    "train/gradients.py",
+    "train/step/gradients.py",
     "comm/bucket.py",
     "sync/every_step.py",
     "sync/_drive.py",

@@ -17,9 +17,9 @@ from unisono.observe.span import Recorder
 from unisono.sync import _choice, _probe
 from unisono.sync._drive import Drive
 from unisono.sync._probe import CodecSeconds, Gradient, probe
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,9 +18,9 @@ from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.sync._drive import Drive
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(180)
 OWN = Path(__file__).parents[1] / "codecs" / "own.py"

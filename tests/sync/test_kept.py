@@ -13,9 +13,9 @@ from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
 from unisono.sync.every_step import EveryStepSync
-from unisono.train.checkpoint import latest
-from unisono.train.join import join
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest
+from unisono.train.step.join import join
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,9 +12,9 @@ from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
 from unisono.sync.period import PeriodSync, period_for
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 from unisono.verify.prover import Proof, prove
 
 pytestmark = pytest.mark.timeout(120)

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.ranks import World
-from unisono.train.abroad import Abroad, Copying, keepers
-from unisono.train.build import Place
-from unisono.train.checkpoint.boxes import Box
-from unisono.train.rejoin import merged
-from unisono.train.shelf import MemoryShelf, Snapshot
+from unisono.train.build.build import Place
+from unisono.train.recovery.rejoin import merged
+from unisono.train.recovery.replication import Abroad, Copying, keepers
+from unisono.train.recovery.snapshot_buffer import MemoryShelf, Snapshot
+from unisono.train.state.checkpoint.boxes import Box
 
 pytestmark = pytest.mark.timeout(120)
 LARGE = 2_500_000  # elements: more than two parts

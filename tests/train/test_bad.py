@@ -18,12 +18,12 @@ from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.spec.errors import UserCodeError
 from unisono.sync import Verdict
-from unisono.train.bad import LEAST, Judge, spread
-from unisono.train.checkpoint import read_full
 from unisono.train.data.dataset import Corpus, Dataset
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load
-from unisono.train.numbers import Numbers
+from unisono.train.state.checkpoint import read_full
+from unisono.train.step.numbers import Numbers
+from unisono.train.watch.bad_steps import LEAST, Judge, spread
 from unisono.verbs.train import rank as train_rank
 from unisono.verbs.train.order import TrainOrder
 
@@ -294,10 +294,10 @@ def test_a_quarantined_micro_batch_leaves_the_mean_of_the_others(
 def test_the_step_without_it_is_that_of_a_smaller_batch(tmp_path: Path) -> None:
     """Loss and update are those of the three micro-batches that are left."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build
-    from unisono.train.quarantine import Sieve
+    from unisono.train.build.build import build
     from unisono.train.session import place_of
-    from unisono.train.step import train_step
+    from unisono.train.step.train_step import train_step
+    from unisono.train.watch.quarantine import Sieve
 
     def one(global_batch: int, left: bool) -> tuple[float, dict[str, Tensor]]:
         told = resolve(recipe(global_batch=global_batch, dtype="float64"), "dp=1", 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from unisono.spec.interval import daly
-from unisono.train.cadence import FIRST, Chosen, Clock, Fixed
+from unisono.train.state.cadence import FIRST, Chosen, Clock, Fixed
 
 DAY = 86400.0
 

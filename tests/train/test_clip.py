@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from unisono.train.clip import clip
-from unisono.train.update import clip_and_step
+from unisono.train.step.grad_norm import clip
+from unisono.train.step.update import clip_and_step
 
 SHAPES = ((33, 7), (128, 16), (5,), (1,))
 

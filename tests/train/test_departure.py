@@ -10,8 +10,8 @@ from unisono.parallel.params import Slot
 from unisono.parallel.player import Turn
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
-from unisono.train.departures import deal
-from unisono.train.gradients import Gradients
+from unisono.train.step.bucketing import deal
+from unisono.train.step.gradients import Gradients
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 

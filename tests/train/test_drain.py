@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from unisono.train.cadence import Clock
-from unisono.train.drain import Drain, DrainParts, due
+from unisono.train.recovery.drain import Drain, DrainParts, due
+from unisono.train.state.cadence import Clock
 
 pytestmark = pytest.mark.timeout(60)
 GRACE = 1.0

@@ -15,13 +15,13 @@ from unisono.programs.check import check
 from unisono.programs.pipeline import bubble, lower, play_costs, with_messages
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
-from unisono.train.build import build, feeds
-from unisono.train.checkpoint import save
+from unisono.train.build.build import build, feeds
 from unisono.train.data.load import load
-from unisono.train.evaluate import evaluate
 from unisono.train.session import place_of
-from unisono.train.state import pieces_of, restore
-from unisono.train.step import train
+from unisono.train.state.checkpoint import save
+from unisono.train.state.run_state import pieces_of, restore
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.train_step import train
 
 BOTH = ["pipedream", "pipedream:buffers=2"]
 

@@ -21,10 +21,10 @@ from unisono.models.moe.routing import Router
 from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.training import LOSSES, METRICS, OPTIMISERS, RATES
 from unisono.sync import Verdict
-from unisono.train.clip import clip
 from unisono.train.data.blend import shared_out
-from unisono.train.evaluate import evaluate
-from unisono.train.step import train_step
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.grad_norm import clip
+from unisono.train.step.train_step import train_step
 
 SIZES = {"n_layer": 2, "n_head": 4, "d_model": 16, "context": 8, "vocab": 31}
 

@@ -9,10 +9,10 @@ import torch
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.sync import Verdict
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds
 from unisono.train.data.load import load
 from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 
 MODELS = Path(__file__).with_name("odd_models.py")
 SELDOM, SPARE = "stem.seldom", "stem.spare"

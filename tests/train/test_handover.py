@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.comm.threads import run, store
-from unisono.train.checkpoint import Box
-from unisono.train.handover import NotHeld, PeerMemory
-from unisono.train.shelf import Snapshot
+from unisono.train.recovery.peer_restore import NotHeld, PeerMemory
+from unisono.train.recovery.snapshot_buffer import Snapshot
+from unisono.train.state.checkpoint import Box
 
 FULL = torch.arange(48.0).view(8, 6)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.train import history
+from unisono.train.state import history
 
 
 def written(run: Path, *lines: dict) -> None:

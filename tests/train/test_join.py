@@ -20,7 +20,7 @@ def begun(ctx: Any, folder: str, plan: str, batch: int = 8) -> Any:
     """(run, feed) of a rank, joined by all."""
     from unisono.config import Recipe, resolve
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, feeds
+    from unisono.train.build.build import build, feeds
     from unisono.train.data.load import load
     from unisono.train.session import place_of
 
@@ -35,7 +35,7 @@ def begun(ctx: Any, folder: str, plan: str, batch: int = 8) -> Any:
 
 def bits(run: Any) -> str:
     """A digest of weights and moments, by name."""
-    from unisono.train.state import pieces_of
+    from unisono.train.state.run_state import pieces_of
 
     digest = hashlib.blake2b()
     for piece in sorted(pieces_of(run), key=lambda piece: piece.name):
@@ -44,16 +44,16 @@ def bits(run: Any) -> str:
 
 
 def steps(run: Any, feed: Any, count: int) -> list[float]:
-    from unisono.train.step import train_step
+    from unisono.train.step.train_step import train_step
 
     return [train_step(run, feed.fetch(run.step, run.leaves)).loss for _ in range(count)]
 
 
 def comes_and_goes(ctx: Any, folder: str, plan: str, alone: int) -> Any:
     """Two steps of both ranks, two of rank `alone`, two of both again; the one who was away loads what it missed."""
-    from unisono.train.checkpoint import load, save
-    from unisono.train.join import join
-    from unisono.train.state import pieces_of
+    from unisono.train.state.checkpoint import load, save
+    from unisono.train.state.run_state import pieces_of
+    from unisono.train.step.join import join
 
     run, feed = begun(ctx, folder, plan)
     losses, all_of = steps(run, feed, 2), run.mesh.members
@@ -95,7 +95,7 @@ def test_canonical_bits_are_the_same_whoever_takes_part(threads: Any, folder: st
 
 def leaves_three(ctx: Any, folder: str) -> Any:
     """Three replicas, of which rank 1 leaves: the others join without it. Then dealt by speed."""
-    from unisono.train.join import join
+    from unisono.train.step.join import join
 
     run, feed = begun(ctx, folder, "dp=3", 12)
     losses = steps(run, feed, 2)
@@ -118,7 +118,7 @@ def test_of_three_replicas_one_leaves_and_leaves_are_dealt_by_speed(threads: Any
 
 def refuses(ctx: Any, folder: str, members: list[int], **dealt: Any) -> str:
     from unisono.spec.errors import UsageError
-    from unisono.train.join import join
+    from unisono.train.step.join import join
 
     run, _ = begun(ctx, folder, "dp=2 sync=canonical")
     try:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono.train.known_shapes import KnownShapes
+from unisono.train.build.known_shapes import KnownShapes
 
 
 class Both(TorchDispatchMode):

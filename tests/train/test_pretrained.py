@@ -16,9 +16,9 @@ from unisono.models.gpt.export import entries_of
 from unisono.models.init import initialise
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, save
+from unisono.train.build.pretrained import beginning, layout_of
 from unisono.train.foreign import open_weights
-from unisono.train.pretrained import beginning, layout_of
+from unisono.train.state.checkpoint import Box, save
 
 SMALL = {"n_layer": 4, "n_head": 4, "d_model": 16, "context": 8, "vocab": 64}
 LLAMA = {"n_kv_head": 2, "positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False}
@@ -62,7 +62,7 @@ def recipe(folder: Path, fields: dict[str, Any], **train: Any) -> Recipe:
 def boxes(ctx: Any, text: str, plan: str) -> list[Any]:
     """What a rank holds before its first step."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build as build_run
+    from unisono.train.build.build import build as build_run
     from unisono.train.data.load import load
     from unisono.train.session import place_of
 

@@ -11,9 +11,9 @@ import torch
 from tests.threads import context
 from tests.train.small import recipe, started
 from unisono.comm import threads as on_threads
-from unisono.train.checkpoint.boxes import Box
-from unisono.train.rejoin import Remembered, _held
-from unisono.train.shelf import MemoryShelf, Snapshot
+from unisono.train.recovery.rejoin import Remembered, _held
+from unisono.train.recovery.snapshot_buffer import MemoryShelf, Snapshot
+from unisono.train.state.checkpoint.boxes import Box
 
 pytestmark = pytest.mark.timeout(60)
 

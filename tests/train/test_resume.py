@@ -9,8 +9,8 @@ import torch
 
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, load, save
-from unisono.train.resume import choose, identity
+from unisono.train.state.checkpoint import Box, load, save
+from unisono.train.state.resume import choose, identity
 
 RECIPE = Recipe(seed=3)
 

@@ -18,7 +18,7 @@ from unisono.models.build import Facts, build
 from unisono.models.traced import traced
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
-from unisono.train.same_model import check_same
+from unisono.train.build.same_model import check_same
 
 FILE = Path(__file__).parents[1] / "models" / "foreign.py"
 

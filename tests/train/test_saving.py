@@ -15,16 +15,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import unisono.train.checkpoint.write as write
-import unisono.train.saving as saving
+import unisono.train.state.checkpoint.write as write
+import unisono.train.state.saving as saving
 from tests.train.small import recipe
 from tests.train.test_session import losses, play
 from unisono.launch.context import RankContext
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, Saver, latest, newest_whole, read_full, verify_folder
-from unisono.train.checkpoint.vote import Vote
-from unisono.train.checkpoint.write import doomed, no_room
-from unisono.train.saving import Saving
+from unisono.train.state.checkpoint import Box, Saver, latest, newest_whole, read_full, verify_folder
+from unisono.train.state.checkpoint.vote import Vote
+from unisono.train.state.checkpoint.write import doomed, no_room
+from unisono.train.state.saving import Saving
 
 pytestmark = pytest.mark.timeout(120)
 EVERY = {"save_every": 2, "steps": 7}
@@ -243,7 +243,7 @@ def test_lines_of_metrics_wait_for_a_disk_with_room(tmp_path: Path, monkeypatch:
         true(fd, data)
 
     monkeypatch.setattr(files, "write_all", full)
-    monkeypatch.setattr("unisono.train.watch.EVERY", 0.0)
+    monkeypatch.setattr("unisono.train.watch.journal.EVERY", 0.0)
     heard: list[str] = []
     play(recipe(tmp_path, steps=8), "dp=1", 1, tmp_path / "run", heard=heard)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

@@ -10,13 +10,13 @@ import torch
 from tests.train.small import recipe, started
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
-from unisono.train.scaling import LEAST, DynamicScale, scaler_of
+from unisono.train.step.scaling import LEAST, DynamicScale, scaler_of
 
 
 def steps(ctx: Any, folder: str, plan: str, count: int = 3, break_on: int = -1) -> dict[str, Any]:
     """Some steps; break_on: the rank whose first backward makes an infinity, on one parameter."""
-    from unisono.train.state import pieces_of
-    from unisono.train.step import train
+    from unisono.train.state.run_state import pieces_of
+    from unisono.train.step.train_step import train
 
     run, feed, _ = started(ctx, recipe(Path(folder), dtype="float32"), plan)
     if ctx.rank == break_on:
@@ -70,9 +70,9 @@ def test_an_overflow_on_one_rank_is_one_on_all(threads: Any, folder: str, plan: 
 
 
 def goes_on(ctx: Any, folder: str, plan: str) -> Any:
-    from unisono.train.checkpoint import save
-    from unisono.train.state import kept_of, pieces_of, restore
-    from unisono.train.step import train
+    from unisono.train.state.checkpoint import save
+    from unisono.train.state.run_state import kept_of, pieces_of, restore
+    from unisono.train.step.train_step import train
 
     told = recipe(Path(folder), dtype="float32")
     run, feed, _ = started(ctx, told, plan)
@@ -108,8 +108,8 @@ def test_a_scale_grows_and_falls_between_its_bounds() -> None:
 
 
 def ends_badly(ctx: Any, folder: str, plan: str) -> Any:
-    from unisono.train.blame import blame
-    from unisono.train.step import train
+    from unisono.train.step.train_step import train
+    from unisono.train.watch.locate_nan import blame
 
     run, feed, _ = started(ctx, recipe(Path(folder), dtype="float32"), plan)
     with torch.no_grad():

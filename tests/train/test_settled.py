@@ -11,7 +11,7 @@ from unisono.comm.collectives.memory import live as memory
 from unisono.programs.collectives import pick
 from unisono.sync import _bucket
 from unisono.sync._bucket import tuned
-from unisono.train.settled import FILE, SYNC, kept
+from unisono.train.state.pinned_choices import FILE, SYNC, kept
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_on_threads")]
 ASKED = "auto:measured=true"

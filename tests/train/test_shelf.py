@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.train.checkpoint.boxes import Box
-from unisono.train.shelf import MemoryShelf
+from unisono.train.recovery.snapshot_buffer import MemoryShelf
+from unisono.train.state.checkpoint.boxes import Box
 
 
 class Killed(Exception):

@@ -17,14 +17,14 @@ from tests.train.small import recipe, started
 from unisono.comm import threads as on_threads
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.train.build import Place
-from unisono.train.checkpoint.boxes import Box
-from unisono.train.handover import NotHeld, PeerMemory
-from unisono.train.run import Run
-from unisono.train.shelf import Shelf, Snapshot
-from unisono.train.snapshots import ROOM, SHARE, Holding, Snapshots, among, fits, lonely
-from unisono.train.state import pieces_of
-from unisono.train.step import train_step
+from unisono.train.build.build import Place
+from unisono.train.recovery.peer_restore import NotHeld, PeerMemory
+from unisono.train.recovery.snapshot_buffer import Shelf, Snapshot
+from unisono.train.recovery.snapshots import ROOM, SHARE, Holding, Snapshots, among, fits, lonely
+from unisono.train.state.checkpoint.boxes import Box
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.run import Run
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -172,7 +172,9 @@ def written_over(folder: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool)
     """Names of the tensors of which the shelf kept what was written into them after the step, before it had read them:
     all that this rank has, and something that the policy keeps."""
     kept, extra = dict[str, torch.Tensor](), torch.zeros(3)
-    monkeypatch.setattr("unisono.train.snapshots.kept_of", lambda run: [Box("sync/x", (3,), (0,), extra)])
+    monkeypatch.setattr(
+        "unisono.train.recovery.snapshots.kept_of", lambda run: [Box("sync/x", (3,), (0,), extra)]
+    )
 
     def play(rank: int) -> None:
         waits = threading.Event()
@@ -181,7 +183,9 @@ def written_over(folder: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool)
         snapshots._beside = beside
         train_step(run, feed.fetch(run.step, run.leaves))
         boxes = [*pieces_of(run), Box("sync/x", (3,), (0,), extra), Box("model/statistic", (3,), (0,), extra)]
-        monkeypatch.setattr("unisono.train.snapshots.pieces_of", lambda run: [*pieces_of(run), boxes[-1]])
+        monkeypatch.setattr(
+            "unisono.train.recovery.snapshots.pieces_of", lambda run: [*pieces_of(run), boxes[-1]]
+        )
         before = copy_of(boxes)
         snapshots.stepped(0.1, {})
         with torch.no_grad():

@@ -7,15 +7,15 @@ from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UserCodeError
-from unisono.train.blame import blame
-from unisono.train.build import build, feeds
-from unisono.train.copies import checksum
+from unisono.train.build.build import build, feeds
 from unisono.train.data.load import load
-from unisono.train.evaluate import evaluate
-from unisono.train.guard import install
 from unisono.train.session import place_of
-from unisono.train.state import pieces_of
-from unisono.train.step import train_step
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.train_step import train_step
+from unisono.train.watch.copies import checksum
+from unisono.train.watch.guard import install
+from unisono.train.watch.locate_nan import blame
 
 SEVERAL = ["interleaved", "looped_bfs", "zb1p", "zbv", "dualpipev"]
 

@@ -15,8 +15,8 @@ from unisono.models.init import initialise
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.spec.training import LOSSES
-from unisono.train.checkpoint import Box, save
 from unisono.train.data.load import load
+from unisono.train.state.checkpoint import Box, save
 
 TEACHER = {"n_layer": 3, "n_head": 4, "d_model": 24, "context": 8}
 LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False}
@@ -61,12 +61,12 @@ def recipe(folder: Path, teacher: Path, **model: Any) -> Recipe:
 def first(ctx: Any, text: str, plan: str) -> tuple[float, float, int]:
     """(loss of the first step, of a validation, tensors of a checkpoint) on one rank."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build as build_run
-    from unisono.train.build import feeds
-    from unisono.train.evaluate import evaluate
+    from unisono.train.build.build import build as build_run
+    from unisono.train.build.build import feeds
     from unisono.train.session import place_of
-    from unisono.train.state import pieces_of
-    from unisono.train.step import train
+    from unisono.train.state.run_state import pieces_of
+    from unisono.train.step.evaluate import evaluate
+    from unisono.train.step.train_step import train
 
     got = resolve(Recipe.model_validate_json(text), plan, ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)
@@ -98,7 +98,7 @@ def test_one_device_is_a_plain_loop(form: str, tmp_path: Path, threads: Any) -> 
     path, teacher = teacher_of(tmp_path, form)
     asked = recipe(tmp_path, path, dropout=0.0)
     ((loss, held, pieces),) = threads(first, 1, text=asked.model_dump_json(), plan="precision=fp64")
-    from unisono.train.build import feeds
+    from unisono.train.build.build import feeds
 
     got = resolve(asked, "precision=fp64", 1)
     corpus = load(asked.data, asked.model)

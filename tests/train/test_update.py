@@ -7,8 +7,8 @@ from torch import nn
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot
 from unisono.sync import Verdict
-from unisono.train.numbers import Numbers
-from unisono.train.update import state_of, update_of
+from unisono.train.step.numbers import Numbers
+from unisono.train.step.update import state_of, update_of
 
 
 def slots_for(*tensors):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from unisono.observe.span import PARTS, Recorder
 from unisono.spec.sink import Observer, StepRecord
 from unisono.sync import Verdict
-from unisono.train import watch
-from unisono.train.update import Report
-from unisono.train.watch import Journal, LiveTable
+from unisono.train.step.update import Report
+from unisono.train.watch.journal import EVERY, Journal, LiveTable
 
 
 class Heard(Observer):
@@ -36,11 +35,11 @@ def report(step: int, **more: object) -> Report:
     return Report(step, 1.5, 0.5, 1e-3, Verdict.APPLY, **more)  # type: ignore[arg-type]
 
 
-@given(pauses=st.lists(st.floats(0.0, 2 * watch.EVERY), max_size=20))
+@given(pauses=st.lists(st.floats(0.0, 2 * EVERY), max_size=20))
 def test_steps_arrive_once_and_in_order(pauses):
     clock = [100.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch.time, "monotonic", lambda: clock[0])
+        patch.setattr("unisono.train.watch.journal.time.monotonic", lambda: clock[0])
         heard = [Heard(), Heard()]
         journal = Journal(heard, tokens=10)
         for step, pause in enumerate(pauses):
@@ -50,8 +49,8 @@ def test_steps_arrive_once_and_in_order(pauses):
     for each in heard:
         assert each.steps == each.ends == list(range(1, len(pauses) + 1))
         assert 0 not in each.calls and each.closed == 1
-    slow = 1 + sum(pause >= watch.EVERY for pause in pauses)
-    assert len(heard[0].calls) <= slow + int(sum(pauses) / watch.EVERY) + 1
+    slow = 1 + sum(pause >= EVERY for pause in pauses)
+    assert len(heard[0].calls) <= slow + int(sum(pauses) / EVERY) + 1
 
 
 @pytest.mark.parametrize("more", [{"stop": True}, {"loss": float("nan"), "finite": False}])

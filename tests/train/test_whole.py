@@ -12,10 +12,10 @@ from unisono.models.build import build as build_model
 from unisono.models.init import initialise
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError, UserCodeError
-from unisono.train.build import build, facts_of
+from unisono.train.build.build import build, facts_of
 from unisono.train.data.load import load
 from unisono.train.session import place_of
-from unisono.train.whole import PlayedModel, asked
+from unisono.train.step.played_model import PlayedModel, asked
 
 from tests.threads import context  # isort: skip
 

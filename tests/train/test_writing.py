@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unisono.spec.errors import UsageError
-from unisono.train.writing import locked
+from unisono.train.state.writing import locked
 
 
 def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.train import history
-from unisono.train.checkpoint.find import step_of
-from unisono.train.drain import DrainParts
-from unisono.train.state import kept_of, pieces_of
+from unisono.train.recovery.drain import DrainParts
+from unisono.train.state import history
+from unisono.train.state.checkpoint.find import step_of
+from unisono.train.state.run_state import kept_of, pieces_of
 
 if TYPE_CHECKING:
     from unisono.train.session import Live

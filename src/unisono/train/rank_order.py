@@ -8,11 +8,11 @@ from typing import Any, Self
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.spec.rendezvous import Rendezvous
-from unisono.train.abroad import Abroad
-from unisono.train.build import Place
-from unisono.train.shelf import Shelf
-from unisono.train.trial import Trial
-from unisono.train.watch import Uplink
+from unisono.train.build.build import Place
+from unisono.train.recovery.fault_injection import Trial
+from unisono.train.recovery.replication import Abroad
+from unisono.train.recovery.snapshot_buffer import Shelf
+from unisono.train.watch.journal import Uplink
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,33 +22,33 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.rendezvous import Paused, Rendezvous
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
-from unisono.train import history
-from unisono.train.ahead import run_ahead
-from unisono.train.bad import BadSteps
-from unisono.train.blame import blame, odd_loss
-from unisono.train.build import Place, build, connect, feeds
-from unisono.train.cadence import Chosen, Clock, Fixed, cadence_of
-from unisono.train.checkpoint import Saver
-from unisono.train.checkpoint.mirror import Mirroring, place_at
+from unisono.train.build.build import Place, build, connect, feeds
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
-from unisono.train.drain import Drain
-from unisono.train.evaluate import evaluate
-from unisono.train.flow import unflushed
-from unisono.train.guard import install
 from unisono.train.keeping import announce, beside_tensors, drain_parts, end
 from unisono.train.rank_order import RankOrder
-from unisono.train.rejoin import Remembered, handed_over, losses, regained
-from unisono.train.run import Run
+from unisono.train.recovery.drain import Drain
+from unisono.train.recovery.rejoin import Remembered, handed_over, losses, regained
+from unisono.train.recovery.snapshots import Snapshots, among
 from unisono.train.sample import sample
-from unisono.train.saving import Saving
-from unisono.train.settled import keep, keep_sync
-from unisono.train.snapshots import Snapshots, among
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.update import Report
-from unisono.train.watch import Journal, LiveTable
-from unisono.train.whole import PlayedModel, asked
-from unisono.train.writing import writing
+from unisono.train.state import history
+from unisono.train.state.cadence import Chosen, Clock, Fixed, cadence_of
+from unisono.train.state.checkpoint import Saver
+from unisono.train.state.checkpoint.mirror import Mirroring, place_at
+from unisono.train.state.pinned_choices import keep, keep_sync
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.state.saving import Saving
+from unisono.train.state.writing import writing
+from unisono.train.step.ahead import run_ahead
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.flow import unflushed
+from unisono.train.step.played_model import PlayedModel, asked
+from unisono.train.step.run import Run
+from unisono.train.step.update import Report
+from unisono.train.watch.bad_steps import BadSteps
+from unisono.train.watch.guard import install
+from unisono.train.watch.journal import Journal, LiveTable
+from unisono.train.watch.locate_nan import blame, odd_loss
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import torch
 from hypothesis import strategies as st
 
-from unisono.train.checkpoint import Box, save
+from unisono.train.state.checkpoint import Box, save
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 

@@ -24,8 +24,8 @@ import torch
 
 from tests.train.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import load, newest_whole, read_full, tensor_names, verify_folder
-from unisono.train.checkpoint.manifest import MANIFEST
+from unisono.train.state.checkpoint import load, newest_whole, read_full, tensor_names, verify_folder
+from unisono.train.state.checkpoint.manifest import MANIFEST
 
 ROOM = 512 << 20  # bytes that reading may take beside what the process has
 SECONDS = 10

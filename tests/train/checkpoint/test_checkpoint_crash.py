@@ -10,8 +10,8 @@ import torch
 
 from tests.train.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
-from unisono.train.checkpoint.find import step_of
+from unisono.train.state.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
+from unisono.train.state.checkpoint.find import step_of
 
 OPERATIONS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir", "close")
 CHANGES = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")

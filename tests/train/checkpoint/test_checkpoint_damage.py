@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from tests.train.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
-from unisono.train.checkpoint.manifest import MANIFEST, StoredBox, TensorEntry, decode, encode, read_manifest
-from unisono.train.checkpoint.tensorfile import Damage, FileEntry
+from unisono.train.state.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
+from unisono.train.state.checkpoint.manifest import (
+    MANIFEST,
+    StoredBox,
+    TensorEntry,
+    decode,
+    encode,
+    read_manifest,
+)
+from unisono.train.state.checkpoint.tensorfile import Damage, FileEntry
 
 TENSORS = {"model/w": make((5, 4), torch.float32, 0), "optim/w/exp_avg": make((7,), torch.bfloat16, 1)}
 RANKS = [

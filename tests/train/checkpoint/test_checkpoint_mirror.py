@@ -14,10 +14,10 @@ import torch
 from tests.train.small import recipe
 from tests.train.test_session import losses, play
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, latest, read_full, save, verify_folder
-from unisono.train.checkpoint.depot import FolderDepot, RemoteDepot, bare, depot_at
-from unisono.train.checkpoint.find import by_age, step_of
-from unisono.train.checkpoint.mirror import Mirroring, fetch, place_at
+from unisono.train.state.checkpoint import Box, latest, read_full, save, verify_folder
+from unisono.train.state.checkpoint.depot import FolderDepot, RemoteDepot, bare, depot_at
+from unisono.train.state.checkpoint.find import by_age, step_of
+from unisono.train.state.checkpoint.mirror import Mirroring, fetch, place_at
 
 pytestmark = pytest.mark.timeout(120)
 KINDS = ["folder", "file", "memory"]
@@ -110,7 +110,7 @@ def test_a_damaged_copy_is_named_and_the_next_older_taken(tmp_path: Path, kind: 
 def test_the_newest_of_both_places_is_taken(tmp_path: Path) -> None:
     from tests.train.test_resume import RECIPE
     from tests.train.test_resume import saved as saved_run
-    from unisono.train.resume import choose
+    from unisono.train.state.resume import choose
 
     url, run = str(tmp_path / "mirror"), tmp_path / "x/run"
     told = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"mirror": url})})
@@ -140,7 +140,7 @@ def test_the_newest_of_both_places_is_taken(tmp_path: Path) -> None:
 def test_a_run_that_was_resumed_from_an_earlier_step_does_not_fetch_the_future_that_it_left(
     tmp_path: Path,
 ) -> None:
-    from unisono.train.resume import _before
+    from unisono.train.state.resume import _before
 
     run = tmp_path / "x/run"
     for step in (1, 2):

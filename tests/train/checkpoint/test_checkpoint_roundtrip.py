@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from tests.train.checkpoint.cuts import DTYPES, make, same, save_all, view, worlds
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, latest, load, read_full, save, tensor_names, verify_folder
+from unisono.train.state.checkpoint import Box, latest, load, read_full, save, tensor_names, verify_folder
 
 
 @given(worlds())

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import unisono.train.checkpoint.write as writing
+import unisono.train.state.checkpoint.write as writing
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, Saver, latest, newest_whole, read_full, verify_folder
+from unisono.train.state.checkpoint import Box, Saver, latest, newest_whole, read_full, verify_folder
 
 pytestmark = pytest.mark.timeout(120)
 WORLD = 4

@@ -7,7 +7,7 @@ import torch
 
 from tests.train.checkpoint.torture import PARTS, Count
 from unisono.spec import doubtful
-from unisono.train.checkpoint import manifest, tensorfile, write
+from unisono.train.state.checkpoint import manifest, tensorfile, write
 
 SLOW = [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]) for name in PARTS]
 

@@ -32,9 +32,9 @@ import torch
 
 from tests.train.checkpoint.cuts import make, save_all, view
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, Saver, latest, load, newest_whole, read_full, verify_folder
-from unisono.train.checkpoint.find import step_of
-from unisono.train.checkpoint.manifest import MANIFEST
+from unisono.train.state.checkpoint import Box, Saver, latest, load, newest_whole, read_full, verify_folder
+from unisono.train.state.checkpoint.find import step_of
+from unisono.train.state.checkpoint.manifest import MANIFEST
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "model/w": ((96, 80), torch.float32),

@@ -7,7 +7,7 @@ from tests.verify.mutations.planting import bug
 from unisono.parallel import tables
 from unisono.parallel.tables import DealtTables, WholeTables
 from unisono.parallel.tensor import Crossing
-from unisono.train import lazy, rows
+from unisono.train.step import lazy, rows
 
 CLICKS = {
     "model.kind": "dlrm", "model.tables": (24, 12, 6), "model.lookups": 2, "model.d_table": 6, "model.n_dense": 4,

@@ -4,7 +4,7 @@ from tests.verify.mutations.planting import WIDE, bug
 from unisono.parallel.virtual import fan, layers
 from unisono.parallel.virtual import loss as losses
 from unisono.parallel.virtual.attention import VirtualCore
-from unisono.train.clip import ByRow
+from unisono.train.step.grad_norm import ByRow
 
 SHARDED = "sync=canonical:shards=4"
 LONG = {**WIDE, "model.context": 16, "train.global_batch": 8}

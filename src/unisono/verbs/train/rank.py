@@ -20,18 +20,18 @@ from unisono.launch.pace import margin
 from unisono.plan import Batch, Plan
 from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
-from unisono.train.abroad import Abroad
-from unisono.train.build import Place, model_of
-from unisono.train.checkpoint.find import by_age
+from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.rank_order import RankOrder
-from unisono.train.resume import choose, identity
+from unisono.train.recovery.fault_injection import trial_of
+from unisono.train.recovery.replication import Abroad
+from unisono.train.recovery.snapshot_buffer import MemoryShelf
 from unisono.train.session import place_of, session
-from unisono.train.settled import SYNC, kept
-from unisono.train.shelf import MemoryShelf
-from unisono.train.trial import trial_of
-from unisono.train.writing import locked
+from unisono.train.state.checkpoint.find import by_age
+from unisono.train.state.pinned_choices import SYNC, kept
+from unisono.train.state.resume import choose, identity
+from unisono.train.state.writing import locked
 from unisono.verbs.train.folder import make_run_dir
 from unisono.verbs.train.newest import Newest, has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder

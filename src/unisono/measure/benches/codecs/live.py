@@ -23,7 +23,7 @@ from unisono.measure.turns import in_turns
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UnisonoError
 from unisono.sync._drive import Drive
-from unisono.train.build import Place
+from unisono.train.build.build import Place
 
 COPY = "a copy"
 

@@ -14,7 +14,7 @@ from unisono.measure.benches import Row, compared, spread, within
 from unisono.measure.benches.collectives import PEER, least_bytes
 from unisono.measure.turns import agreed, in_turns
 from unisono.spec.errors import UsageError
-from unisono.train.build import Place
+from unisono.train.build.build import Place
 
 Call = Callable[[], object]
 ELSEWHERE = ", from elsewhere"

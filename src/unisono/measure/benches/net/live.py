@@ -14,7 +14,7 @@ from unisono.launch.context import RankContext
 from unisono.launch.env import place_here
 from unisono.measure.benches import Row, compared, spread
 from unisono.measure.turns import in_turns
-from unisono.train.build import Place
+from unisono.train.build.build import Place
 
 OURS, TCP = "backend", "tcp"
 _PATIENCE = 60.0  # seconds

@@ -1,0 +1,126 @@
+"""A run among ranks that meet anew, after one of them was lost.
+
+Its state comes out of the ranks' memory. Where nobody holds a part of it, all go back to the newest checkpoint or, if
+there is none, to the beginning.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from unisono.spec.rendezvous import Rendezvous
+from unisono.spec.words import listed
+from unisono.train.build.build import Place, build, connect
+from unisono.train.data.dataset import Corpus
+from unisono.train.rank_order import RankOrder
+from unisono.train.recovery.peer_restore import NotHeld, PeerMemory
+from unisono.train.recovery.replication import Abroad
+from unisono.train.recovery.snapshot_buffer import Shelf, Snapshot
+from unisono.train.state.checkpoint.find import FOLDER, by_age, first_whole
+from unisono.train.state.run_state import kept_of, pieces_of, refill, restore
+from unisono.train.step.ahead import AheadUpdate
+from unisono.train.step.flow import unflushed
+from unisono.train.step.run import Run
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What this rank holds of the run for a rendezvous to come: nothing where it is new. val_losses: of validations, by
+    step. recent: steps told, see Journal. bad: what is kept of bad steps."""
+
+    run: Run | None = None
+    val_losses: list[tuple[int, float]] = field(default_factory=list)
+    recent: list[dict[str, Any]] = field(default_factory=list)
+    bad: Mapping[str, Any] = field(default_factory=dict)
+
+
+def losses(state: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Of validations by step, as they are kept beside tensors."""
+    return [(int(step), float(loss)) for step, loss in state.get("val", ())]
+
+
+def regained(
+    order: RankOrder, corpus: Corpus, rendezvous: Rendezvous, kept: Remembered, note: Callable[[str], None]
+) -> tuple[Run, dict[str, Any], Path | None]:
+    """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. order: of this
+    meeting. kept: is up to date afterwards. Every rank that trains from here on calls it, or it hangs."""
+    place = order.place
+    recorder = order.trial.recorder(place.rank)
+    order.trial.reached("recovery", rendezvous.epoch)
+    memory = _memory(order, rendezvous, kept)
+    run = build(order.recipe, order.plan, place, corpus, recorder, filled=False)
+    folder = None
+    try:
+        state = refill(run, memory)
+        if memory.stood_in:
+            note(_went_back(memory))
+    except NotHeld as missing:
+        folder = _newest(order.run_dir, place, rendezvous, note)
+        if folder is None:
+            run = build(order.recipe, order.plan, place, corpus, recorder)
+        state = restore(run, folder) if folder is not None else {}
+        note(f"{missing}: going on from {folder.name if folder else 'the beginning'}")
+    memory.end()
+    # Should one more be lost before all train again.
+    kept.run, kept.val_losses, kept.bad = run, losses(state), state.get("bad", {})
+    return run, state, folder
+
+
+def handed_over(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> None:
+    """What a rank does that is to leave: it gives what it holds to those that stay."""
+    _memory(order, rendezvous, kept).give()
+
+
+def _memory(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> PeerMemory:
+    """What all hold that meet, who are connected then."""
+    place, present = order.place, rendezvous.meeting.present
+    held = _held(kept, order.shelf, order.abroad)
+    memory = PeerMemory(place.rank, present, rendezvous.store, held, place.device)
+    connect(place, rendezvous.store, present)
+    return memory
+
+
+def _held(kept: Remembered, shelf: Shelf | None, abroad: Abroad | None) -> list[Snapshot]:
+    """What this rank has of the run: what it trains with, but where an update was under way, or where updates follow
+    their step; what is on its shelf, where whom it replaces may have put it; what it keeps for another host."""
+    run, held, beside = kept.run, list[Snapshot](), dict[str, Any]()
+    if run is not None:
+        beside = {"recent": kept.recent}
+        flushed = unflushed(run.replica.plan) is None
+        if run.whole and not isinstance(run.update, AheadUpdate) and flushed:
+            state = {"val": kept.val_losses, "bad": kept.bad, **beside}
+            held.append(Snapshot(run.step, state, [*pieces_of(run), *kept_of(run)], live=True))
+    for one in shelf.snapshots() if shelf is not None else ():
+        if not held or one.step != held[0].step:
+            held.append(replace(one, state={**one.state, **beside}))
+    if abroad is None:
+        return held
+    return merged(held, [one for one in abroad.snapshots() if one.sound()], beside)
+
+
+def merged(own: Sequence[Snapshot], others: Sequence[Snapshot], beside: Mapping[str, Any]) -> list[Snapshot]:
+    """What a rank has itself, and for others, as one snapshot of each step. others: sound ones."""
+    steps = {one.step: one for one in own}
+    for other in others:
+        mine = steps.get(other.step, Snapshot(other.step, {**other.state, **beside}, []))
+        steps[other.step] = replace(mine, boxes=[*mine.boxes, *other.boxes])
+    return list(steps.values())
+
+
+def _went_back(memory: PeerMemory) -> str:
+    """After which step the run goes on where snapshots served, and what that costs."""
+    again, several = memory.newest - memory.step, len(memory.stood_in) > 1
+    told = f"; {again} step{'s' * (again > 1)} again" if again else ""
+    return f"going on after step {memory.step} by snapshots of rank{'s' * several} {listed(memory.stood_in)}{told}"
+
+
+def _newest(run_dir: Path, place: Place, rendezvous: Rendezvous, note: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint, as rank 0 sees it."""
+    if place.rank == 0:
+        folder, faults = first_whole(by_age(run_dir))
+        for fault in faults:
+            note(fault)
+        rendezvous.store.set("checkpoint", folder.name if folder is not None else "")
+    name = rendezvous.store.get("checkpoint").decode()
+    return run_dir / FOLDER / name if name else None
