@@ -7,7 +7,7 @@ import torch
 from tests.codecs.meeting import Meeting, drawn
 from tests.codecs.test_training import alike, replicas_agree, trained
 from tests.threads import prove
-from tests.train.test_gradients import text  # noqa: F401
+from tests.train.step.test_gradients import text  # noqa: F401
 from unisono.codecs import BucketMemory, Coder, Exchange, Sum
 from unisono.codecs._moments import MOMENT, MomentCoder
 from unisono.config import ModelConfig, Recipe, TrainConfig

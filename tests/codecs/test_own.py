@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.cli import main
 from unisono.codecs import CODECS
 from unisono.codecs._watched import CodecFault

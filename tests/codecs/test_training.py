@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS as CODECS_THERE
 from unisono.plan import Plan
 from unisono.train.state.checkpoint import latest, save

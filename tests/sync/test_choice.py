@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS
 from unisono.codecs.auto import LADDER, MeasuredChoice
 from unisono.comm.bucket import Bucket

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.codecs.own import Largest, Rounded
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS, Coder, Sum
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape

@@ -7,7 +7,7 @@ import torch
 
 from tests.codecs.test_training import alike, trained
 from tests.sync.test_drive import drawn
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.threads import prove as prove_on_threads
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError

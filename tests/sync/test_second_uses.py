@@ -6,7 +6,7 @@ import torch
 
 from tests.codecs.test_training import trained
 from tests.sync.test_kept import sums
-from tests.train.test_gradients import text  # noqa: F401
+from tests.train.step.test_gradients import text  # noqa: F401
 from unisono.train.state.checkpoint import latest
 
 pytestmark = pytest.mark.timeout(120)

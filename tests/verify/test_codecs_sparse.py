@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.threads import prove
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.train.state.checkpoint import latest, save

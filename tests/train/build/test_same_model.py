@@ -20,7 +20,7 @@ from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
 from unisono.train.build.same_model import check_same
 
-FILE = Path(__file__).parents[1] / "models" / "foreign.py"
+FILE = Path(__file__).parents[2] / "models" / "foreign.py"
 
 
 def made(name: str) -> torch.nn.Module:

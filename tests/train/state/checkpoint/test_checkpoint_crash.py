@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.train.checkpoint.cuts import make, save_all
+from tests.train.state.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
 from unisono.train.state.checkpoint.find import step_of

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors import safe_open
 
-from tests.train.checkpoint.cuts import DTYPES, make, same, save_all, view, worlds
+from tests.train.state.checkpoint.cuts import DTYPES, make, same, save_all, view, worlds
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, latest, load, read_full, save, tensor_names, verify_folder
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.train.checkpoint.cuts import make, save_all
+from tests.train.state.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
 from unisono.train.state.checkpoint.manifest import (

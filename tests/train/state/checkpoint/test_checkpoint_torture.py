@@ -1,11 +1,11 @@
-"""A little of `python -m tests.train.checkpoint.torture`; all of it is slow."""
+"""A little of `python -m tests.train.state.checkpoint.torture`; all of it is slow."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.train.checkpoint.torture import PARTS, Count
+from tests.train.state.checkpoint.torture import PARTS, Count
 from unisono.spec import doubtful
 from unisono.train.state.checkpoint import manifest, tensorfile, write
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tests.train.checkpoint.cuts import make, save_all
+from tests.train.state.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import load, newest_whole, read_full, tensor_names, verify_folder
 from unisono.train.state.checkpoint.manifest import MANIFEST

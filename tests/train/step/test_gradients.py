@@ -14,7 +14,7 @@ from unisono.train.data.load import load
 from unisono.train.session import place_of
 from unisono.train.step.train_step import train_step
 
-MODELS = Path(__file__).with_name("odd_models.py")
+MODELS = Path(__file__).parents[1] / "odd_models.py"
 SELDOM, SPARE = "stem.seldom", "stem.spare"
 
 pytestmark = pytest.mark.timeout(180)

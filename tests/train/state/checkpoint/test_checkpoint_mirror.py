@@ -108,8 +108,8 @@ def test_a_damaged_copy_is_named_and_the_next_older_taken(tmp_path: Path, kind: 
 
 
 def test_the_newest_of_both_places_is_taken(tmp_path: Path) -> None:
-    from tests.train.test_resume import RECIPE
-    from tests.train.test_resume import saved as saved_run
+    from tests.train.state.test_resume import RECIPE
+    from tests.train.state.test_resume import saved as saved_run
     from unisono.train.state.resume import choose
 
     url, run = str(tmp_path / "mirror"), tmp_path / "x/run"

@@ -1,9 +1,9 @@
 """Checkpoints under torture: killed while saving, damaged, on a full or read-only disk, loaded by other worlds, forged.
 
-    python -m tests.train.checkpoint.torture              all of it, some minutes; prints counts, exits with 1 if any is wrong
-    python -m tests.train.checkpoint.torture --quick      a little of each
-    python -m tests.train.checkpoint.torture --only flips,disk
-    python -m tests.train.checkpoint.torture --fuzz 100000   hostile manifests and headers alone
+    python -m tests.train.state.checkpoint.torture              all of it, some minutes; prints counts, exits with 1 if any is wrong
+    python -m tests.train.state.checkpoint.torture --quick      a little of each
+    python -m tests.train.state.checkpoint.torture --only flips,disk
+    python -m tests.train.state.checkpoint.torture --fuzz 100000   hostile manifests and headers alone
 
 Each try is right if no weight is wrong, the newest good checkpoint is still found, and what is wrong is said with the
 file's name.
@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from tests.train.checkpoint.cuts import make, save_all, view
+from tests.train.state.checkpoint.cuts import make, save_all, view
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, Saver, latest, load, newest_whole, read_full, verify_folder
 from unisono.train.state.checkpoint.find import step_of
@@ -432,7 +432,7 @@ PLANS = (
 
 def plans(place: Path, tries: int, seed: int = 0) -> Count:
     """Trained and saved under one plan, loaded under others by a real run, on ranks that are threads."""
-    from tests.train.checkpoint.under_plans import restored_pieces, trained
+    from tests.train.state.checkpoint.under_plans import restored_pieces, trained
     from unisono.plan import Plan
 
     count, order = Count("loaded under other plans"), random.Random(seed)
@@ -452,7 +452,7 @@ def plans(place: Path, tries: int, seed: int = 0) -> Count:
 
 
 def fuzzed(place: Path, tries: int, seed: int = 0) -> Count:
-    from tests.train.checkpoint.fuzz import fuzz
+    from tests.train.state.checkpoint.fuzz import fuzz
 
     count = Count("hostile manifests, headers and files")
     told = fuzz(place / "fuzz", tries, seed)
