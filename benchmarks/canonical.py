@@ -56,8 +56,7 @@ def main(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
 
 def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     from unisono.observe.span import Recorder
-    from unisono.train.build.build import build, connect, feeds
-    from unisono.train.session import place_of
+    from unisono.train.build.build import build, connect, feeds, place_of
     from unisono.train.step.train_step import train_step
 
     recipe = Recipe.model_validate_json(argument["recipe"])

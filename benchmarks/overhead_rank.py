@@ -30,8 +30,7 @@ def prepare(argument: dict[str, Any]) -> Any:
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: pairs of blocks. Times are in seconds, one entry a pair."""
     from unisono.observe.span import Recorder
-    from unisono.train.build.build import build, connect, feeds
-    from unisono.train.session import place_of
+    from unisono.train.build.build import build, connect, feeds, place_of
 
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"])
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0)
@@ -157,9 +156,9 @@ class Watched(Blocks):
 
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
-        from unisono.train.recovery.snapshot_buffer import MemoryShelf
+        from unisono.train.build.build import place_of
+        from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
         from unisono.train.recovery.snapshots import Snapshots, among
-        from unisono.train.session import place_of
         from unisono.train.state.cadence import Clock
         from unisono.train.watch.guard import install
 
@@ -171,16 +170,16 @@ class Watched(Blocks):
             install(run, NEVER, feed=self.feed)
             self.guard, run.player = run.player, self.plain
         every = self.argument["every"] if "snapshots" in self.parts else 0
-        shelf = MemoryShelf(ctx.shelf)
-        put = shelf.put
+        buffer = SnapshotBuffer(ctx.shelf)
+        put = buffer.put
 
         def timed(*terms: Any) -> None:
             with self.called():
                 put(*terms)
 
-        shelf.put = timed
+        buffer.put = timed
         self.snapshots = Snapshots(
-            run, self.resolved.plan, place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0), shelf, every,
+            run, self.resolved.plan, place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0), buffer, every,
             among(ctx.store, ctx.rank, ctx.world), lambda text: ctx.channel.send("note", text=text),
         )  # fmt: skip
         # `launch.rank` gives each rank its lookout before this; here it is the blocks' affair.

@@ -38,10 +38,9 @@ from unisono.measure.benches import columns, spread
 from unisono.observe.span import Recorder, Span
 from unisono.spec import words
 from unisono.spec.errors import Skipped
-from unisono.train.build.build import build, connect, feeds
+from unisono.train.build.build import build, connect, feeds, place_of
 from unisono.train.data.feed import Feed
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.train.step.ahead import AheadGradients, parts_of, run_ahead
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train

@@ -29,9 +29,8 @@ from unisono.parallel.params import Slot
 from unisono.spec.errors import UnisonoError
 from unisono.sync._choice import choosing
 from unisono.sync.every_step import EveryStep
-from unisono.train.build.build import connect, initial_values, model_of
+from unisono.train.build.build import connect, initial_values, model_of, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.train.step.gradients import Gradients
 
 SIZES = {"3M": (4, 4, 256), "13M": (7, 6, 384)}  # blocks, heads, width

@@ -25,10 +25,9 @@ from unisono.launch.context import RankContext
 from unisono.measure.hooks import hook_of
 from unisono.measure.turns import agreed
 from unisono.observe.span import Recorder
-from unisono.train.build.build import build, connect, feeds
+from unisono.train.build.build import build, connect, feeds, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.train_step import train
 

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
-from unisono.train.build.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
 from unisono.train.data.order import sample_ids
-from unisono.train.session import place_of
 from unisono.train.state.run_state import pieces_of
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.train_step import train

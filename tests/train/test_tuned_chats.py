@@ -17,9 +17,8 @@ pytest.importorskip("transformers")
 
 def losses(ctx: Any, text: str, plan: str) -> list[float]:
     from unisono.observe.span import Recorder
-    from unisono.train.build.build import build, feeds
+    from unisono.train.build.build import build, feeds, place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
     from unisono.train.step.train_step import train_step
 
     got = resolve(Recipe.model_validate_json(text), f"{plan} precision=fp64", ctx.world)

@@ -53,9 +53,8 @@ def recipe(folder: Path, kind: Path, model: dict[str, Any] | None = None, **trai
 def steps(ctx: Any, text: str, plan: str, count: int, folder: str = "") -> list[float]:
     """Losses of a rank; a checkpoint in `folder`."""
     from unisono.observe.span import Recorder
-    from unisono.train.build.build import build, feeds
+    from unisono.train.build.build import build, feeds, place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
     from unisono.train.state.checkpoint import save
     from unisono.train.state.run_state import pieces_of
     from unisono.train.step.train_step import train_step

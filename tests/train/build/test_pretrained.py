@@ -63,8 +63,8 @@ def boxes(ctx: Any, text: str, plan: str) -> list[Any]:
     """What a rank holds before its first step."""
     from unisono.observe.span import Recorder
     from unisono.train.build.build import build as build_run
+    from unisono.train.build.build import place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
 
     got = resolve(Recipe.model_validate_json(text), plan, ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

@@ -62,8 +62,7 @@ def first(ctx: Any, text: str, plan: str) -> tuple[float, float, int]:
     """(loss of the first step, of a validation, tensors of a checkpoint) on one rank."""
     from unisono.observe.span import Recorder
     from unisono.train.build.build import build as build_run
-    from unisono.train.build.build import feeds
-    from unisono.train.session import place_of
+    from unisono.train.build.build import feeds, place_of
     from unisono.train.state.run_state import pieces_of
     from unisono.train.step.evaluate import evaluate
     from unisono.train.step.train_step import train

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.comm.threads import run, store
-from unisono.train.recovery.peer_restore import NotHeld, PeerMemory
+from unisono.train.recovery.peer_restore import Incomplete, PeerRestore
 from unisono.train.recovery.snapshot_buffer import Snapshot
 from unisono.train.state.checkpoint import Box
 
@@ -30,7 +30,7 @@ def cut(rows: list[int], step: float = 0.0) -> list[list[Box]]:
 def given_over(held: list[list[Box]], steps: list[int], wanted: list[list[Box]]) -> list[int]:
     def live(rank: int) -> int:
         mine = [Snapshot(steps[rank], {"who": rank}, held[rank], live=True)]
-        memory = PeerMemory(rank, len(held), store(), mine, torch.device("cpu"))
+        memory = PeerRestore(rank, len(held), store(), mine, torch.device("cpu"))
         memory.load(wanted[rank])
         return memory.step
 
@@ -87,12 +87,12 @@ def test_a_newer_step_without_one_of_the_tensors_is_not_taken():
     def live(rank: int) -> int:
         mine = [Snapshot(4, {}, held[rank])]
         newer = [Snapshot(5, {}, held[0])] if rank == 0 else []
-        return PeerMemory(rank, 2, store(), [*newer, *mine], torch.device("cpu")).step
+        return PeerRestore(rank, 2, store(), [*newer, *mine], torch.device("cpu")).step
 
     assert run(2, live) == [4, 4]
 
 
 def test_all_are_told_where_a_part_is_held_by_nobody():
     held = [cut([3])[0], []]
-    with pytest.raises(NotHeld):
+    with pytest.raises(Incomplete):
         given_over(held, [2, -1], blank(cut([4, 4])))

@@ -16,9 +16,9 @@ from hypothesis import strategies as some
 
 from tests.ranks import World
 from unisono.train.build.build import Place
-from unisono.train.recovery.rejoin import merged
-from unisono.train.recovery.replication import Abroad, Copying, keepers
-from unisono.train.recovery.snapshot_buffer import MemoryShelf, Snapshot
+from unisono.train.recovery.replication import Replication, SnapshotReplicas, keepers
+from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer
+from unisono.train.rejoin import merged
 from unisono.train.state.checkpoint.boxes import Box
 
 pytestmark = pytest.mark.timeout(120)
@@ -44,31 +44,31 @@ def _boxes(rank: int, step: int, size: int) -> list[Box]:
     return [Box(f"model/{rank}", (size,), (0,), torch.full((size,), float(100 * rank + step)))]
 
 
-def _kept(abroad: Abroad) -> list[list[Any]]:
+def _kept(replicas: SnapshotReplicas) -> list[list[Any]]:
     """What lies there for others: (step, the tensor, its number, whether it is sound)."""
     return [
         [one.step, box.name, box.tensor.unique().tolist(), box.tensor.numel(), one.sound()]
-        for one in abroad.snapshots()
+        for one in replicas.snapshots()
         for box in one.boxes
     ]
 
 
 def copied(ctx: Any, hosts: list[int], sizes: list[int]) -> list[Any]:
     """Three snapshots in turn, each copied."""
-    own = MemoryShelf.new()
-    abroad = Abroad(own)
+    own = SnapshotBuffer.new()
+    replicas = SnapshotReplicas(own)
     if ctx.rank == 0:  # ranks have made different numbers of groups, as those of a pipeline have
         dist.new_group([0], use_local_synchronization=True)
-    copies = abroad.copies(_place(ctx), ctx.store, hosts)
+    copies = replicas.copies(_place(ctx), ctx.store, hosts)
     seen = []
     for step in (1, 2, 3):
         own.put(step, {"at": step}, _boxes(ctx.rank, step, sizes[ctx.rank]))
         copies.begin()
         copies.settle(30.0)
         assert copies.ready() and not copies.failed, copies.failed
-        seen.append(_kept(abroad))
-    abroad.drop(after=2)
-    seen.append(_kept(abroad))
+        seen.append(_kept(replicas))
+    replicas.drop(after=2)
+    seen.append(_kept(replicas))
     return seen
 
 
@@ -79,12 +79,12 @@ def test_a_keeper_has_the_newest_two(world: World, hosts: list[int], sizes: list
     seen = world(copied, len(hosts), hosts=hosts, sizes=sizes)
     keeper = keepers(hosts)
     for rank, of in enumerate(seen):
-        wards = [ward for ward, to in enumerate(keeper) if to == rank]
+        peers = [peer for peer, to in enumerate(keeper) if to == rank]
 
-        def kept(*steps: int, wards: list[int] = wards) -> list[list[Any]]:
+        def kept(*steps: int, peers: list[int] = peers) -> list[list[Any]]:
             return [
-                [at, f"model/{ward}", [100.0 * ward + at], sizes[ward], True]
-                for ward in wards
+                [at, f"model/{peer}", [100.0 * peer + at], sizes[peer], True]
+                for peer in peers
                 for at in steps
             ]
 
@@ -93,19 +93,19 @@ def test_a_keeper_has_the_newest_two(world: World, hosts: list[int], sizes: list
 
 def cut_short(ctx: Any) -> list[Any]:
     """The sender has two snapshots; while it sends the second its connection breaks."""
-    own = MemoryShelf.new()
-    abroad = Abroad(own)
-    copies = abroad.copies(_place(ctx), ctx.store, [0, 1])
+    own = SnapshotBuffer.new()
+    replicas = SnapshotReplicas(own)
+    copies = replicas.copies(_place(ctx), ctx.store, [0, 1])
     for step in (1, 2):
         own.put(step, {}, _boxes(ctx.rank, step, LARGE))
         if step == 2 and ctx.rank == 1:
             break_after(copies, 2)
         copies.begin()
         copies.settle(30.0)
-    return [_kept(abroad), copies.failed]
+    return [_kept(replicas), copies.failed]
 
 
-def break_after(copies: Copying, sends: int) -> None:
+def break_after(copies: Replication, sends: int) -> None:
     """The process leaves in the middle: so many messages went out."""
     inner: Any = copies._pg
 
@@ -132,9 +132,9 @@ def test_a_copy_that_does_not_end_leaves_the_one_before(world: World) -> None:
 
 def refused(ctx: Any) -> list[Any]:
     """The keeper of rank 0 has no memory for a second copy."""
-    own = MemoryShelf.new()
-    abroad = Abroad(own)
-    copies = abroad.copies(_place(ctx), ctx.store, [0, 1])
+    own = SnapshotBuffer.new()
+    replicas = SnapshotReplicas(own)
+    copies = replicas.copies(_place(ctx), ctx.store, [0, 1])
     real = os.pwrite
     for step in (1, 2):
         own.put(step, {}, _boxes(ctx.rank, step, LARGE))
@@ -143,7 +143,7 @@ def refused(ctx: Any) -> list[Any]:
         copies.begin()
         copies.settle(30.0)
     os.pwrite = real
-    return [_kept(abroad), copies.failed, copies.ready()]
+    return [_kept(replicas), copies.failed, copies.ready()]
 
 
 def test_a_keeper_without_memory_says_so_and_has_the_one_before(world: World) -> None:
@@ -191,15 +191,15 @@ class Late:
 
 
 def test_after_the_end_an_old_copy_writes_into_no_file(tmp_path: Path) -> None:
-    """Its shelf is closed, and the number of its file is that of a checkpoint which is being written."""
-    own, ward, late = MemoryShelf.new(), MemoryShelf.new(), Late()
+    """Its buffer is closed, and the number of its file is that of a checkpoint which is being written."""
+    own, peer, late = SnapshotBuffer.new(), SnapshotBuffer.new(), Late()
     own.put(1, {}, _boxes(0, 1, 8))
-    copies = Copying(late, own, 1, {1: ward})
+    copies = Replication(late, own, 1, {1: peer})
     copies.begin()
     while late.count < 2:
         time.sleep(0)
     copies.end(0.05)
-    ward.close()
+    peer.close()
     files = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(8)]
     late.let.set()
     copies.settle(30)

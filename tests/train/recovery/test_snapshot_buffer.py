@@ -1,4 +1,4 @@
-"""Two snapshots alternate on a shelf, and one that was cut at any byte leaves the other as it was."""
+"""Two snapshots alternate in a buffer, and one that was cut at any byte leaves the other as it was."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.train.recovery.snapshot_buffer import MemoryShelf
+from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
 from unisono.train.state.checkpoint.boxes import Box
 
 
@@ -69,42 +69,42 @@ def files() -> Iterator[list[int]]:
 
 def found(files: Sequence[int]) -> list[int]:
     """Steps of what a rank that comes later finds there; each is what was put."""
-    kept = MemoryShelf(files).snapshots()
+    kept = SnapshotBuffer(files).snapshots()
     for one in kept:
         assert one.sound() and one.state == {"val": [[1, one.step]]}
         assert value_of(one.boxes) == one.step
     return [one.step for one in kept]
 
 
-def put(shelf: MemoryShelf, step: int) -> None:
-    shelf.put(step, {"val": [[1, step]]}, boxes(step))
+def put(buffer: SnapshotBuffer, step: int) -> None:
+    buffer.put(step, {"val": [[1, step]]}, boxes(step))
 
 
 def test_two_are_kept_and_the_older_gives_way(files: list[int]) -> None:
     assert found(files) == []
     for step in (3, 4, 7):
-        put(MemoryShelf(files), step)
+        put(SnapshotBuffer(files), step)
     assert found(files) == [7, 4]
 
 
 def test_one_that_is_cut_at_any_byte_leaves_the_other(files: list[int]) -> None:
-    put(MemoryShelf(files), 6)
-    put(MemoryShelf(files), 7)
+    put(SnapshotBuffer(files), 6)
+    put(SnapshotBuffer(files), 7)
     size, whole = os.fstat(files[0]).st_size, 0
     assert size > 300
     for count in range(1, 2 * size):
         try:
-            put(MemoryShelf(files, killed_after(count)), 8)
+            put(SnapshotBuffer(files, killed_after(count)), 8)
         except Killed:
             assert found(files) in ([7], [8, 7])
             whole += found(files) == [8, 7]
         else:
             break
-        MemoryShelf(files).drop(after=7)
-        put(MemoryShelf(files), 8)  # whoever comes next goes on
+        SnapshotBuffer(files).drop(after=7)
+        put(SnapshotBuffer(files), 8)  # whoever comes next goes on
         assert found(files) == [8, 7]
-        MemoryShelf(files).drop(after=7)
-        put(MemoryShelf(files), 6)
+        SnapshotBuffer(files).drop(after=7)
+        put(SnapshotBuffer(files), 6)
         assert found(files) == [7, 6]
     else:
         pytest.fail("no count let it finish")
@@ -113,39 +113,39 @@ def test_one_that_is_cut_at_any_byte_leaves_the_other(files: list[int]) -> None:
 
 
 def test_what_changed_afterwards_is_found_out(files: list[int]) -> None:
-    put(MemoryShelf(files), 3)
+    put(SnapshotBuffer(files), 3)
     file = next(one for one in files if os.fstat(one).st_size)
     at = 64 + 5
     byte = os.pread(file, 1, at)
     os.pwrite(file, bytes([byte[0] ^ 4]), at)
-    (kept,) = MemoryShelf(files).snapshots()
+    (kept,) = SnapshotBuffer(files).snapshots()
     assert not kept.sound()
     os.pwrite(file, byte, at)
     assert kept.sound()
 
 
 def test_a_damaged_table_is_no_snapshot(files: list[int]) -> None:
-    put(MemoryShelf(files), 3)
+    put(SnapshotBuffer(files), 3)
     file = next(one for one in files if os.fstat(one).st_size)
     os.pwrite(file, b"\0", os.fstat(file).st_size - 1)
-    assert MemoryShelf(files).snapshots() == []
+    assert SnapshotBuffer(files).snapshots() == []
 
 
 def test_later_ones_are_forgotten_where_the_run_turns_back(files: list[int]) -> None:
     for step in (4, 5):
-        put(MemoryShelf(files), step)
-    MemoryShelf(files).drop(after=4)
+        put(SnapshotBuffer(files), step)
+    SnapshotBuffer(files).drop(after=4)
     assert found(files) == [4]
-    put(MemoryShelf(files), 5)
+    put(SnapshotBuffer(files), 5)
     assert found(files) == [5, 4]
 
 
 def test_a_smaller_one_gives_its_room_back(files: list[int]) -> None:
-    shelf, large = MemoryShelf(files), Box("model/x", (9000,), (0,), torch.ones(9000))
+    buffer, large = SnapshotBuffer(files), Box("model/x", (9000,), (0,), torch.ones(9000))
     for step in (1, 2):
-        shelf.put(step, {}, [large])
+        buffer.put(step, {}, [large])
     for step in (3, 4):
-        put(shelf, step)
+        put(buffer, step)
     assert max(os.fstat(file).st_size for file in files) < 9000
     assert found(files) == [4, 3]
 
@@ -157,7 +157,7 @@ def test_memory_that_is_full_leaves_the_newer_one(files: list[int]) -> None:
         return os.pwritev(file, buffers, at)
 
     for step in (1, 2):
-        put(MemoryShelf(files), step)
+        put(SnapshotBuffer(files), step)
     with pytest.raises(OSError, match="No space"):
-        put(MemoryShelf(files, full), 3)
+        put(SnapshotBuffer(files, full), 3)
     assert found(files) == [2]

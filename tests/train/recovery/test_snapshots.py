@@ -18,8 +18,8 @@ from unisono.comm import threads as on_threads
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.train.build.build import Place
-from unisono.train.recovery.peer_restore import NotHeld, PeerMemory
-from unisono.train.recovery.snapshot_buffer import Shelf, Snapshot
+from unisono.train.recovery.peer_restore import Incomplete, PeerRestore
+from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer
 from unisono.train.recovery.snapshots import ROOM, SHARE, Holding, Snapshots, among, fits, lonely
 from unisono.train.state.checkpoint.boxes import Box
 from unisono.train.state.run_state import pieces_of
@@ -38,12 +38,12 @@ def half(rank: int, step: int, live: bool = False, sound: bool = True) -> Snapsh
     return Snapshot(step, {"at": step}, [box], lambda: sound, live)
 
 
-def meet(*held: Sequence[Snapshot]) -> list[PeerMemory]:
+def meet(*held: Sequence[Snapshot]) -> list[PeerRestore]:
     """What each rank makes of what all hold."""
     store, cpu = HashStore(), torch.device("cpu")
 
-    def one(rank: int) -> PeerMemory:
-        return PeerMemory(rank, len(held), store, held[rank], cpu)
+    def one(rank: int) -> PeerRestore:
+        return PeerRestore(rank, len(held), store, held[rank], cpu)
 
     return at_once(one, len(held))
 
@@ -75,8 +75,8 @@ def test_the_newest_step_of_which_all_is_held_is_taken_whoever_holds_it() -> Non
             assert memory.stood_in == [who for who in serving if (first, second)[who][0] != memory.step]
             assert memory.state["step"] == memory.step and (not serving or memory.state["at"] == memory.step)
             if not both:
-                with pytest.raises(NotHeld):
-                    PeerMemory(0, 1, HashStore(), held[rank], torch.device("cpu")).load(whole())
+                with pytest.raises(Incomplete):
+                    PeerRestore(0, 1, HashStore(), held[rank], torch.device("cpu")).load(whole())
 
 
 def whole() -> list[Box]:
@@ -103,7 +103,7 @@ def test_one_rank_alone_goes_on_from_what_it_left() -> None:
 # When they are made ----------------------------------------------------------------------------------------------------
 
 
-class Memory(Shelf):
+class Memory(SnapshotBuffer):
     """Keeps a copy of all that is put there. before: called first."""
 
     def __init__(self, before: Callable[[], object] = lambda: None) -> None:
@@ -129,21 +129,21 @@ def copy_of(boxes: Sequence[Box]) -> dict[str, torch.Tensor]:
 
 
 def alone(
-    folder: Path, shelf: Shelf | None, every: int | None, plan: str = "dp=1"
+    folder: Path, buffer: SnapshotBuffer | None, every: int | None, plan: str = "dp=1"
 ) -> tuple[Run, Any, Snapshots]:
     run, feed, _ = started(context(0, 1), recipe(folder), plan)
     return (
         run,
         feed,
-        Snapshots(run, Plan.parse(plan), place(0), shelf, every, lambda said: [said], pytest.fail),
+        Snapshots(run, Plan.parse(plan), place(0), buffer, every, lambda said: [said], pytest.fail),
     )
 
 
 def test_an_update_waits_until_what_it_changes_was_put_aside(tmp_path: Path) -> None:
     def play(rank: int) -> None:
         waits = threading.Event()
-        shelf = Memory(lambda: waits.wait(20.0))  # not before the next update wants to begin
-        run, feed, snapshots = alone(tmp_path, shelf, 1)
+        buffer = Memory(lambda: waits.wait(20.0))  # not before the next update wants to begin
+        run, feed, snapshots = alone(tmp_path, buffer, 1)
         settle = snapshots.settle
 
         def told() -> None:
@@ -159,17 +159,17 @@ def test_an_update_waits_until_what_it_changes_was_put_aside(tmp_path: Path) -> 
             snapshots.stepped(0.1, {})
         settled = snapshots.settle
         settled()
-        assert snapshots.told()["snapshot_stall"] > 0 and snapshots.told() == {}
-        assert shelf.kept.keys() == wanted.keys() == {1, 2, 3}
+        assert snapshots.take_stall()["snapshot_stall"] > 0 and snapshots.take_stall() == {}
+        assert buffer.kept.keys() == wanted.keys() == {1, 2, 3}
         for step, tensors in wanted.items():
-            assert shelf.kept[step].keys() == tensors.keys()
-            assert all(torch.equal(shelf.kept[step][name], x) for name, x in tensors.items())
+            assert buffer.kept[step].keys() == tensors.keys()
+            assert all(torch.equal(buffer.kept[step][name], x) for name, x in tensors.items())
 
     on_threads.run(1, play)
 
 
 def written_over(folder: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool) -> set[str]:
-    """Names of the tensors of which the shelf kept what was written into them after the step, before it had read them:
+    """Names of the tensors of which the buffer kept what was written into them after the step, before it had read them:
     all that this rank has, and something that the policy keeps."""
     kept, extra = dict[str, torch.Tensor](), torch.zeros(3)
     monkeypatch.setattr(
@@ -178,8 +178,8 @@ def written_over(folder: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool)
 
     def play(rank: int) -> None:
         waits = threading.Event()
-        shelf = Memory(lambda: waits.wait(20.0))
-        run, feed, snapshots = alone(folder, shelf, 1)
+        buffer = Memory(lambda: waits.wait(20.0))
+        run, feed, snapshots = alone(folder, buffer, 1)
         snapshots._beside = beside
         train_step(run, feed.fetch(run.step, run.leaves))
         boxes = [*pieces_of(run), Box("sync/x", (3,), (0,), extra), Box("model/statistic", (3,), (0,), extra)]
@@ -193,7 +193,7 @@ def written_over(folder: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool)
                 box.tensor.add_(1)
         waits.set()
         snapshots.settle()
-        kept.update({name: x for name, x in shelf.kept[1].items() if not torch.equal(x, before[name])})
+        kept.update({name: x for name, x in buffer.kept[1].items() if not torch.equal(x, before[name])})
 
     on_threads.run(1, play)
     return set(kept)
@@ -214,9 +214,9 @@ def test_what_was_put_aside_of_a_way_that_was_left_is_dropped(tmp_path: Path) ->
     dropped: list[int] = []
 
     def play(rank: int) -> None:
-        shelf = Memory()
-        shelf.drop = lambda after: dropped.append(after)  # type: ignore[method-assign]
-        run, _, snapshots = alone(tmp_path, shelf, 1)
+        buffer = Memory()
+        buffer.drop = lambda after: dropped.append(after)  # type: ignore[method-assign]
+        run, _, snapshots = alone(tmp_path, buffer, 1)
         run.step = 3
         snapshots.turned_back()
 
@@ -226,20 +226,20 @@ def test_what_was_put_aside_of_a_way_that_was_left_is_dropped(tmp_path: Path) ->
 
 def test_every_so_many_steps(tmp_path: Path) -> None:
     def play(rank: int) -> None:
-        shelf = Memory()
-        run, feed, snapshots = alone(tmp_path, shelf, 3)
+        buffer = Memory()
+        run, feed, snapshots = alone(tmp_path, buffer, 3)
         for _ in range(8):
             train_step(run, feed.fetch(run.step, run.leaves))
             snapshots.stepped(0.1, {})
         snapshots.settle()
-        assert sorted(shelf.kept) == [3, 6]
+        assert sorted(buffer.kept) == [3, 6]
 
     on_threads.run(1, play)
 
 
 def test_how_often_follows_what_one_takes_of_the_slowest_rank(tmp_path: Path) -> None:
     def play(rank: int) -> None:
-        shelf = Memory()
+        buffer = Memory()
         run, feed, _ = started(context(0, 1), recipe(tmp_path), "dp=1")
         said: list[Any] = []
 
@@ -247,22 +247,24 @@ def test_how_often_follows_what_one_takes_of_the_slowest_rank(tmp_path: Path) ->
             said.append(own)
             return [own, [0, 1 << 60, 0, [1]]] if isinstance(own, list) else [own, 0.0265 / SHARE]
 
-        snapshots = Snapshots(run, Plan.parse("dp=1"), place(0), shelf, None, agree, pytest.fail)
+        snapshots = Snapshots(run, Plan.parse("dp=1"), place(0), buffer, None, agree, pytest.fail)
         for _ in range(9):
             train_step(run, feed.fetch(run.step, run.leaves))
             snapshots.stepped(1e4, {})
         snapshots.settle()
         assert snapshots.every == 6 and round(0.0265 / SHARE) == 5  # no more than the share
-        assert sorted(shelf.kept) == [1, 2, 3, 9]  # three to measure
+        assert sorted(buffer.kept) == [1, 2, 3, 9]  # three to measure
         (own, free, *_), cost = said
-        assert own == sum(x.numel() * x.element_size() for x in shelf.kept[1].values()) and free > 0
+        assert own == sum(x.numel() * x.element_size() for x in buffer.kept[1].values()) and free > 0
         assert 0 < cost < 1
 
     on_threads.run(1, play)
 
 
 def test_by_themselves_where_one_rank_holds_a_part_alone_and_there_is_room(tmp_path: Path) -> None:
-    def every(plan: str, shelf: Shelf | None = None, free: int = 1 << 60, hosts: int = 1) -> list[int]:
+    def every(
+        plan: str, buffer: SnapshotBuffer | None = None, free: int = 1 << 60, hosts: int = 1
+    ) -> list[int]:
         parsed = Plan.parse(plan)
         ranks = parsed.world
 
@@ -273,7 +275,7 @@ def test_by_themselves_where_one_rank_holds_a_part_alone_and_there_is_room(tmp_p
                 other = said[3] if parsed.dp > 1 else [9]
                 return [said, [said[0], free, hosts - 1, other]]
 
-            return Snapshots(run, parsed, place(rank), shelf, None, agree, pytest.fail).every
+            return Snapshots(run, parsed, place(rank), buffer, None, agree, pytest.fail).every
 
         return on_threads.run(ranks, one)
 

@@ -11,7 +11,7 @@ from unisono.comm.collectives.memory import live as memory
 from unisono.programs.collectives import pick
 from unisono.sync import _bucket
 from unisono.sync._bucket import tuned
-from unisono.train.state.pinned_choices import FILE, SYNC, kept
+from unisono.train.state.pinned_choices import COLLECTIVE, SYNC, pinned
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_on_threads")]
 ASKED = "auto:measured=true"
@@ -30,8 +30,8 @@ ASKED = "auto:measured=true"
 )
 def test_it_counts_for_the_same_plan_on_as_many_replicas(tmp_path, told, asked, dp, taken) -> None:
     if told is not None:
-        (tmp_path / FILE).write_text(told)
-    assert kept(tmp_path, asked, dp) == taken
+        (tmp_path / COLLECTIVE).write_text(told)
+    assert pinned(tmp_path, asked, dp, COLLECTIVE) == taken
 
 
 def test_a_run_that_goes_on_measures_nothing_anew(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -44,8 +44,8 @@ def test_a_run_that_goes_on_measures_nothing_anew(tmp_path: Path, monkeypatch, c
              "--no-out.report", "--out.dir", str(runs)]  # fmt: skip
     assert main([*words, "--train.steps", "2"]) == 0
     assert "ring to 64 KiB" in capsys.readouterr().err
-    [folder] = [path.parent for path in runs.rglob(FILE)]
-    assert json.loads((folder / FILE).read_text())["taken"] == "auto:by=ring-65536"
+    [folder] = [path.parent for path in runs.rglob(COLLECTIVE)]
+    assert json.loads((folder / COLLECTIVE).read_text())["taken"] == "auto:by=ring-65536"
     monkeypatch.setattr(probing, "probe", lambda pg: pytest.fail("it was measured anew"))
     assert main(["train", "--resume", str(folder), "--train.steps", "4", "--no-out.report"]) == 0
     assert "by=ring-65536" in capsys.readouterr().err
@@ -63,7 +63,7 @@ def test_buckets_are_as_large_as_they_were(tmp_path: Path, monkeypatch) -> None:
     assert main([*words, "--train.steps", "2"]) == 0
     [folder] = [path.parent for path in runs.rglob(SYNC)]
     taken = json.loads((folder / SYNC).read_text())["taken"]
-    assert kept(folder, "every_step:bucket=auto", 2, SYNC) == taken != "every_step:bucket=auto"
+    assert pinned(folder, "every_step:bucket=auto", 2, SYNC) == taken != "every_step:bucket=auto"
     monkeypatch.setattr(_bucket, "measured_link", lambda *_: pytest.fail("it was measured anew"))
     assert main(["train", "--resume", str(folder), "--train.steps", "4", "--no-out.report"]) == 0
 

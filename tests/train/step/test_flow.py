@@ -15,9 +15,8 @@ from unisono.programs.check import check
 from unisono.programs.pipeline import bubble, lower, play_costs, with_messages
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
-from unisono.train.build.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import pieces_of, restore
 from unisono.train.step.evaluate import evaluate

@@ -9,9 +9,8 @@ import torch
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.sync import Verdict
-from unisono.train.build.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.train.step.train_step import train_step
 
 MODELS = Path(__file__).parents[1] / "odd_models.py"

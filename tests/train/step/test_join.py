@@ -20,9 +20,8 @@ def begun(ctx: Any, folder: str, plan: str, batch: int = 8) -> Any:
     """(run, feed) of a rank, joined by all."""
     from unisono.config import Recipe, resolve
     from unisono.observe.span import Recorder
-    from unisono.train.build.build import build, feeds
+    from unisono.train.build.build import build, feeds, place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
 
     train = {**RECIPE["train"], "global_batch": batch}
     recipe = {**RECIPE, "data": {"source": f"text:{folder}/words.txt"}, "train": train}

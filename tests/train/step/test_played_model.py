@@ -12,10 +12,9 @@ from unisono.models.build import build as build_model
 from unisono.models.init import initialise
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError, UserCodeError
-from unisono.train.build.build import build, facts_of
+from unisono.train.build.build import build, facts_of, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
-from unisono.train.step.played_model import PlayedModel, asked
+from unisono.train.step.played_model import PlayedModel, evaluated
 
 from tests.threads import context  # isort: skip
 
@@ -74,13 +73,13 @@ def test_what_a_function_says_is_a_number_or_several(tmp_path: Path):
     )
 
     def work(played: PlayedModel):
-        assert asked(f"{own}:one", played) == {"one": 1.0}
-        assert asked(f"{own}:many", played) == {"a": 8.0, "b": 2.0}
+        assert evaluated(f"{own}:one", played) == {"one": 1.0}
+        assert evaluated(f"{own}:many", played) == {"a": 8.0, "b": 2.0}
         for name, words in (("wrong", "returned str"), ("raises", "division by zero"), ("long", "9 tokens")):
             with pytest.raises(UserCodeError, match=words):
-                asked(f"{own}:{name}", played)
+                evaluated(f"{own}:{name}", played)
         with pytest.raises(UsageError, match="no function none"):
-            asked(f"{own}:none", played)
+            evaluated(f"{own}:none", played)
         return True
 
     assert played(tmp_path, "dp=1", 1, work) == [True]

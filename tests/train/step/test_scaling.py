@@ -109,13 +109,13 @@ def test_a_scale_grows_and_falls_between_its_bounds() -> None:
 
 def ends_badly(ctx: Any, folder: str, plan: str) -> Any:
     from unisono.train.step.train_step import train
-    from unisono.train.watch.locate_nan import blame
+    from unisono.train.watch.locate_nan import locate_nan
 
     run, feed, _ = started(ctx, recipe(Path(folder), dtype="float32"), plan)
     with torch.no_grad():
         run.local.slots[0].master.fill_(float("nan"))
     *_, last = train(run, feed, 3)
-    return run.step, last, blame(run, feed.fetch(0, run.leaves), last, ctx.rank, "")
+    return run.step, last, locate_nan(run, feed.fetch(0, run.leaves), last, ctx.rank, "")
 
 
 def test_a_scale_at_its_least_ends_the_run_and_says_so(threads: Any, folder: str) -> None:

@@ -294,16 +294,15 @@ def test_a_quarantined_micro_batch_leaves_the_mean_of_the_others(
 def test_the_step_without_it_is_that_of_a_smaller_batch(tmp_path: Path) -> None:
     """Loss and update are those of the three micro-batches that are left."""
     from unisono.observe.span import Recorder
-    from unisono.train.build.build import build
-    from unisono.train.session import place_of
+    from unisono.train.build.build import build, place_of
+    from unisono.train.data.filtered import FilteredFeed
     from unisono.train.step.train_step import train_step
-    from unisono.train.watch.quarantine import Sieve
 
     def one(global_batch: int, left: bool) -> tuple[float, dict[str, Tensor]]:
         told = resolve(recipe(global_batch=global_batch, dtype="float64"), "dp=1", 1)
         corpus = load(told.recipe.data, told.recipe.model)
         run = build(told.recipe, told.plan, place_of(0, 1, 0, "gloo", 60.0), corpus, Recorder(0))
-        feed = Sieve(Permuted(corpus.train, 3, 8, 2, dtype=torch.float64))
+        feed = FilteredFeed(Permuted(corpus.train, 3, 8, 2, dtype=torch.float64))
         if left:
             feed.leave_out(0, {3})
         report = train_step(run, feed.fetch(0, run.leaves))

@@ -6,9 +6,8 @@ import torch
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UserCodeError
-from unisono.train.build.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.train.step.train_step import train_step
 from unisono.train.watch.copies import checksum
 from unisono.train.watch.guard import install, sampled

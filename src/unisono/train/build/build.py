@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.comm.collectives import COLLECTIVES
-from unisono.comm.device import beside_cpus, has_numbers
+from unisono.comm.device import beside_cpus, has_numbers, of_rank
 from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
@@ -33,8 +33,9 @@ from unisono.train.build.pretrained import beginning
 from unisono.train.build.same_model import check_same
 from unisono.train.build.teacher import TeacherSite, teach
 from unisono.train.data.dataset import Corpus
-from unisono.train.data.feed import Feed, Permuted
-from unisono.train.step.flow import KnownAhead, drains, unflushed
+from unisono.train.data.feed import Permuted
+from unisono.train.data.filtered import FilteredFeed
+from unisono.train.step.flow import drains, unflushed
 from unisono.train.step.join import Replica, join, timetable_of
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import scaler_of
@@ -55,6 +56,11 @@ class Place:
     scratch: Path | None = None
     speeds: tuple[float, ...] = ()
     host: int = 0
+
+
+def place_of(rank: int, world: int, local_rank: int, backend: str, timeout: float) -> Place:
+    """A rank's device: its own GPU under NCCL, the CPU under Gloo."""
+    return Place(rank, world, of_rank(backend, local_rank), backend, timedelta(seconds=timeout))
 
 
 def connect(place: Place, store: dist.Store | None, present: int | None = None) -> None:
@@ -180,7 +186,7 @@ def sample_of(corpus: Corpus, micro_batch: int) -> Tensor:
     return torch.empty((micro_batch, *inputs.shape[1:]), dtype=inputs.dtype, device="meta")
 
 
-def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> tuple[Feed, Permuted]:
+def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> tuple[FilteredFeed, Permuted]:
     """(training, validation) batches."""
     train = recipe.train
     of = partial(
@@ -193,6 +199,6 @@ def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> t
     schedule = unflushed(plan)
     read = of(corpus.train, recipe.seed, origin=recipe.data.source)
     return (
-        KnownAhead(read, schedule.ahead(plan.pp), drains(train)) if schedule else read,
+        FilteredFeed(read, schedule.ahead(plan.pp), drains(train)) if schedule else FilteredFeed(read),
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),
     )

@@ -2,7 +2,7 @@
 
 A rank knows its own step and phase, so that a fault comes at exactly that moment. To the others a rank that kills
 itself looks as one that was killed. What was played stands in chaos.jsonl, so that a new process in a lost rank's
-place does not play it again. Under no script there is a `Trial`, which does nothing.
+place does not play it again. Under no script there is a `FaultInjector`, which does nothing.
 """
 
 import json
@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
@@ -22,11 +22,11 @@ import torch
 
 from unisono.comm import parting
 from unisono.observe.span import Recorder
+from unisono.parallel.player import Leaf
 from unisono.programs.chaos import counted
 from unisono.programs.chaos.fault import HELPER, SUPERVISOR, Fault
 from unisono.programs.chaos.script import Script
 from unisono.programs.chaos.sequel import Sequel
-from unisono.train.data.feed import Feed, Micro
 from unisono.train.step.run import Run
 
 _PHASES = {"data": "load", "forward": "forward", "backward": "backward", "comm": "collective", "wait": "collective",
@@ -35,28 +35,33 @@ _MAIN = ("hang", "flip")  # only between two lines of the thread that trains
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Trial:
+class FaultInjector:
     """What a rank does beside training while faults are played. This one: nothing."""
 
     def recorder(self, rank: int) -> Recorder:
         """The rank's recorder, whose spans are the phases of its steps."""
         return Recorder(rank)
 
-    def feed(self, feed: Feed, run: Run, epoch: int) -> Feed:
-        """The rank has its state and begins to train in an epoch of members: the feed that it is to ask."""
-        return feed
+    def trains(self, run: Run, epoch: int) -> None:
+        """The rank has its state and begins to train in an epoch of members."""
+
+    def fetched(self, leaves: Sequence[Leaf]) -> None:
+        """The rank has the micro-batches of its next step."""
 
     def reached(self, phase: str, epoch: int = 0) -> None:
         """The rank is at this moment, which no span of its recorder tells. epoch: of the meeting that it goes to."""
 
+    def pauses(self) -> None:
+        """The rank trains no more in this epoch."""
 
-def trial_of(script: str, run_dir: Path, rank: int) -> Trial:
+
+def injector_of(script: str, run_dir: Path, rank: int) -> FaultInjector:
     """What the order of a run says of faults: a script's text, "" for none. Call it before the rank meets others."""
-    return PlayedTrial(Script.of_text(script), run_dir, rank) if script else Trial()
+    return ScriptedFaults(Script.of_text(script), run_dir, rank) if script else FaultInjector()
 
 
 @final
-class PlayedTrial(Trial):
+class ScriptedFaults(FaultInjector):
     """One rank's part of a script."""
 
     def __init__(self, script: Script, run_dir: Path, rank: int) -> None:
@@ -70,6 +75,7 @@ class PlayedTrial(Trial):
         self._cut_off = list[socket.socket]()
         self._recorder: Recorder | None = None
         self._run: Run | None = None
+        self._samples: _SampleLog | None = None
         self._waiting: list[tuple[int, Fault]] = []
         self._timed = False
         self._slow_until, self._times, self._loaded = 0.0, 1.0, 0.0
@@ -78,7 +84,7 @@ class PlayedTrial(Trial):
         self._recorder = _PhaseRecorder(rank, self.reached)
         return self._recorder
 
-    def feed(self, feed: Feed, run: Run, epoch: int) -> Feed:
+    def trains(self, run: Run, epoch: int) -> None:
         self._run = run
         self._sequel.add("met", rank=self._rank, epoch=epoch, step=run.step)
         self._first = self._first if self._first is not None else time.monotonic()
@@ -87,8 +93,16 @@ class PlayedTrial(Trial):
             for number, fault in self._open:
                 if fault.after is not None:
                     _later(self._first + fault.after - time.monotonic(), self._play, number, fault)
-        made = lambda: self._sequel.add("step", rank=self._rank, epoch=epoch, step=run.step)
-        return _CountedFeed(feed, run, self._run_dir, (self._launch, epoch), made)
+        self._samples = _SampleLog(run, self._run_dir, (self._launch, epoch), self._sequel)
+
+    def fetched(self, leaves: Sequence[Leaf]) -> None:
+        if self._samples is not None:
+            self._samples.add(leaves)
+
+    def pauses(self) -> None:
+        if self._samples is not None:
+            self._samples.close()
+            self._samples = None
 
     def reached(self, phase: str, epoch: int = 0) -> None:
         step = self._recorder.step if self._recorder is not None else None
@@ -192,46 +206,36 @@ class _PhaseRecorder(Recorder):
         return super().span(kind, **tags)
 
 
-class _CountedFeed(Feed):
-    """A feed that writes down which samples of which leaves it gave, for `programs.chaos.counted`."""
+class _SampleLog:
+    """The samples of the leaves that a rank computes, step by step, in one epoch: for `programs.chaos.counted`."""
 
-    def __init__(
-        self, inner: Feed, run: Run, run_dir: Path, epoch: tuple[int, int], made: Callable[[], None]
-    ) -> None:
-        self._inner, self._run, self._epoch, self._made = inner, run, epoch, made
-        self._begins, self._told = run.step, False
+    def __init__(self, run: Run, run_dir: Path, epoch: tuple[int, int], sequel: Sequel) -> None:
+        self._run, self._epoch, self._sequel = run, epoch, sequel
+        self._begins, self._moved = run.step, False
         folder = run_dir / counted.FOLDER
         folder.mkdir(exist_ok=True)
         path = folder / f"rank-{run.mesh.rank:05d}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._write({"begins": run.step})
 
-    def fetch(self, step: int, leaves: range) -> list[Micro]:
-        self._tell()
-        got = self._inner.fetch(step, leaves)
-        at = [self._run.mesh.at[axis] for axis in ("dp", "shard")]
-        dealt = [[leaf, micro.samples.tolist()] for leaf, micro in zip(leaves, got, strict=True)]
-        self._write({"step": step, "at": at, "leaves": dealt})
-        return got
-
-    def state(self) -> Mapping[str, Any]:
-        return self._inner.state()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._inner.load(state)
+    def add(self, leaves: Sequence[Leaf]) -> None:
+        self._see_first()
+        run = self._run
+        at = [run.mesh.at[axis] for axis in ("dp", "shard")]
+        samples = [[number, leaf.samples.tolist()] for number, leaf in zip(run.leaves, leaves, strict=False)]
+        self._write({"step": run.step, "at": at, "leaves": samples})
 
     def close(self) -> None:
-        self._tell()
+        self._see_first()
         os.close(self._file)
-        self._inner.close()
 
-    def _tell(self) -> None:
-        """The first step of an epoch is made where the second is begun."""
-        if not self._told and self._run.step > self._begins:
-            self._told = True
-            self._made()
+    def _see_first(self) -> None:
+        """The first step of an epoch is over where the second is begun."""
+        if not self._moved and self._run.step > self._begins:
+            self._moved = True
+            self._sequel.add("step", rank=self._run.mesh.rank, epoch=self._epoch[1], step=self._run.step)
 
     def _write(self, line: dict[str, Any]) -> None:
-        said = {"epoch": self._epoch, "rank": self._run.mesh.rank, **line}
+        record = {"epoch": self._epoch, "rank": self._run.mesh.rank, **line}
         with suppress(OSError):
-            os.write(self._file, json.dumps(said).encode() + b"\n")
+            os.write(self._file, json.dumps(record).encode() + b"\n")

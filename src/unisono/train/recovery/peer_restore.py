@@ -26,7 +26,7 @@ Held = dict[str, list[tuple[int, int, Extent]]]
 """Name of a tensor → (rank, number of the box there, the box) of all that is held of it."""
 
 
-class NotHeld(Exception):
+class Incomplete(Exception):
     """Nobody that is left holds all of what is wanted; the same on every rank."""
 
 
@@ -39,7 +39,7 @@ class _Move:
     part: Extent
 
 
-class PeerMemory:
+class PeerRestore:
     """What all ranks hold, as a source to restore a run from. Every rank makes one, and calls `load` as often, then
     `end`; those that leave the run call `give` instead.
 
@@ -84,7 +84,7 @@ class PeerMemory:
         return set(self._held)
 
     def load(self, boxes: Sequence[Box]) -> dict[str, Any]:
-        """Fill these boxes' tensors in place; returns the state. Every rank calls it. Raises NotHeld, on all ranks."""
+        """Fill these boxes in place; returns the state. Every rank calls it. Raises Incomplete on all ranks."""
         self._round += 1
         if self._rank == 0:
             self._store.set(f"more/{self._round}", "1")
@@ -95,7 +95,7 @@ class PeerMemory:
 
     def give(self) -> None:
         """Let the others load what is held here, as often as they do, and return when all have what they want."""
-        with suppress(NotHeld):
+        with suppress(Incomplete):
             while self._store.get(f"more/{self._round + 1}") == b"1":
                 self.load([])
             self._tell("had", True)
@@ -119,10 +119,10 @@ class PeerMemory:
                 if not prod(shape):
                     continue
                 if self._kinds.get(name) != [full, dtype]:
-                    raise NotHeld(f"nobody holds {name}")
+                    raise Incomplete(f"nobody holds {name}")
                 cover = _cover(self._held[name], (tuple(start), tuple(shape)), rank, self._world)
                 if cover is None:
-                    raise NotHeld(f"nobody holds all of {name}")
+                    raise Incomplete(f"nobody holds all of {name}")
                 for owner, source, part in cover:
                     moves[owner, rank].append(_Move(source, target, part))
         return moves

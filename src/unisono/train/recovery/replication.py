@@ -1,6 +1,6 @@
 """Copies of snapshots in the memory of another host: what outlives the loss of a whole one.
 
-Each rank sends its snapshot to one of the next host, and keeps those of its *wards*, ranks of the host before. Own
+Each rank sends its snapshot to one of the next host, and keeps those of its *peers*, ranks of the host before. Own
 snapshots and copies are of the same steps everywhere, so that any host may go. A thread sends and receives while steps
 are made, over connections of its own; the next snapshots are put aside when all ranks have their copies.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
 from unisono.train.build.build import Place
-from unisono.train.recovery.snapshot_buffer import MemoryShelf, Snapshot, parts
+from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer, parts
 
 
 def keepers(hosts: Sequence[int]) -> list[int]:
@@ -33,43 +33,43 @@ def keepers(hosts: Sequence[int]) -> list[int]:
     ]
 
 
-class Abroad:
+class SnapshotReplicas:
     """A rank's copies elsewhere, and those that it keeps for others, from one meeting of the ranks to the next.
 
     own: where its own snapshots lie.
     """
 
-    def __init__(self, own: MemoryShelf) -> None:
+    def __init__(self, own: SnapshotBuffer) -> None:
         self._own = own
-        self._wards: list[MemoryShelf] = []
+        self._peers: list[SnapshotBuffer] = []
 
     def snapshots(self) -> list[Snapshot]:
         """Those that are kept here for others and are whole."""
-        return [one for ward in self._wards for one in ward.snapshots()]
+        return [one for peer in self._peers for one in peer.snapshots()]
 
     def drop(self, after: int) -> None:
-        """As `Shelf.drop`."""
-        for ward in self._wards:
-            ward.drop(after)
+        """As `SnapshotBuffer.drop`."""
+        for peer in self._peers:
+            peer.drop(after)
 
-    def copies(self, place: Place, store: Any, hosts: Sequence[int]) -> "Copying":
+    def copies(self, place: Place, store: Any, hosts: Sequence[int]) -> "Replication":
         """For the ranks that have met. store: of this meeting. Every one calls it, or it hangs."""
         keeper = keepers(hosts)
-        wards = [rank for rank, to in enumerate(keeper) if to == place.rank]
-        while len(self._wards) > len(wards):
-            self._wards.pop().close()
-        self._wards += [MemoryShelf.new() for _ in wards[len(self._wards) :]]
+        peers = [rank for rank, to in enumerate(keeper) if to == place.rank]
+        while len(self._peers) > len(peers):
+            self._peers.pop().close()
+        self._peers += [SnapshotBuffer.new() for _ in peers[len(self._peers) :]]
         # Not by `new_group`: it names a group by how many a rank has made before, in which stages differ.
         pg = ProcessGroupGloo(dist.PrefixStore("copies", store), place.rank, place.world, place.timeout)
-        return Copying(pg, self._own, keeper[place.rank], dict(zip(wards, self._wards, strict=True)))
+        return Replication(pg, self._own, keeper[place.rank], dict(zip(peers, self._peers, strict=True)))
 
 
-class Copying:
+class Replication:
     """Snapshots that go to other hosts, one after the other, beside the run's steps. pg: a Gloo group of all ranks, for
-    nothing else. keeper: the rank that this one sends to. wards: from whom it receives, and where to."""
+    nothing else. keeper: the rank that this one sends to. peers: from whom it receives, and where to."""
 
-    def __init__(self, pg: Any, own: MemoryShelf, keeper: int, wards: dict[int, MemoryShelf]) -> None:
-        self._pg, self._own, self._keeper, self._wards = pg, own, keeper, wards
+    def __init__(self, pg: Any, own: SnapshotBuffer, keeper: int, peers: dict[int, SnapshotBuffer]) -> None:
+        self._pg, self._own, self._keeper, self._peers = pg, own, keeper, peers
         self._thread: threading.Thread | None = None
         self._files, self._ended = threading.Lock(), False
         self.failed = ""
@@ -93,7 +93,7 @@ class Copying:
 
     def end(self, within: float) -> None:
         """Wait as `settle` does; after that no file is touched any more, however long a message is still waited for.
-        The shelves' files may be closed then, and their numbers be those of others."""
+        The buffers' files may be closed then, and their numbers be those of others."""
         self.settle(within)
         with self._files:
             self._ended = True
@@ -109,36 +109,36 @@ class Copying:
     def _exchange(self) -> None:
         with self._at_files():
             file, nbytes = self._own.newest()
-        sizes = {ward: torch.zeros(1, dtype=torch.int64) for ward in self._wards}
-        coming = [self._pg.recv([size], ward, 0) for ward, size in sizes.items()]
+        sizes = {peer: torch.zeros(1, dtype=torch.int64) for peer in self._peers}
+        coming = [self._pg.recv([size], peer, 0) for peer, size in sizes.items()]
         _wait([*coming, self._pg.send([torch.tensor([nbytes])], self._keeper, 0)])
         mine = parts(nbytes)
-        theirs = {ward: parts(int(size)) for ward, size in sizes.items()}
+        theirs = {peer: parts(int(size)) for peer, size in sizes.items()}
         with self._at_files():
-            files = {ward: self._wards[ward].older() for ward, some in theirs.items() if some}
+            files = {peer: self._peers[peer].older() for peer, some in theirs.items() if some}
         for number in range(max(len(mine), *(len(some) for some in theirs.values()), 0)):
-            due = {ward: some[number] for ward, some in theirs.items() if number < len(some)}
-            arriving = {ward: torch.empty(count, dtype=torch.uint8) for ward, (_, count) in due.items()}
-            works = [self._pg.recv([x], ward, 0) for ward, x in arriving.items()]
+            due = {peer: some[number] for peer, some in theirs.items() if number < len(some)}
+            arriving = {peer: torch.empty(count, dtype=torch.uint8) for peer, (_, count) in due.items()}
+            works = [self._pg.recv([x], peer, 0) for peer, x in arriving.items()]
             if number < len(mine):
                 with self._at_files():
                     part = _read(file, *mine[number])
                 works.append(self._pg.send([part], self._keeper, 0))
             _wait(works)
             with self._at_files():
-                for ward, x in arriving.items():
-                    self._write(files[ward], x, due[ward][0])
+                for peer, x in arriving.items():
+                    self._write(files[peer], x, due[peer][0])
 
     @contextmanager
     def _at_files(self) -> Iterator[None]:
-        """While it lasts the shelves' files are there. Raises OSError after the end."""
+        """While it lasts the buffers' files are there. Raises OSError after the end."""
         with self._files:
             if self._ended:
                 raise OSError("the ranks meet anew")
             yield
 
     def _write(self, file: int, x: Tensor, at: int) -> None:
-        """A part of a ward's snapshot. Once one could not be written, the head is not either."""
+        """A part of a peer's snapshot. Once one could not be written, the head is not either."""
         if self.failed:
             return
         try:

@@ -1,10 +1,10 @@
-"""A place outside a rank where snapshots of its state outlive it.
+"""Memory outside a rank where snapshots of its state outlive it.
 
-A *snapshot* is what a rank holds of the run after one step. A shelf has room for two. They alternate, and the one that
+A *snapshot* is what a rank holds of the run after one step. A buffer has room for two. They alternate, and the one that
 is written counts only when all of it is there: a rank that dies while it writes leaves the other as it was.
 
-Here the place is memory of the same host: files without a name, made and kept open by the process that starts ranks.
-Who takes a rank's place is given the same two. A copy on another host is the same bytes in files there (`abroad`).
+The memory is that of the same host: files without a name, made and kept open by the process that starts ranks. Who
+takes a rank's place is given the same two. A replica on another host is the same bytes in files there (`replication`).
 
     file     head · tensors, the widest elements first, without gaps · table (JSON: what is what, with sums)
     head     written last; wiped before anything else is written
@@ -15,7 +15,6 @@ import mmap
 import os
 import struct
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -50,30 +49,15 @@ class Snapshot:
     live: bool = False
 
 
-class Shelf(ABC):
-    """Where a rank puts snapshots of itself, and finds those of whom it replaces."""
-
-    @abstractmethod
-    def put(self, step: int, state: Mapping[str, Any], boxes: Sequence[Box]) -> None:
-        """Keep these boxes, in the place of the older snapshot. Raises OSError; then only the newer one is left."""
-
-    @abstractmethod
-    def snapshots(self) -> list[Snapshot]:
-        """Those that are whole, the newest first. Their boxes are read where they lie: they last until the next put."""
-
-    @abstractmethod
-    def drop(self, after: int) -> None:
-        """Forget those of later steps than `after`: the run goes another way from there."""
-
-
-class MemoryShelf(Shelf):
-    """Two files in memory, which outlive the rank as long as somebody else has them open."""
+class SnapshotBuffer:
+    """Where a rank puts snapshots of itself, and finds those of whom it replaces: two files in memory, which outlive
+    the rank as long as somebody else has them open."""
 
     def __init__(self, files: Sequence[int], write: Write = os.pwritev) -> None:
         self._files, self._write = tuple(files), write
 
     @classmethod
-    def new(cls) -> "MemoryShelf":
+    def new(cls) -> "SnapshotBuffer":
         """On files of its own, which last as long as this process."""
         return cls([os.memfd_create(f"snapshot {number}", os.MFD_CLOEXEC) for number in range(2)])
 
@@ -95,6 +79,7 @@ class MemoryShelf(Shelf):
         return file
 
     def put(self, step: int, state: Mapping[str, Any], boxes: Sequence[Box]) -> None:
+        """Keep these boxes, in the place of the older snapshot. Raises OSError; then only the newer one is left."""
         file = min(self._files, key=self._step)
         self._wipe(file)
         ordered = sorted(boxes, key=lambda box: -box.tensor.element_size())
@@ -122,10 +107,12 @@ class MemoryShelf(Shelf):
         self._write_all(file, [memoryview(head + struct.pack("<I", zlib.crc32(head)))], 0)
 
     def snapshots(self) -> list[Snapshot]:
-        found = [one for file in self._files if (one := self._read(file)) is not None]
-        return sorted(found, key=lambda one: -one.step)
+        """Those that are whole, the newest first. Their boxes are read where they lie: they last until the next put."""
+        whole = [snapshot for file in self._files if (snapshot := self._read(file)) is not None]
+        return sorted(whole, key=lambda snapshot: -snapshot.step)
 
     def drop(self, after: int) -> None:
+        """Forget those of later steps than `after`: the run goes another way from there."""
         for file in self._files:
             if self._step(file) > after:
                 self._wipe(file)

@@ -1,4 +1,4 @@
-"""When a run's ranks put snapshots on their shelves: beside the step, and seldom enough to cost little.
+"""When a run's ranks put snapshots into their buffers: beside the step, and seldom enough to cost little.
 
 Each rank writes its own part, every N steps, the same steps on all. A thread writes while the next step computes, from
 the end of one update to the beginning of the next: an update that comes sooner waits. Of what changes in between
@@ -7,7 +7,7 @@ the end of one update to the beginning of the next: an update that comes sooner 
 Without a wish, snapshots are kept where one rank alone holds a part of the run (`dp=1`), or the ranks of one host of
 several do, and the host's memory has room for them. Then N follows what a snapshot was measured to take of a rank's
 time, on the slowest rank: `SHARE` of the steps between two. On several hosts each snapshot is copied to another one
-(`abroad`), for at most `LINKS` of the time.
+(`replicas`), for at most `LINKS` of the time.
 """
 
 import json
@@ -23,8 +23,8 @@ from unisono.observe.memory import available
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.train.build.build import Place
-from unisono.train.recovery.replication import Abroad, Copying
-from unisono.train.recovery.snapshot_buffer import Shelf
+from unisono.train.recovery.replication import Replication, SnapshotReplicas
+from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
 from unisono.train.state.checkpoint.boxes import Box
 from unisono.train.state.run_state import kept_of, pieces_of
 from unisono.train.step.ahead import AheadUpdate
@@ -59,11 +59,11 @@ def among(store: Any, rank: int, world: int) -> Agree:
 
 
 class Snapshots:
-    """Snapshots of a run under way. Every rank makes one, and calls it after the same steps. What is on the shelf of
+    """Snapshots of a run under way. Every rank makes one, and calls it after the same steps. What is in the buffer of
     later steps than the run's is forgotten: it goes another way from here.
 
-    place: this rank's. shelf: None where nobody keeps anything for this rank. every: steps between two, 0: none, None:
-    as above. tell: what is to be said. abroad, store: for copies on other hosts. Raises UsageError L09, on all ranks,
+    place: this rank's. buffer: None where nobody keeps anything for this rank. every: steps between two, 0: none, None:
+    as above. tell: what is to be said. replicas, store: for copies on other hosts. Raises UsageError L09, on all ranks,
     where snapshots are asked for and cannot be kept.
     """
 
@@ -72,25 +72,25 @@ class Snapshots:
         run: Run,
         plan: Plan,
         place: Place,
-        shelf: Shelf | None,
+        buffer: SnapshotBuffer | None,
         every: int | None,
         agree: Agree,
         tell: Callable[[str], None],
-        abroad: Abroad | None = None,
+        replicas: SnapshotReplicas | None = None,
         store: Any = None,
     ) -> None:
-        self.run, self._shelf, self._agree, self._tell, self._abroad = run, shelf, agree, tell, abroad
+        self.run, self._buffer, self._agree, self._tell, self._replicas = run, buffer, agree, tell, replicas
         self._beside = (
             plan.dp == 1 and plan.offload == "none"
         )  # no policy, and no home, that writes in between
         self._measured = every is None
-        self._copies: Copying | None = None
+        self._copies: Replication | None = None
         self.turned_back()
-        self.every, hosts = _first(run, plan, place.host, shelf, every, self._beside, agree)
-        if self.every and abroad is not None and len(set(hosts)) > 1:
-            self._copies = abroad.copies(place, store, hosts)
+        self.every, hosts = _first(run, plan, place.host, buffer, every, self._beside, agree)
+        if self.every and replicas is not None and len(set(hosts)) > 1:
+            self._copies = replicas.copies(place, store, hosts)
         self.stall = 0.0
-        """Seconds that updates waited, since `told`."""
+        """Seconds that updates waited, since `take_stall`."""
         self._count, self._due = 0, _TRIED
         self._steps: list[float] = []
         self._costs: list[float] = []
@@ -124,9 +124,9 @@ class Snapshots:
         self.stall += waited
         if self._count >= _TRIED:
             self._costs.append(self._cost + waited)
-        if self._failed is not None and self._shelf is not None:
+        if self._failed is not None and self._buffer is not None:
             self._tell(f"no snapshots from now on: {self._failed}")
-            self._shelf = None
+            self._buffer = None
 
     def end(self) -> None:
         """Nothing more is put aside: the ranks are about to meet anew, which ends copies too."""
@@ -139,15 +139,15 @@ class Snapshots:
         self._last = self.run.step
         if self._copies is not None:  # one under way would lie there afterwards
             self._copies.settle()
-        for one in (self._shelf, self._abroad):
+        for one in (self._buffer, self._replicas):
             if one is not None:
                 one.drop(after=self._last)
 
-    def _copied(self, copies: Copying) -> bool:
+    def _copied(self, copies: Replication) -> bool:
         """Whether all ranks have their copies of what was put aside last, so that it may be replaced: else this time
         is left out. Every rank calls it."""
         begun = time.perf_counter()
-        said = self._agree([copies.ready(), copies.failed or ("" if self._shelf else "no snapshots")])
+        said = self._agree([copies.ready(), copies.failed or ("" if self._buffer else "no snapshots")])
         if any(failed for _, failed in said):
             first = next(rank for rank, (_, failed) in enumerate(said) if failed)
             self._copies = None
@@ -160,29 +160,29 @@ class Snapshots:
             self._costs.append(time.perf_counter() - begun)
         return all(ready for ready, _ in said)
 
-    def told(self) -> dict[str, float]:
+    def take_stall(self) -> dict[str, float]:
         """For the metrics of a step: what it waited."""
         stall, self.stall = self.stall, 0.0
         return {"snapshot_stall": round(stall, 6)} if stall else {}
 
     def _take(self, state: Mapping[str, Any]) -> None:
-        if self._shelf is None:  # the others go on
+        if self._buffer is None:  # the others go on
             return
         begun = time.perf_counter()
         boxes = _own(self.run, self._beside)
         before = time.perf_counter() - begun
         self._thread = threading.Thread(
-            target=self._put, args=(self._shelf, self.run.step, dict(state), boxes, before), name="unisono-snapshot",
+            target=self._put, args=(self._buffer, self.run.step, dict(state), boxes, before), name="unisono-snapshot",
             daemon=True,
         )  # fmt: skip
         self._thread.start()
 
     def _put(
-        self, shelf: Shelf, step: int, state: dict[str, Any], boxes: Sequence[Box], before: float
+        self, buffer: SnapshotBuffer, step: int, state: dict[str, Any], boxes: Sequence[Box], before: float
     ) -> None:
         begun = time.thread_time()  # cores may be taken: what counts is what it takes of one
         try:
-            shelf.put(step, state, boxes)
+            buffer.put(step, state, boxes)
         except OSError as error:
             self._failed = error
         self._cost = before + time.thread_time() - begun
@@ -201,11 +201,17 @@ class Snapshots:
 
 
 def _first(
-    run: Run, plan: Plan, host: int, shelf: Shelf | None, every: int | None, beside: bool, agree: Agree
+    run: Run,
+    plan: Plan,
+    host: int,
+    buffer: SnapshotBuffer | None,
+    every: int | None,
+    beside: bool,
+    agree: Agree,
 ) -> tuple[int, list[int]]:
     """Steps between two snapshots, for the beginning, and the host of each rank."""
     why = likely = ""
-    if shelf is None:
+    if buffer is None:
         why = "nobody outlives the ranks here who could keep them"
         likely = "torchrun or the like started the ranks, or launch.recover is false"
     if unflushed(plan) is not None or isinstance(run.update, AheadUpdate):

@@ -15,7 +15,6 @@ from unisono.plan import Plan
 from unisono.programs.schedules import SCHEDULES, Unflushed
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
-from unisono.train.data.feed import Feed, Micro
 from unisono.train.step.grad_norm import ByTensor, Measure
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import Numbers
@@ -124,36 +123,6 @@ class FlowUpdate(Update):
         return Report(
             step, numbers.loss, numbers.norm, self.rate(step), verdict, numbers.stop, finite, bad=bad
         )
-
-
-class KnownAhead(Feed):
-    """The leaves of a step and, behind them, up to `ahead` of the following ones, as far as nothing comes between.
-
-    drains(made): whether the pipeline has to be empty after so many updates.
-    """
-
-    def __init__(self, inner: Feed, ahead: int, drains: Callable[[int], bool]) -> None:
-        self.inner, self.ahead, self.drains = inner, ahead, drains
-        self._read: dict[tuple[int, range], list[Micro]] = {}
-
-    def fetch(self, step: int, leaves: range) -> list[Micro]:
-        self._read = {key: read for key, read in self._read.items() if key[0] >= step}
-        found, at = list(self._of(step, leaves)), step
-        while len(found) < len(leaves) + self.ahead and not self.drains(at + 1):
-            at += 1
-            found += self._of(at, leaves)
-        return found[: len(leaves) + self.ahead]
-
-    def _of(self, step: int, leaves: range) -> list[Micro]:
-        if (step, leaves) not in self._read:
-            self._read[step, leaves] = self.inner.fetch(step, leaves)
-        return self._read[step, leaves]
-
-    def samples_of(self, step: int, leaf: int) -> list[int]:
-        return self.inner.samples_of(step, leaf)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def drains(train: TrainConfig) -> Callable[[int], bool]:

@@ -6,16 +6,13 @@ and after every change of the members, between two steps.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-
-import torch
 
 from unisono.codecs import CODECS, Coder, bound
 from unisono.comm.members import Assignment, Members, assign
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
-from unisono.observe.span import Recorder
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.precision import computing
 from unisono.parallelize import Local
@@ -34,24 +31,8 @@ from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
 from unisono.train.step.numbers import LossPlaces
 from unisono.train.step.routing import routed
 from unisono.train.step.rows import with_rows
-from unisono.train.step.run import Run
+from unisono.train.step.run import Replica, Run
 from unisono.train.step.update import Update
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
-    in samples."""
-
-    plan: Plan
-    mesh: Mesh
-    local: Local
-    update: Update
-    global_batch: int
-    micro_batch: int
-    dtype: torch.dtype
-    seed: int
-    recorder: Recorder
 
 
 def timetable_of(plan: Plan) -> Timetable:

@@ -116,7 +116,7 @@ def _caught(run: Run) -> Iterator[list[tuple[Tensor, Tensor]]]:
             stage.loss = own
 
 
-def asked(function: str, model: PlayedModel) -> dict[str, float]:
+def evaluated(function: str, model: PlayedModel) -> dict[str, float]:
     """What a user's `FILE.py:FUNCTION` makes of the model: its numbers by name, one without a name under the
     function's. Raises UsageError C03, UserCodeError."""
     path, _, name = function.rpartition(":")

@@ -1,22 +1,37 @@
-"""A live run on one rank: what a step works with."""
+"""A live run on one rank: what it holds by itself, and what a step works with among certain members."""
 
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
 
 from unisono.comm.mesh import Mesh
 from unisono.observe.span import Recorder
 from unisono.parallel.player import Player
 from unisono.parallelize import Local
+from unisono.plan import Plan
 from unisono.programs.pipeline import Action, Timetable
 from unisono.sync import Sync
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.update import Update
 
-if TYPE_CHECKING:
-    from unisono.train.step.join import Replica
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
+    in samples."""
+
+    plan: Plan
+    mesh: Mesh
+    local: Local
+    update: Update
+    global_batch: int
+    micro_batch: int
+    dtype: torch.dtype
+    seed: int
+    recorder: Recorder
 
 
 @dataclass(slots=True)
@@ -29,7 +44,7 @@ class Run:
     in the middle of an update.
     """
 
-    replica: "Replica"
+    replica: Replica
     mesh: Mesh
     leaves: range
     of_leaves: int

@@ -1,4 +1,4 @@
-"""The loop, a generator of steps, so that its caller owns it; and one optimiser step, on every rank."""
+"""One optimiser step, on every rank; and steps one after the other, a generator, so that its caller owns the loop."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,15 +11,29 @@ from unisono.train.step.update import Report
 
 def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
     """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a step is bad
-    (then nothing was changed, and the caller decides). What overflows is played again, and told then."""
+    (then nothing was changed, and the caller decides)."""
     while run.step < until:
+        report = next_step(run, feed, stop)
+        yield report
+        if report.stop or report.bad:
+            return
+
+
+def next_step(
+    run: Run,
+    feed: Feed,
+    stop: Callable[[], bool] = lambda: False,
+    fetched: Callable[[Sequence[Leaf]], None] = lambda leaves: None,
+) -> Report:
+    """The next step, played again with a smaller scale while it overflows. fetched(leaves): hears of each batch."""
+    while True:
         run.recorder.step = run.step + 1
         with run.recorder.span("data"):
             leaves = feed.fetch(run.step, run.leaves)
+            fetched(leaves)
         report = train_step(run, leaves, stop)
-        yield from () if report.again else (report,)
-        if report.stop or report.bad:
-            return
+        if not report.again:
+            return report
 
 
 def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lambda: False) -> Report:

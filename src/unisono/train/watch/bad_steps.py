@@ -16,7 +16,7 @@ its period.
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,21 @@ from unisono.observe.metrics import JsonLines, read_lines
 from unisono.spec.errors import UserCodeError
 from unisono.spec.runs import CHECKPOINTS
 from unisono.sync import Verdict
-from unisono.train.data.feed import Feed
+from unisono.train.data.filtered import FilteredFeed
 from unisono.train.state.checkpoint.find import LATEST, by_age, first_whole, latest, step_of
 from unisono.train.state.run_state import restore
 from unisono.train.state.writing import writing
+from unisono.train.step.batch_norm import NormedUpdate
 from unisono.train.step.numbers import Numbers, not_numbers
 from unisono.train.step.run import Run
-from unisono.train.step.train_step import train
 from unisono.train.step.update import Report
-from unisono.train.watch.quarantine import LOG, Sieve, leave_out
+from unisono.train.watch.locate_nan import odd_leaves
 
 WINDOW, LEAST = 128, 16
 """Good steps of which the median is taken, and before which nothing is a spike."""
 DEVIATION = 1.4826  # of a normal distribution, in medians of what lies between it and its median
 FLOOR = 1e-3  # of the median: a deviation below it is noise of nothing
-RETURNS = "rollbacks.jsonl"
+RETURNS, QUARANTINE = "rollbacks.jsonl", "quarantine.jsonl"
 
 Note = Callable[[str], None]
 
@@ -105,17 +105,12 @@ class Return:
 
 
 class BadSteps:
-    """What a run does about bad steps, on one rank. Every rank makes one and makes the same calls, or it hangs.
-
-    feed: with what was quarantined left out.
-    """
+    """What a run does about bad steps, on one rank. Every rank makes one and makes the same calls, or it hangs."""
 
     def __init__(
-        self, run: Run, feed: Feed, how: TrainConfig, run_dir: Path, resumed: bool, note: Note
+        self, run: Run, feed: FilteredFeed, how: TrainConfig, run_dir: Path, resumed: bool, note: Note
     ) -> None:
-        self.run, self.how, self.run_dir, self.note = run, how, run_dir, note
-        self._sieve = Sieve(feed)
-        self.feed: Feed = self._sieve
+        self.run, self.feed, self.how, self.run_dir, self.note = run, feed, how, run_dir, note
         self.judge = Judge(how.spike)
         run.update.judge = run.replica.update.judge = self.judge
         self.skipped: list[dict[str, Any]] = []
@@ -145,28 +140,17 @@ class BadSteps:
         pairs = world.broadcast(told).tolist() if int(count) else []
         self.judge.avoided = dict(zip(pairs[::2], pairs[1::2], strict=True))
 
-    def steps(self, until: int, stop: Callable[[], bool]) -> Iterator[Report]:
-        """As `train`, and on over bad steps that are skipped. A report that is bad and not skipped ends it, unless its
-        reader calls `go_back`."""
-        on = True
-        while on:
-            on = False
-            for report in train(self.run, self.feed, until, stop):
-                if report.bad and self._quarantined(report):
-                    on = True
-                    continue
-                if (left := self._sieve.without(report.step)) and not report.bad:
-                    report = replace(report, says={**report.says, "quarantined": sorted(left)})
-                report, made = self._answered(report), len(self.all_returns)
-                yield report
-                on = (report.skipped and not report.stop) or len(self.all_returns) > made
-
-    def _answered(self, report: Report) -> Report:
-        """The report itself; of a step that is skipped, with the reason."""
-        avoided = report.step in self.judge.avoided
+    def handle(self, report: Report) -> Report | None:
+        """The report of a step, marked where the step is skipped; None where the step is to be played again, without
+        micro-batches that are left out from now on. A report that is bad and not skipped cannot be passed over."""
+        if report.bad and self._quarantine(report):
+            return None
+        if (without := self.feed.without(report.step)) and not report.bad:
+            report = replace(report, says={**report.says, "quarantined": sorted(without)})
         if not report.bad:
             self._in_a_row = 0
             return report
+        avoided = report.step in self.judge.avoided
         self._in_a_row += not avoided
         if not avoided and (self.how.on_bad != "skip" or self._in_a_row > self.how.bad_limit):
             return report
@@ -175,23 +159,35 @@ class BadSteps:
         self.skipped.append({"step": report.step + 1, "reason": report.bad})
         return replace(report, skipped=True, says={**report.says, "skipped": report.bad})
 
-    def _quarantined(self, report: Report) -> bool:
-        """Whether the step is to be played again without some leaves. Names them in any case."""
-        known = report.step in self.judge.avoided or self._sieve.without(report.step)
+    def _quarantine(self, report: Report) -> bool:
+        """Name the micro-batches whose loss is not a number; whether the step is to be played again without them.
+
+        Nothing is left out unless `train.quarantine`, nor where nothing would be left, nor where more than losses
+        follows from all leaves of a step: votes of routers, running statistics.
+        """
+        run, feed, step = self.run, self.feed, report.step
+        known = step in self.judge.avoided or feed.without(step)
         if known or report.loss - report.loss == 0.0:
             return False
-        left, told = leave_out(self.run, self._sieve, report.step, self.how.quarantine)
-        if told and self._first:
-            path = self.run_dir / LOG
-            there = read_lines(path)[0] if path.is_file() else []  # a step may come again
+        losses = odd_leaves(run, feed.fetch(step, run.leaves)[: len(run.leaves)])
+        records = [
+            {"step": step + 1, "leaf": leaf, "samples": feed.samples_of(step, leaf), "loss": str(loss)}
+            for leaf, loss in sorted(losses.items())
+        ]
+        if records and self._first:
+            path = self.run_dir / QUARANTINE
+            before = read_lines(path)[0] if path.is_file() else []  # a step may come again
             with writing(self.run_dir), JsonLines(path) as file:
-                file.write(*(one for one in told if one not in there))
-        for one in told[:3]:
-            self.note(f"step {one['step']}: the loss of micro-batch {one['leaf']} is {one['loss']},"
-                      f" of samples {_few(one['samples'])}; {LOG} names them")  # fmt: skip
-        if left:
-            self.run.update.scaler.take_back()
-        return bool(left)
+                file.write(*(record for record in records if record not in before))
+        for record in records[:3]:
+            self.note(f"step {record['step']}: the loss of micro-batch {record['leaf']} is {record['loss']},"
+                      f" of samples {_few(record['samples'])}; {QUARANTINE} names them")  # fmt: skip
+        every = bool(run.local.routers) or isinstance(run.update, NormedUpdate)
+        if not (self.how.quarantine and losses) or every or feed.share(step, losses) >= 1.0:
+            return False
+        feed.leave_out(step, losses)
+        run.update.scaler.take_back()
+        return True
 
     def goes_back(self, report: Report) -> bool:
         """Whether the run is to be put back because of this report."""
@@ -237,7 +233,7 @@ class BadSteps:
         run.whole = False  # should a rank be lost meanwhile, nobody takes this for a state of the run
         state = restore(run, target)
         self.load(state.get("bad", {}))
-        self._sieve.forget_from(one.to)
+        self.feed.forget_from(one.to)
         run.mesh.world.barrier()
         run.whole = True
         return state

@@ -1,4 +1,5 @@
-"""A loss that is not a number: which layer made the first one, on which rank? And one that no untrained model has."""
+"""A loss that is not a number: which layer made the first one, on which rank, and from which micro-batch? And a loss
+that no untrained model has."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.config import Recipe
+from unisono.parallel.offload.lending import at_home
 from unisono.parallel.player import Leaf
 from unisono.spec.errors import UserCodeError
 from unisono.train.step.run import Run
@@ -66,7 +68,9 @@ def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
     return min(found.values(), default=(_CLEAN, ""))
 
 
-def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: str) -> UserCodeError | None:
+def locate_nan(
+    run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: str
+) -> UserCodeError | None:
     """The error of the rank where the first bad number arose; None on the others, which should wait to be stopped.
 
     saved: the last good checkpoint. Every rank calls this together.
@@ -102,3 +106,19 @@ def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: st
         rank=rank,
         code="N01",
     )
+
+
+@torch.no_grad()
+def odd_leaves(run: Run, leaves: Sequence[Leaf]) -> dict[int, float]:
+    """Leaves of the global batch whose loss is not a number, and that loss, going forward once more; none where a
+    weight is none. Alike on all ranks: every rank calls it, or it hangs."""
+    losses = run.player.play(run.eval_row, leaves, 1.0, run.seed)
+    table = torch.zeros(run.of_leaves + 1, dtype=torch.float64, device=run.local.device)
+    table[torch.tensor(list(run.leaves), device=table.device)] = losses[: len(run.leaves)].double()
+    weights = [at_home(slot.master).detach() for slot in run.local.slots]
+    table[-1] = sum(not bool(torch.isfinite(weight).all()) for weight in weights)
+    *rows, spoiled = run.mesh.world.all_gather(table).view(-1, len(table)).unbind(1)
+    if bool(spoiled.any()):
+        return {}
+    odd = {leaf: [x for x in row.tolist() if not math.isfinite(x)] for leaf, row in enumerate(rows)}
+    return {leaf: values[0] for leaf, values in odd.items() if values}

@@ -14,9 +14,8 @@ from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Policy
-from unisono.train.build.build import Place, build, feeds
+from unisono.train.build.build import Place, build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.run import Run
