@@ -37,8 +37,7 @@ from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.parallel.virtual.build import virtualize
 from unisono.plan import Plan
-from unisono.plan.away import Away
-from unisono.plan.each import on_disk, options_of
+from unisono.plan.blocks import Away, on_disk, options_of
 from unisono.plan.grid import Grid
 from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import SCHEDULES

@@ -14,8 +14,7 @@ from unisono.parallel.offload.store import Store
 from unisono.parallel.parts import Cut, Dealt
 from unisono.parallel.shard import Whole
 from unisono.plan import Plan
-from unisono.plan.away import Away, away_of
-from unisono.plan.each import BlockOptions
+from unisono.plan.blocks import Away, BlockOptions, away_of
 from unisono.plan.grid import Grid
 from unisono.spec.layout import Anatomy
 

@@ -10,10 +10,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from unisono.plan import Plan
-from unisono.plan.away import text_of
-from unisono.plan.each import BlockOptions, options_of
+from unisono.plan.blocks import BlockOptions, offload_text, options_of
+from unisono.plan.fields import ALIKE
 from unisono.plan.grammar import choice
-from unisono.plan.ranges import ALIKE
 from unisono.planner.cuts import stages_of
 from unisono.planner.timetables import chunks, of
 from unisono.planner.work.transformer import Transformer
@@ -131,5 +130,7 @@ def as_dealt(plan: Plan, zero: int) -> Plan:
 @lru_cache(maxsize=4096)
 def as_plan(plan: Plan, one: BlockOptions) -> Plan:
     """The plan that plays every block so."""
-    made = replace(as_dealt(plan, one.zero), blocks=ALIKE, recompute=one.recompute, offload=text_of(one.away))
+    made = replace(
+        as_dealt(plan, one.zero), blocks=ALIKE, recompute=one.recompute, offload=offload_text(one.away)
+    )
     return replace(made, tp=1, cp=plan.cp * plan.tp, cp_kind="gather") if one.whole else made

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.plan.away import away_of
+from unisono.plan.blocks import away_of
 from unisono.planner.alike import as_dealt, in_order, stages_in
 from unisono.planner.cuts import rows_of
 from unisono.planner.fewest import fewest

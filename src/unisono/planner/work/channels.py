@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from unisono.plan import Plan
-from unisono.plan.each import options_of
+from unisono.plan.blocks import options_of
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.spec.workload import Channels, Product, WorkPart
 

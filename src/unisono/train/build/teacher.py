@@ -21,7 +21,7 @@ from unisono.models.noise import Noise
 from unisono.parallel.cut import Stage
 from unisono.parallelize import Local, parallelize
 from unisono.plan import Plan
-from unisono.plan.ranges import ALIKE
+from unisono.plan.fields import ALIKE
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, restored
 from unisono.spec.runs import run_folder

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.plan.away import Away
-from unisono.plan.each import BlockOptions, options_of
-from unisono.plan.ranges import ALIKE, Range, ranges_of, text_of
+from unisono.plan.blocks import Away, BlockOptions, Range, options_of, ranges_of, text_of
+from unisono.plan.fields import ALIKE
 from unisono.spec.errors import ConfigProblems, UsageError
 
 VALUES = {
