@@ -19,7 +19,7 @@ from unisono.comm.device import has_numbers
 from unisono.comm.group import Group, Pending
 from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
-from unisono.sync._flight import issued
+from unisono.sync._drive import issued
 from unisono.sync._link import measured_link
 from unisono.sync._timetable import timetable
 

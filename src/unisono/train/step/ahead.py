@@ -211,7 +211,7 @@ def parts_of(local: Local) -> list[nn.Module]:
 def why_not_ahead(run: Run) -> str:
     """Why each step of this run has to wait for all slices before its update; "" where none has."""
     update, slots = run.update, [slot for slot in run.local.slots if slot.live.requires_grad]
-    if type(update) is not Update:
+    if update.after:
         return "routers, or running statistics of batch norms, change with the whole step"
     if update.max_norm:
         return "train.clip needs the norm of the whole gradient; --train.clip 0 is off"

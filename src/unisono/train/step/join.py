@@ -25,11 +25,11 @@ from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Policy, Sync
 from unisono.sync._choice import choosing
 from unisono.train.step.ahead import kind_of
-from unisono.train.step.batch_norm import normed
+from unisono.train.step.batch_norm import running_norms
 from unisono.train.step.flow import flowing, unflushed
 from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
 from unisono.train.step.numbers import LossPlaces
-from unisono.train.step.routing import routed
+from unisono.train.step.routing import router_votes
 from unisono.train.step.rows import with_rows
 from unisono.train.step.run import Replica, Run
 from unisono.train.step.update import Update
@@ -130,7 +130,9 @@ def _coder(replica: Replica) -> Coder:
 def _update_of(replica: Replica, mesh: Mesh, leaves: range, count: int, plan: Plan) -> Update:
     """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
     local, flushed = replica.local, unflushed(plan) is None
-    return normed(routed(replica.update, local, mesh.world), local, mesh, leaves, count, flushed)
+    votes = router_votes(local, mesh.world, replica.update.scaler)
+    after = (*votes, *running_norms(local, mesh, leaves, count, flushed))
+    return replace(replica.update, after=after) if after else replica.update
 
 
 def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:

@@ -4,7 +4,8 @@ Counts are whole numbers, so their sums over ranks are the same in any order, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +14,13 @@ from unisono.comm.group import Group
 from unisono.models.moe.routing import PARTS, Router
 from unisono.parallelize import Local
 from unisono.sync import Verdict
-from unisono.train.step.numbers import Numbers
-from unisono.train.step.update import Report, Update
+from unisono.train.step.scaling import Unscaled
 
 
-@dataclass(kw_only=True)
-class BalancedUpdate(Update):
-    """An update after which routers vote, and whose report tells what they did. routers: experts of each of the whole
-    model's, in its order. here: this rank's. world: all ranks of the run."""
+@dataclass(frozen=True, slots=True)
+class RouterVotes:
+    """After an update routers vote; what they did is told. routers: experts of each of the whole model's, in its order.
+    here: this rank's. world: all ranks of the run."""
 
     routers: Mapping[str, int]
     here: Sequence[tuple[str, Router]]
@@ -28,14 +28,13 @@ class BalancedUpdate(Update):
     device: torch.device
 
     @torch.no_grad()
-    def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
-        """As any update's. Every rank calls it, or it hangs."""
-        report = super().__call__(step, verdict, numbers)
+    def __call__(self, verdict: Verdict) -> Mapping[str, Any]:
+        """Every rank calls it, or it hangs."""
         loads = self.world.all_reduce(self._loads())
-        if report.verdict is Verdict.APPLY:
+        if verdict is Verdict.APPLY:
             for name, router in self.here:
                 router.vote(loads[list(self.routers).index(name), :-PARTS])
-        return replace(report, says={**report.says, "router": told(loads)})
+        return {"router": balance(loads)}
 
     def _loads(self) -> Tensor:
         """float64 [routers, experts + PARTS], of what this rank's leaves and positions did in the step."""
@@ -49,9 +48,9 @@ class BalancedUpdate(Update):
         return loads
 
 
-def told(loads: Tensor) -> Mapping[str, list[float]]:
-    """By layer: tokens of the busiest expert over the mean, of the idlest, entropy of a token's scores in nats, share
-    of choices for which there was no room."""
+def balance(loads: Tensor) -> Mapping[str, list[float]]:
+    """How experts were used, by layer: tokens of the busiest expert over the mean, of the idlest, entropy of a token's
+    scores in nats, share of choices for which there was no room."""
     rows = []
     for *counts, tokens, made, dropped, entropy in loads.tolist():
         mean = max(sum(counts) / len(counts), 1.0)
@@ -62,10 +61,10 @@ def told(loads: Tensor) -> Mapping[str, list[float]]:
     return {name: [round(row[i], 4) for row in rows] for i, name in enumerate(names)}
 
 
-def routed(update: Update, local: Local, world: Group) -> Update:
-    """`update` itself where the model has no routers. Every rank calls it."""
+def router_votes(local: Local, world: Group, scaler: Unscaled) -> tuple[RouterVotes, ...]:
+    """What routers do after an update; nothing where the model has none. Every rank calls it."""
     if not local.routers:
-        return update
+        return ()
     here = [
         (name, module)
         for stage in local.stages.values()
@@ -73,11 +72,5 @@ def routed(update: Update, local: Local, world: Group) -> Update:
         if isinstance(module, Router)
     ]
     for _, router in here:
-        router.scale = update.scaler.factor
-    return BalancedUpdate(
-        **{one.name: getattr(update, one.name) for one in fields(update)},
-        routers=local.routers,
-        here=here,
-        world=world,
-        device=local.device,
-    )
+        router.scale = scaler.factor
+    return (RouterVotes(local.routers, here, world, local.device),)

@@ -53,7 +53,7 @@ class Update:
     scaler: of the losses. dither: how parameters without masters are rounded. crossing: puts around a codec that loses
     something what this optimiser has it given. apart: whether each parameter is stepped by its own gradient alone.
     judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
-    alike.
+    alike. after(verdict): what else follows from the whole step on all ranks, each; returns what there is to tell.
     """
 
     optimizer: Optimizer
@@ -65,9 +65,11 @@ class Update:
     crossing: Around = lambda coder: coder
     apart: bool = False
     judge: Callable[[int, Verdict, Numbers], str] = not_numbers
+    after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
-        """Make the update of step `step`, if its gradient is to be applied here and is one of numbers."""
+        """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
+        it where something follows, or it hangs."""
         lr = self.rate(step)
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
         again = self.scaler.overflowed(finite)
@@ -78,7 +80,9 @@ class Update:
             set_rate(self.optimizer, lr)
             self.dither.step = step
             clip_and_step(self.optimizer, self.slots, numbers.norm, self.max_norm)
-        stop, says = numbers.stop and not again, self.scaler.says()
+        stop, says = numbers.stop and not again, dict[str, Any](self.scaler.says())
+        for follow in self.after:
+            says.update(follow(verdict))
         finite = finite or again
         return Report(step, numbers.loss, numbers.norm, lr, verdict, stop, finite, again, bad, says=says)
 

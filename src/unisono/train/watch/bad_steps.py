@@ -33,7 +33,6 @@ from unisono.train.data.filtered import FilteredFeed
 from unisono.train.state.checkpoint.find import LATEST, by_age, first_whole, latest, step_of
 from unisono.train.state.run_state import restore
 from unisono.train.state.writing import writing
-from unisono.train.step.batch_norm import NormedUpdate
 from unisono.train.step.numbers import Numbers, not_numbers
 from unisono.train.step.run import Run
 from unisono.train.step.update import Report
@@ -182,8 +181,7 @@ class BadSteps:
         for record in records[:3]:
             self.note(f"step {record['step']}: the loss of micro-batch {record['leaf']} is {record['loss']},"
                       f" of samples {_few(record['samples'])}; {QUARANTINE} names them")  # fmt: skip
-        every = bool(run.local.routers) or isinstance(run.update, NormedUpdate)
-        if not (self.how.quarantine and losses) or every or feed.share(step, losses) >= 1.0:
+        if not (self.how.quarantine and losses) or run.update.after or feed.share(step, losses) >= 1.0:
             return False
         feed.leave_out(step, losses)
         run.update.scaler.take_back()
