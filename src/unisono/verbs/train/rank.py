@@ -32,8 +32,7 @@ from unisono.train.state.checkpoint.find import by_age
 from unisono.train.state.pinned_choices import COLLECTIVE, SYNC, pinned
 from unisono.train.state.resume import choose, identity
 from unisono.train.state.writing import locked
-from unisono.verbs.train.folder import make_run_dir
-from unisono.verbs.train.newest import Newest, has_checkpoint, newest
+from unisono.verbs.train.folder import Newest, has_checkpoint, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 
@@ -66,7 +65,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         run_dir, told = _taken(told, chosen)
         argument["run_dir"] = str(
             run_dir
-        )  # which is the caller's own: should this rank fail, it knows where to say so
+        )  # the caller's own: should this rank fail, it knows where to say so
         ctx.appear(run_dir / ALIVE)
         if ctx.rank == 0 and ctx.world > 1:
             ctx.channel.send("note", text=ctx.means)
@@ -80,23 +79,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
         if said and ctx.rank == 0:
             ctx.channel.send("note", text=said)
-        buffer, replicas = _buffers(ctx)
-        order = RankOrder(
-            recipe,
-            plan,
-            run_dir,
-            resume,
-            replace(place, scratch=run_dir, speeds=told.speeds),
-            ctx.store,
-            ctx.channel,
-            ctx.host,
-            ctx.run_token,
-            _last_bits(ctx),
-            ctx.epoch,
-            buffer=buffer,
-            replicas=replicas,
-            faults=injector_of(told.chaos, run_dir, ctx.rank),
-        )
+        order = _order(ctx, told, run_dir, recipe, plan, replace(place, speeds=told.speeds), resume)
         order.faults.reached("start")
         if ctx.rank == 0:  # whoever takes a lost rank's place does not agree on it again
             ctx.channel.send("settled", argument={"run_dir": str(run_dir), "plan": str(plan)})
@@ -117,12 +100,8 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     recipe, run_dir = told.recipe, told.run_dir  # resolved, and settled among those that began
     if run_dir is None:
         raise ValueError("a rank that joins others is told their run folder")
-    place, (buffer, replicas) = _place(ctx, recipe), _buffers(ctx)
-    order = RankOrder(
-        recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host,
-        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, buffer, replicas,
-        injector_of(told.chaos, run_dir, ctx.rank),
-    )  # fmt: skip
+    place = _place(ctx, recipe)
+    order = _order(ctx, told, run_dir, recipe, told.plan, place, None)
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:
         if ctx.rank == 0:
@@ -136,10 +115,34 @@ def _place(ctx: RankContext, recipe: Recipe) -> Place:
     return replace(place, host=ctx.rank - ctx.local_rank)  # ranks of one host follow each other
 
 
-def _buffers(ctx: RankContext) -> tuple[SnapshotBuffer | None, SnapshotReplicas | None]:
-    """Where this rank's snapshots lie, and their copies elsewhere; none where nobody outlives it."""
-    own = SnapshotBuffer(ctx.shelf) if ctx.shelf else None
-    return own, SnapshotReplicas(own) if own is not None else None
+def _order(
+    ctx: RankContext,
+    told: TrainOrder,
+    run_dir: Path,
+    recipe: Recipe,
+    plan: Plan,
+    place: Place,
+    resume: Path | None,
+) -> RankOrder:
+    """What this rank's session is to do, with where its snapshots lie: nowhere if nobody outlives it."""
+    buffer = SnapshotBuffer(ctx.shelf) if ctx.shelf else None
+    return RankOrder(
+        recipe,
+        plan,
+        run_dir,
+        resume,
+        replace(place, scratch=run_dir),
+        ctx.store,
+        ctx.channel,
+        ctx.host,
+        ctx.run_token,
+        _last_bits(ctx),
+        ctx.epoch,
+        ctx.rendezvous,
+        buffer,
+        SnapshotReplicas(buffer) if buffer is not None else None,
+        injector_of(told.chaos, run_dir, ctx.rank),
+    )
 
 
 def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:

@@ -36,8 +36,7 @@ from unisono.train.state import history
 from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
 from unisono.verbs.train.expected import expected, require_room
-from unisono.verbs.train.folder import Watched, finished, make_run_dir
-from unisono.verbs.train.newest import has_checkpoint, newest
+from unisono.verbs.train.folder import Watched, finished, has_checkpoint, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.replan import Replanner, best_for
 from unisono.verify import prover
