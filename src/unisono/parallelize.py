@@ -63,8 +63,8 @@ def _shard(stages: Stages, site: Site) -> None:
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
         apart |= ignored(stage, site)
         zeros = {block: site.each[int(name)].zero for name, block in stage.blocks.items()}
-        given = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
-        site.sharding[i] = Sharded(stage, blocks, *given)
+        options = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
+        site.sharding[i] = Sharded(stage, blocks, *options)
         if site.values is None:
             settle(stage, site)
 
@@ -177,9 +177,9 @@ def parallelize(
     length = timetable.length
     stages = {i: Stage(model, blocks[i % length], i % length, length) for i in owned}
     site.sharding.update((i, Whole()) for i in stages)
-    chosen = [one for one in PASSES if one.wanted(site)]
-    for one in chosen:
-        one.apply(stages, site)
+    chosen = [step for step in PASSES if step.wanted(site)]
+    for step in chosen:
+        step.apply(stages, site)
     slots = marked(_slots(stages, site), site)
     slots = slots if schedule.flushed else set_apart(slots)
     return Local(
@@ -192,7 +192,7 @@ def parallelize(
         mirror=mirror_of(slots, timetable, mesh),
         wires=wires,
         device=device,
-        halves=not any(one.at_once for one in chosen),
+        halves=not any(step.at_once for step in chosen),
         routers=_routers(site),
         store=store,
         away={slot.name: site.kept_away(slot.name) for slot in slots},

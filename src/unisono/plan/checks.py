@@ -89,8 +89,8 @@ def _meaningless(plan: PlanFields) -> Iterator[Problem]:
         return
     for key in ("codec", "sync"):
         text = getattr(plan, key)
-        found = named(key, text)
-        if (found is None and problem_of(key, text) is None) or getattr(found, "alone", False):
+        named_member = named(key, text)
+        if (named_member is None and problem_of(key, text) is None) or getattr(named_member, "alone", False):
             continue
         what = f"{key}={text} with dp=1: replicas meet on dp and only there, and dp=1 has nobody to meet"
         yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(USUAL, key)}")
@@ -107,15 +107,15 @@ def _encoded(plan: PlanFields, train: Any) -> Iterator[Problem]:
     yield from codec.problems(plan, train)
     if codec.fidelity is not Fidelity.LOSSY or (chosen := train.optimiser()).crossing is None:
         return
-    where, given = (
+    where, subject = (
         "plan.codec, train.optimizer",
         f"codec={plan.codec} is given the first moment of {chosen.name}",
     )
     if train.clip:
-        what = f"{given}, and train.clip would scale another gradient"
+        what = f"{subject}, and train.clip would scale another gradient"
         yield Problem("P23", what, f"{where}, train.clip", "--train.clip 0")
     if codec.rungs:
-        what = f"{given}, and chooses by what gradients cost"
+        what = f"{subject}, and chooses by what gradients cost"
         yield Problem("P23", what, where, "a codec by its name, or --train.optimizer adamw")
 
 

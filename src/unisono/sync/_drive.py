@@ -123,9 +123,9 @@ class Drive:
         """Hand over the answer that came, and issue what is asked for next, if anything is."""
         try:
             with torch.no_grad():
-                asked = flight.exchange.send(flight.answer)
-                while isinstance(asked, Sent):  # nobody around this codec wanted to know
-                    asked = flight.exchange.send(None)
+                request = flight.exchange.send(flight.answer)
+                while isinstance(request, Sent):  # nobody around this codec wanted to know
+                    request = flight.exchange.send(None)
         except StopIteration as end:
             flight.pending, flight.answer = (), None
             if end.value.data_ptr() != flight.flat.data_ptr():
@@ -133,11 +133,11 @@ class Drive:
             if self.coder.scale is not None and not self.kept.nothing:
                 flight.flat.mul_(self.coder.scale)
             return
-        together = asked if isinstance(asked, tuple) else (asked,)
+        together = request if isinstance(request, tuple) else (request,)
         begun = issued(together, self.group, self.coder.called)
         flight.pending = tuple(pending for _, pending, _ in begun)
         answers = tuple(answer for answer, _, _ in begun)
-        flight.answer = answers if isinstance(asked, tuple) else answers[0]
+        flight.answer = answers if isinstance(request, tuple) else answers[0]
         flight.op = flight.op or begun[-1][2]
 
     def _prepare(self, bucket: Bucket, memory: BucketMemory, scale: Tensor | None) -> None:

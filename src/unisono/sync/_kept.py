@@ -100,12 +100,12 @@ class Remains:
         for key, x in self.own.items():
             if key in before.own:
                 x.copy_(before.own[key])
-        made = group.all_gather(before.steps.view(1).clone())
-        source = int(made.argmax())
+        counts = group.all_gather(before.steps.view(1).clone())
+        source = int(counts.argmax())
         for key, x in self.alike.items():
             if key != STEPS:
                 group.broadcast(x.copy_(before.alike.get(key, x)), source)
-        self.steps.copy_(made[source])
+        self.steps.copy_(counts[source])
 
 
 def _tensors(memory: BucketMemory) -> Iterator[Tensor]:

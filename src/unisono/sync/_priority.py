@@ -45,8 +45,8 @@ class GradientSlice:
 
     def is_over(self) -> bool:
         """Whether its sum is known to be there; one that cannot say is not."""
-        asked = getattr(_work(self.pending), "is_completed", None)
-        return asked is not None and asked()
+        is_completed = getattr(_work(self.pending), "is_completed", None)
+        return is_completed is not None and is_completed()
 
 
 @dataclass(slots=True)
@@ -92,8 +92,8 @@ class PrioritySync(Sync):
         parts = bucket.flat.split(max(1, self.cap // bucket.flat.itemsize))
         names = [name] if len(parts) == 1 else [f"{name}[{i}]" for i in range(len(parts))]
         self._of[id(bucket)] = [
-            GradientSlice(bucket, part, urgent, one, self.window)
-            for part, one in zip(parts, names, strict=True)
+            GradientSlice(bucket, part, urgent, label, self.window)
+            for part, label in zip(parts, names, strict=True)
         ]
         self._timetable += self._of[id(bucket)]
         self._order = list(self._timetable)
@@ -131,9 +131,9 @@ class PrioritySync(Sync):
 
     def _resort(self) -> None:
         """By turn in forward, all that no rank has let depart. Every member of `dp` calls it, or it hangs."""
-        told = self._order[0].flat.new_tensor([[self._gone]], dtype=torch.int64)
-        gone = int(self.dp.all_gather(told).max())
-        self._order[gone:] = sorted(self._order[gone:], key=lambda one: one.urgent)
+        departed = self._order[0].flat.new_tensor([[self._gone]], dtype=torch.int64)
+        gone = int(self.dp.all_gather(departed).max())
+        self._order[gone:] = sorted(self._order[gone:], key=lambda piece: piece.urgent)
 
     def _depart(self, at_once: bool = False) -> None:
         while self._gone < len(self._order):
@@ -154,13 +154,13 @@ class PrioritySync(Sync):
     def _start(self, piece: GradientSlice) -> None:
         memory = BucketMemory(place=self.dp.index, replicas=self.dp.size, seed=self.coder.seed)
         piece.exchange = self.coder.exchange(piece.flat, [piece.flat.shape], memory)
-        asked = piece.exchange.send(None)
-        while isinstance(asked, Sent):
-            asked = piece.exchange.send(None)
-        if not isinstance(asked, Sum):
+        request = piece.exchange.send(None)
+        while isinstance(request, Sent):
+            request = piece.exchange.send(None)
+        if not isinstance(request, Sum):
             raise TypeError("a codec that is elementwise asks for one sum")
         piece.left_ns, piece.landed_ns = time.perf_counter_ns(), 0
-        ((piece.answer, piece.pending, _),) = issued([asked], self.wire, self.coder.called)
+        ((piece.answer, piece.pending, _),) = issued([request], self.wire, self.coder.called)
         future = getattr(_work(piece.pending), "get_future", None)
         if self.dp.recorder.keep and future is not None and piece.flat.is_cpu:
 
@@ -198,7 +198,7 @@ class PrioritySync(Sync):
             self._gone = self._over = self._landed = 0
             self._order = list(self._timetable)
         landed = {id(piece.bucket): piece.bucket for piece in new}
-        return [bucket for key, bucket in landed.items() if not any(one.pending for one in self._of[key])]
+        return [bucket for key, bucket in landed.items() if not any(part.pending for part in self._of[key])]
 
     @torch.no_grad()
     def _arrived(self, piece: GradientSlice, until_ns: int) -> None:
@@ -225,9 +225,9 @@ class PrioritySync(Sync):
         device = self._timetable[0].flat.device
         if not has_numbers(device):
             return
-        own = [self._times.at.get(id(piece.bucket), 0.0) for piece in self._timetable]
-        told = torch.tensor([own], dtype=torch.float64, device=device)
-        ready = self.dp.all_gather(told).max(0).values.tolist()
+        times = [self._times.at.get(id(piece.bucket), 0.0) for piece in self._timetable]
+        all_times = torch.tensor([times], dtype=torch.float64, device=device)
+        ready = self.dp.all_gather(all_times).max(0).values.tolist()
         before, rate = measured_link(self.wire, device, max(piece.flat.nbytes for piece in self._timetable))
         seconds = [before + piece.flat.nbytes / rate for piece in self._timetable]
         urgent = [piece.urgent for piece in self._timetable]

@@ -189,9 +189,9 @@ class PeriodSync(Sync):
 
         totals = self.dp.recorder.totals()
         computed = totals.get("forward", 0.0) + totals.get("backward", 0.0)
-        own = [self._shown, (computed - self._computed) / max(1, self._since)]
+        times = [self._shown, (computed - self._computed) / max(1, self._since)]
         self._computed, self._since = computed, 0
-        shown, computing = world.all_gather(torch.tensor([own], dtype=torch.float64)).amin(0).tolist()
+        shown, computing = world.all_gather(torch.tensor([times], dtype=torch.float64)).amin(0).tolist()
         return shown, computing
 
     def undone(self) -> None:

@@ -93,17 +93,17 @@ def _held(
         if run.whole and not isinstance(run.update, AheadUpdate) and flushed:
             state = {"val": kept.val_losses, "bad": kept.bad, **beside}
             held.append(Snapshot(run.step, state, [*pieces_of(run), *kept_of(run)], live=True))
-    for one in buffer.snapshots() if buffer is not None else ():
-        if not held or one.step != held[0].step:
-            held.append(replace(one, state={**one.state, **beside}))
+    for snapshot in buffer.snapshots() if buffer is not None else ():
+        if not held or snapshot.step != held[0].step:
+            held.append(replace(snapshot, state={**snapshot.state, **beside}))
     if replicas is None:
         return held
-    return merged(held, [one for one in replicas.snapshots() if one.sound()], beside)
+    return merged(held, [snapshot for snapshot in replicas.snapshots() if snapshot.sound()], beside)
 
 
-def merged(own: Sequence[Snapshot], others: Sequence[Snapshot], beside: Mapping[str, Any]) -> list[Snapshot]:
+def merged(held: Sequence[Snapshot], others: Sequence[Snapshot], beside: Mapping[str, Any]) -> list[Snapshot]:
     """What a rank has itself, and for others, as one snapshot of each step. others: sound ones."""
-    steps = {one.step: one for one in own}
+    steps = {snapshot.step: snapshot for snapshot in held}
     for other in others:
         mine = steps.get(other.step, Snapshot(other.step, {**other.state, **beside}, []))
         steps[other.step] = replace(mine, boxes=[*mine.boxes, *other.boxes])
@@ -113,8 +113,8 @@ def merged(own: Sequence[Snapshot], others: Sequence[Snapshot], beside: Mapping[
 def _went_back(memory: PeerRestore) -> str:
     """After which step the run goes on where snapshots served, and what that costs."""
     again, several = memory.newest - memory.step, len(memory.stood_in) > 1
-    told = f"; {again} step{'s' * (again > 1)} again" if again else ""
-    return f"going on after step {memory.step} by snapshots of rank{'s' * several} {listed(memory.stood_in)}{told}"
+    cost = f"; {again} step{'s' * (again > 1)} again" if again else ""
+    return f"going on after step {memory.step} by snapshots of rank{'s' * several} {listed(memory.stood_in)}{cost}"
 
 
 def _newest(run_dir: Path, place: Place, rendezvous: Rendezvous, note: Callable[[str], None]) -> Path | None:

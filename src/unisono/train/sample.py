@@ -72,8 +72,8 @@ def sample(
         return None
     _load(model, folder)
     model.to(device)
-    if (asked := _question(corpus)) is not None:
-        tokens, end = asked
+    if (question := _question(corpus)) is not None:
+        tokens, end = question
     else:
         tokens, end = list(corpus.encode(start)) if _encodes(corpus.encode, start) else _first(corpus), None
     return corpus.decode(_draw(model, recipe.model.window, tokens, length, 0.8, recipe.seed, end))

@@ -173,10 +173,10 @@ def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callabl
     return _made({name: p.detach().clone() for name, p in model.named_parameters()}, adapters, seed)
 
 
-def _made(made: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -> Callable[[str], Tensor]:
+def _made(values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -> Callable[[str], Tensor]:
     """As the user's function made them; adapters, which it knows nothing of, are drawn."""
     return lambda name: (
-        draw(name, tuple(made[name].shape), adapters[name], seed) if name in adapters else made[name]
+        draw(name, tuple(values[name].shape), adapters[name], seed) if name in adapters else values[name]
     )
 
 

@@ -35,8 +35,8 @@ class KnownShapes:
         except TypeError:  # a tensor with numbers, or something that is no key of a table
             return func(*args, **kwargs)
         if known:
-            made = tuple(torch.empty_strided(*of[:2], dtype=of[2], device="meta") for of in known)
-            return made if len(func._schema.returns) > 1 else made[0]
+            outputs = tuple(torch.empty_strided(*of[:2], dtype=of[2], device="meta") for of in known)
+            return outputs if len(func._schema.returns) > 1 else outputs[0]
         out = func(*args, **kwargs)
         if key not in self._made:
             self._made[key] = _as_made(out)
@@ -69,7 +69,7 @@ def _described(value: Any) -> Hashable:
 def _as_made(out: Any) -> tuple[_Made, ...] | None:
     """What is to be made the next time; None where a new tensor of that size and strides would be another one."""
     tensors = out if isinstance(out, tuple) else (out,)
-    made: list[_Made] = []
+    layouts: list[_Made] = []
     for x in tensors:
         if (
             type(x) is not Tensor
@@ -81,5 +81,5 @@ def _as_made(out: Any) -> tuple[_Made, ...] | None:
         like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         if like.untyped_storage().nbytes() != x.untyped_storage().nbytes():
             return None
-        made.append((tuple(x.shape), x.stride(), x.dtype))
-    return tuple(made)
+        layouts.append((tuple(x.shape), x.stride(), x.dtype))
+    return tuple(layouts)

@@ -96,7 +96,7 @@ def layout_of(config: ModelConfig, model: nn.Module, weights: Weights) -> Layout
     layouts = [own_names(shapes), own_names(shapes, "stem.module."), *config.layouts(shapes).values()]
     beside: list[str] = []  # what a state of the user's module has that is no parameter here
     if held := getattr(model, "cut_names", None):  # it was cut along its graph
-        beside = [*model.beside, *(own.name for own in held.values())]  # type: ignore[misc,union-attr]
+        beside = [*model.beside, *(place.name for place in held.values())]  # type: ignore[misc,union-attr]
         layouts.append({name: (same(shape, held[name].name),) for name, shape in shapes.items()})
     beside += _buffers(model) if isinstance(config, OwnModel) else ()
     aliases = ["lm_head.weight", "output_layer.weight", *ties]

@@ -17,13 +17,13 @@ def check_same(model: nn.Module, world: Group, device: torch.device) -> None:
     A user's function is called on every rank, and its module is traced there. One that looks at an environment, or goes
     through a set, may come out differently. All ranks of the world call it, or it hangs.
     """
-    cut = {name: list(own) for name, own in getattr(model, "cut_names", {}).items()}
+    cut = {name: list(names) for name, names in getattr(model, "cut_names", {}).items()}
     shapes = [(name, list(p.shape), p.requires_grad) for name, p in model.named_parameters()]
     said = json.dumps([shapes, cut])
     mine = int.from_bytes(blake2b(said.encode(), digest_size=7).digest(), "little")
-    found = world.all_gather(torch.tensor([mine], device=device)).tolist()
-    usual, _ = Counter(found).most_common(1)[0]
-    odd = [rank for rank, digest in zip(world.ranks, found, strict=True) if digest != usual]
+    digests = world.all_gather(torch.tensor([mine], device=device)).tolist()
+    usual, _ = Counter(digests).most_common(1)[0]
+    odd = [rank for rank, digest in zip(world.ranks, digests, strict=True) if digest != usual]
     if odd:
         raise UsageError(
             f"rank {odd[0]} made another model of model.kind than most ranks did, or cut its graph in another way",

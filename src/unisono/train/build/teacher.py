@@ -69,22 +69,22 @@ def teach(student: Local, recipe: Recipe, site: TeacherSite) -> None:
     model = build_model(config, site.facts)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    given = None
+    weights_of = None
     if has_numbers(site.device):
         weights = open_weights(path)
-        given = Beginning(weights, layout_of(config, model, weights), _nothing)
+        weights_of = Beginning(weights, layout_of(config, model, weights), _nothing)
     teacher = parallelize(
         model,
         plan,
         timetable,
         site.mesh,
-        site.values(model) if given is None else None,
+        site.values(model) if weights_of is None else None,
         site.sample,
         dtype=site.dtype,
         device=site.device,
     )
-    if given is not None:
-        given.fill(teacher.slots, teacher.owners)
+    if weights_of is not None:
+        weights_of.fill(teacher.slots, teacher.owners)
     teacher.train(False)
     for stage in student.stages.values():
         if stage.last:
@@ -120,14 +120,14 @@ def _nothing(name: str) -> Tensor:
 def _listen(stage: Stage, teacher: Stage, teaching: Teaching) -> None:
     """From now on the stage's loss in training is the mixture with what the teacher makes of the same inputs; in
     evaluation it stays what it was."""
-    own, heard = stage.loss, list[tuple[Tensor, Noise | None]]()
+    usual, heard = stage.loss, list[tuple[Tensor, Noise | None]]()
 
     def note(inputs: Tensor, noise: Noise | None = None) -> None:
         heard[:] = [(inputs, noise)]
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         if not stage.training:
-            return own(logits, targets)
+            return usual(logits, targets)
         inputs, noise = heard[0]
         calm = None if noise is None or noise.documents is None else replace(noise, seed=None, weight=0.0)
         with torch.no_grad():

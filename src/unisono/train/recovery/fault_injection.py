@@ -111,7 +111,7 @@ class ScriptedFaults(FaultInjector):
         waiting, self._waiting = self._waiting, []
         for number, fault in waiting:
             self._play(number, fault, phase)
-        for number, fault in [one for one in self._open if one[1].due(phase, step)]:
+        for number, fault in [pair for pair in self._open if pair[1].due(phase, step)]:
             self._open.remove((number, fault))
             if fault.late:
                 _later(fault.late, self._play, number, fault, phase)

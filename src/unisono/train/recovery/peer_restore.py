@@ -52,32 +52,33 @@ class PeerRestore:
         self, rank: int, world: int, store: Any, held: Sequence[Snapshot], device: torch.device
     ) -> None:
         self._rank, self._world, self._store, self._device, self._round = rank, world, store, device, 0
-        own = [one for one in held if one.boxes]
-        said = [[one.step, one.state, one.live, [_told(box) for box in one.boxes]] for one in own]
-        told = self._tell("holds", said)
-        self.newest = max((step for lines in told for step, *_ in lines), default=-1)
+        snapshots = [snapshot for snapshot in held if snapshot.boxes]
+        holdings = self._tell(
+            "holds", [[s.step, s.state, s.live, list(map(_described, s.boxes))] for s in snapshots]
+        )
+        self.newest = max((step for lines in holdings for step, *_ in lines), default=-1)
         """After which the newest was held, whether all of it or not; -1 where nobody holds any."""
         while True:
-            self.step = _covered(told)
+            self.step = _covered(holdings)
             """After which the run goes on; -1 where nobody holds any."""
-            mine = next((one for one in own if one.step == self.step), None)
+            mine = next((snapshot for snapshot in snapshots if snapshot.step == self.step), None)
             sound = self._tell(f"sound/{self._round}", mine is None or mine.sound())
             if all(sound):
                 break
             self._round += 1
-            own = [one for one in own if one is not mine or sound[rank]]
-            told = [
+            snapshots = [snapshot for snapshot in snapshots if snapshot is not mine or sound[rank]]
+            holdings = [
                 [line for line in lines if good or line[0] != self.step]
-                for lines, good in zip(told, sound, strict=True)
+                for lines, good in zip(holdings, sound, strict=True)
             ]
         self._boxes = mine.boxes if mine is not None else ()
-        served = [(who, line) for who, lines in enumerate(told) for line in lines if line[0] == self.step]
+        served = [(who, line) for who, lines in enumerate(holdings) for line in lines if line[0] == self.step]
         self.state: dict[str, Any] = {"step": self.step}
         for _, line in served:  # some say more than others
             self.state = {**line[1], **self.state}
         self.stood_in = [who for who, (_, _, live, _) in served if not live]
         """Ranks of whom a snapshot serves."""
-        self._held, self._kinds = _index(told, self.step)
+        self._held, self._kinds = _index(holdings, self.step)
 
     def names(self) -> set[str]:
         """Of all tensors that are held."""
@@ -88,7 +89,7 @@ class PeerRestore:
         self._round += 1
         if self._rank == 0:
             self._store.set(f"more/{self._round}", "1")
-        wants = self._tell(f"wants/{self._round}", [_told(box) for box in boxes])
+        wants = self._tell(f"wants/{self._round}", [_described(box) for box in boxes])
         moves = self._moves(wants)
         self._play(moves, boxes)
         return self.state
@@ -132,27 +133,27 @@ class PeerRestore:
         arriving: list[tuple[Tensor, Sequence[_Move]]] = []
         kept: list[Tensor] = []
         with torch.no_grad():
-            for (source, target), some in sorted(moves.items()):
+            for (source, target), parcel in sorted(moves.items()):
                 if target == self._rank and source != self._rank:
-                    nbytes = sum(prod(m.part[1]) * boxes[m.target].tensor.element_size() for m in some)
+                    nbytes = sum(prod(m.part[1]) * boxes[m.target].tensor.element_size() for m in parcel)
                     buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
                     pending.append(dist.irecv(buffer, source))
-                    arriving.append((buffer, some))
-            for (source, target), some in sorted(moves.items()):
+                    arriving.append((buffer, parcel))
+            for (source, target), parcel in sorted(moves.items()):
                 if source != self._rank:
                     continue
-                parts = [_cut(self._boxes[move.source], move.part) for move in some]
+                parts = [_cut(self._boxes[move.source], move.part) for move in parcel]
                 if target == self._rank:
-                    for part, move in zip(parts, some, strict=True):
+                    for part, move in zip(parts, parcel, strict=True):
                         _cut(boxes[move.target], move.part).copy_(part)
                     continue
                 kept.append(torch.cat([_bytes(part.to(self._device)) for part in parts]))
                 pending.append(dist.isend(kept[-1], target))
             for work in pending:
                 work.wait()
-            for buffer, some in arriving:
+            for buffer, parcel in arriving:
                 at = 0
-                for move in some:
+                for move in parcel:
                     part = _cut(boxes[move.target], move.part)
                     size = part.numel() * part.element_size()
                     # A copy begins where memory is aligned for any dtype.
@@ -160,7 +161,7 @@ class PeerRestore:
                     at += size
 
 
-def _told(box: Box) -> list[Any]:
+def _described(box: Box) -> list[Any]:
     return [
         box.name,
         list(box.full_shape),
@@ -170,10 +171,10 @@ def _told(box: Box) -> list[Any]:
     ]
 
 
-def _shared(one: Extent, other: Extent) -> Extent | None:
+def _shared(first: Extent, other: Extent) -> Extent | None:
     """The elements that two boxes share."""
-    start = tuple(map(max, one[0], other[0]))
-    stops = [min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True)]
+    start = tuple(map(max, first[0], other[0]))
+    stops = [min(a + n, b + m) for a, n, b, m in zip(*first, *other, strict=True)]
     shape = tuple(stop - begin for stop, begin in zip(stops, start, strict=True))
     return (start, shape) if all(size > 0 for size in shape) else None
 
@@ -190,12 +191,12 @@ def _bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(-1).view(torch.uint8)
 
 
-def _covered(told: Sequence[Sequence[Any]]) -> int:
+def _covered(holdings: Sequence[Sequence[Any]]) -> int:
     """The newest step of which all is held that any rank holds of any; if there is none, the newest at all."""
-    names: dict[str, list[int]] = {box[0]: box[1] for lines in told for line in lines for box in line[3]}
-    steps = sorted({step for lines in told for step, *_ in lines}, reverse=True)
+    names: dict[str, list[int]] = {box[0]: box[1] for lines in holdings for line in lines for box in line[3]}
+    steps = sorted({step for lines in holdings for step, *_ in lines}, reverse=True)
     for step in steps:
-        held, _ = _index(told, step)
+        held, _ = _index(holdings, step)
         if all(
             _cover(held[name], ((0,) * len(full), tuple(full))) is not None for name, full in names.items()
         ):
@@ -203,11 +204,11 @@ def _covered(told: Sequence[Sequence[Any]]) -> int:
     return steps[0] if steps else -1
 
 
-def _index(told: Sequence[Sequence[Any]], step: int) -> tuple[Held, dict[str, list[Any]]]:
+def _index(holdings: Sequence[Sequence[Any]], step: int) -> tuple[Held, dict[str, list[Any]]]:
     """What is held after a step, and shape and dtype of each whole tensor."""
     held: Held = defaultdict(list)
     kinds: dict[str, list[Any]] = {}
-    for owner, lines in enumerate(told):
+    for owner, lines in enumerate(holdings):
         for boxes in [line[3] for line in lines if line[0] == step]:
             for number, (name, full, dtype, start, shape) in enumerate(boxes):
                 held[name].append((owner, number, (tuple(start), tuple(shape))))
@@ -220,12 +221,12 @@ def _cover(
 ) -> list[tuple[int, int, Extent]] | None:
     """Disjoint parts of what is held that make up a box; a rank's own come first, then the next rank's. None where some
     is missing."""
-    found: list[tuple[int, int, Extent]] = []
+    cover: list[tuple[int, int, Extent]] = []
     missing = prod(wanted[1])
-    for owner, number, extent in sorted(held, key=lambda one: ((one[0] - rank) % world, one[0], one[1])):
+    for owner, number, extent in sorted(held, key=lambda box: ((box[0] - rank) % world, box[0], box[1])):
         part = _shared(wanted, extent)
-        if not missing or part is None or any(overlap(part, other) for _, _, other in found):
+        if not missing or part is None or any(overlap(part, other) for _, _, other in cover):
             continue
-        found.append((owner, number, part))
+        cover.append((owner, number, part))
         missing -= prod(part[1])
-    return None if missing else found
+    return None if missing else cover

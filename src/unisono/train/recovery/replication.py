@@ -39,13 +39,13 @@ class SnapshotReplicas:
     own: where its own snapshots lie.
     """
 
-    def __init__(self, own: SnapshotBuffer) -> None:
-        self._own = own
+    def __init__(self, buffer: SnapshotBuffer) -> None:
+        self._own = buffer
         self._peers: list[SnapshotBuffer] = []
 
     def snapshots(self) -> list[Snapshot]:
         """Those that are kept here for others and are whole."""
-        return [one for peer in self._peers for one in peer.snapshots()]
+        return [snapshot for peer in self._peers for snapshot in peer.snapshots()]
 
     def drop(self, after: int) -> None:
         """As `SnapshotBuffer.drop`."""
@@ -68,8 +68,10 @@ class Replication:
     """Snapshots that go to other hosts, one after the other, beside the run's steps. pg: a Gloo group of all ranks, for
     nothing else. keeper: the rank that this one sends to. peers: from whom it receives, and where to."""
 
-    def __init__(self, pg: Any, own: SnapshotBuffer, keeper: int, peers: dict[int, SnapshotBuffer]) -> None:
-        self._pg, self._own, self._keeper, self._peers = pg, own, keeper, peers
+    def __init__(
+        self, pg: Any, buffer: SnapshotBuffer, keeper: int, peers: dict[int, SnapshotBuffer]
+    ) -> None:
+        self._pg, self._own, self._keeper, self._peers = pg, buffer, keeper, peers
         self._thread: threading.Thread | None = None
         self._files, self._ended = threading.Lock(), False
         self.failed = ""
@@ -115,9 +117,9 @@ class Replication:
         mine = parts(nbytes)
         theirs = {peer: parts(int(size)) for peer, size in sizes.items()}
         with self._at_files():
-            files = {peer: self._peers[peer].older() for peer, some in theirs.items() if some}
-        for number in range(max(len(mine), *(len(some) for some in theirs.values()), 0)):
-            due = {peer: some[number] for peer, some in theirs.items() if number < len(some)}
+            files = {peer: self._peers[peer].older() for peer, pieces in theirs.items() if pieces}
+        for number in range(max(len(mine), *(len(pieces) for pieces in theirs.values()), 0)):
+            due = {peer: pieces[number] for peer, pieces in theirs.items() if number < len(pieces)}
             arriving = {peer: torch.empty(count, dtype=torch.uint8) for peer, (_, count) in due.items()}
             works = [self._pg.recv([x], peer, 0) for peer, x in arriving.items()]
             if number < len(mine):

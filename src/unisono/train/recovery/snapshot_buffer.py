@@ -122,7 +122,7 @@ class SnapshotBuffer:
 
     def _write_all(self, file: int, due: Sequence[memoryview], at: int) -> int:
         """Write buffers one after the other; returns where they end. One call may take less than all."""
-        left = [one for one in due if len(one)]
+        left = [view for view in due if len(view)]
         while left:
             count = self._write(file, left, at)
             at += count

@@ -139,9 +139,9 @@ class Snapshots:
         self._last = self.run.step
         if self._copies is not None:  # one under way would lie there afterwards
             self._copies.settle()
-        for one in (self._buffer, self._replicas):
-            if one is not None:
-                one.drop(after=self._last)
+        for place in (self._buffer, self._replicas):
+            if place is not None:
+                place.drop(after=self._last)
 
     def _copied(self, copies: Replication) -> bool:
         """Whether all ranks have their copies of what was put aside last, so that it may be replaced: else this time
@@ -169,7 +169,7 @@ class Snapshots:
         if self._buffer is None:  # the others go on
             return
         begun = time.perf_counter()
-        boxes = _own(self.run, self._beside)
+        boxes = _boxes_of(self.run, self._beside)
         before = time.perf_counter() - begun
         self._thread = threading.Thread(
             target=self._put, args=(self._buffer, self.run.step, dict(state), boxes, before), name="unisono-snapshot",
@@ -222,10 +222,12 @@ def _first(
         raise UsageError(what, where="launch.snapshot_every", likely=likely, fix=fix, code="L09")
     if every == 0 or why:
         return 0, []
-    own = sum(box.tensor.numel() * box.tensor.element_size() for box in _own(run, beside, whole=False))
+    nbytes = sum(
+        box.tensor.numel() * box.tensor.element_size() for box in _boxes_of(run, beside, whole=False)
+    )
     part = [at for axis, at in sorted(run.mesh.at.items()) if axis != "dp"]
-    said = [Holding(*one) for one in agree([own, available(), host, part])]
-    hosts = [one.host for one in said]
+    said = [Holding(*numbers) for numbers in agree([nbytes, available(), host, part])]
+    hosts = [numbers.host for numbers in said]
     if every is not None:
         return every, hosts
     return int(plan.offload == "none" and lonely(said) and fits(said)), hosts
@@ -244,23 +246,22 @@ class Holding:
 
 def lonely(ranks: Sequence[Holding]) -> bool:
     """Whether one rank, or the ranks of one host of several, hold a part of the run that nobody else holds."""
-    several = len({one.host for one in ranks}) > 1
-    holders = [[other.host for other in ranks if other.part == one.part] for one in ranks]
-    return any(len(some) == 1 or (several and len(set(some)) == 1) for some in holders)
+    several = len({holding.host for holding in ranks}) > 1
+    holders = [[other.host for other in ranks if other.part == holding.part] for holding in ranks]
+    return any(len(hosts) == 1 or (several and len(set(hosts)) == 1) for hosts in holders)
 
 
 def fits(ranks: Sequence[Holding]) -> bool:
     """Whether there is room on every host for two snapshots of each of its ranks, and on several hosts for two copies
     of each of the host before."""
-    hosts = sorted({one.host for one in ranks})
-    own = {host: 2 * sum(one.nbytes for one in ranks if one.host == host) for host in hosts}
+    hosts = sorted({holding.host for holding in ranks})
+    needs = {host: 2 * sum(holding.nbytes for holding in ranks if holding.host == host) for host in hosts}
     before = dict(zip(hosts, [hosts[-1], *hosts], strict=False))
-    return all(
-        own[one.host] + (own[before[one.host]] if len(hosts) > 1 else 0) <= ROOM * one.free for one in ranks
-    )
+    copies = {host: needs[before[host]] if len(hosts) > 1 else 0 for host in hosts}
+    return all(needs[rank.host] + copies[rank.host] <= ROOM * rank.free for rank in ranks)
 
 
-def _own(run: Run, beside: bool, whole: bool = True) -> list[Box]:
+def _boxes_of(run: Run, beside: bool, whole: bool = True) -> list[Box]:
     """What this rank alone is to keep, so that ranks together keep everything once. beside: tensors that only the
     optimiser writes may be read until it does; of all else, a copy, unless just its size is asked for."""
     slots = run.local.slots

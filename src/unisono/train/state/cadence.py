@@ -57,14 +57,14 @@ class Fixed:
 
     every: int = 0
 
-    def after(self, made: int) -> int:
+    def after(self, step: int) -> int:
         """The step after which another comes, as far as is known."""
-        return made + self.every if self.every else 1 << 62
+        return step + self.every if self.every else 1 << 62
 
-    def due(self, made: int) -> bool:
-        return bool(self.every) and made % self.every == 0
+    def due(self, step: int) -> bool:
+        return bool(self.every) and step % self.every == 0
 
-    def saved(self, made: int) -> str:
+    def saved(self, step: int) -> str:
         """After a save, on all ranks alike; returns what there is to be told."""
         return ""
 
@@ -82,21 +82,21 @@ class Chosen:
     every: int = 0
     _turns: int = 0
 
-    def after(self, made: int) -> int:
+    def after(self, step: int) -> int:
         """The step after which another comes, as far as is known."""
-        return made + (self.every or FIRST)
+        return step + (self.every or FIRST)
 
-    def due(self, made: int) -> bool:
-        return made >= self.next
+    def due(self, step: int) -> bool:
+        return step >= self.next
 
-    def saved(self, made: int) -> str:
+    def saved(self, step: int) -> str:
         """After a save, on all ranks alike; returns what there is to be told. It waits for rank 0."""
         key = f"cadence/{self._turns}"
         self._turns += 1
         if self.rank == 0:
             self.store.set(key, json.dumps(self._choice()))
         every, said = json.loads(self.store.get(key))
-        self.every, self.next = every, made + every
+        self.every, self.next = every, step + every
         return said
 
     def _choice(self) -> tuple[int, str]:

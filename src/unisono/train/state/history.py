@@ -42,16 +42,16 @@ def note(run_dir: Path, event: str, **facts: Any) -> None:
 def begin(run_dir: Path, step: int, again: bool = False, **facts: Any) -> None:
     """A start, from `step`. One before it that did not end was lost, at the time of its last line. again: ranks that
     were lost have been replaced, which is none if there was one. Raises OSError."""
-    told = _lines(run_dir)
+    events = _lines(run_dir)
     under_way = False
-    for line in told:
+    for line in events:
         under_way = line["event"] == "start" or (
             under_way and line["event"] != "end" and not line.get("whole")
         )
     if under_way and again:
         return
     if under_way:
-        note(run_dir, "lost", at=max(told[-1]["at"], _last_step(run_dir)), whole=True)
+        note(run_dir, "lost", at=max(events[-1]["at"], _last_step(run_dir)), whole=True)
     note(run_dir, "start", step=step, **facts)
 
 
@@ -94,11 +94,11 @@ def _last_step(run_dir: Path) -> float:
 
 def _lines(run_dir: Path) -> list[dict[str, Any]]:
     """Whole lines; what was cut short by a full disk or a kill says nothing."""
-    found = []
+    lines = []
     with suppress(OSError):
         for text in (run_dir / FILE).read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError, RecursionError):
                 line = json.loads(text)
                 if isinstance(line, dict) and isinstance(line.get("at"), int | float) and "event" in line:
-                    found.append(line)
-    return found
+                    lines.append(line)
+    return lines

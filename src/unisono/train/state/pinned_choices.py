@@ -18,20 +18,20 @@ def pin(folder: Path, plan: Plan, mesh: Mesh, sync: Sync) -> None:
     while isinstance(inner := getattr(sync, "inner", None), Sync):
         sync = inner
     collective = mesh.dp.algorithm.settled() if mesh.dp.algorithm is not None else ""
-    for file, asked, taken in (
+    for file, wish, taken in (
         (COLLECTIVE, plan.collective, collective),
         (SYNC, plan.sync, sync.settled),
     ):
         if taken:
-            choice = {"asked": asked, "dp": mesh.dp.size, "taken": taken}
+            choice = {"asked": wish, "dp": mesh.dp.size, "taken": taken}
             write_whole(folder / file, json.dumps(choice) + "\n")
 
 
-def pinned(folder: Path, asked: str, dp: int, file: str) -> str:
+def pinned(folder: Path, wish: str, dp: int, file: str) -> str:
     """The choice that a run goes on with: what it measured, if it asks for the same on as many replicas. asked: the
     plan's `collective` or `sync`, after `file`."""
     with suppress(OSError, ValueError, KeyError):
         choice = json.loads((folder / file).read_text(encoding="utf-8"))
-        if (choice["asked"], choice["dp"]) == (asked, dp):
+        if (choice["asked"], choice["dp"]) == (wish, dp):
             return str(choice["taken"])
-    return asked
+    return wish

@@ -150,7 +150,7 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
 
 def _check_cut(now: Mapping[str, Sequence[object]], was: Mapping[str, Any] | None, folder: Path) -> None:
     """was: what the checkpoint says; nothing in one of a version that did not."""
-    here = json.loads(json.dumps({name: list(own) for name, own in now.items()}))
+    here = json.loads(json.dumps({name: list(names) for name, names in now.items()}))
     differ = sorted(n for n in here.keys() | (was or here).keys() if here.get(n) != (was or here).get(n))
     if differ:
         first = f"{differ[0]} is of another cut of the module's graph"
@@ -174,9 +174,9 @@ def _deal_anew(run: Run, source: StateSource, state: Mapping[str, Tensor], known
     nothing of their sum is lost; returns its keys."""
     dealt: set[str] = set()
     for replica in sorted(_replicas(known)):
-        found = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.own(key)}
-        boxes = [(key, box) for key, box in _kept(run, found, replica) if box.name in known]
-        boxes += _second_uses(run, found, known, replica)
+        sums = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.own(key)}
+        boxes = [(key, box) for key, box in _kept(run, sums, replica) if box.name in known]
+        boxes += _second_uses(run, sums, known, replica)
         source.load([box for _, box in boxes])
         for key, box in boxes:
             state[key].zero_() if key not in dealt else None
@@ -201,14 +201,14 @@ def _second_uses(
 ) -> list[tuple[str, Box]]:
     """Where the checkpoint has what was kept of a second use by itself, as stages keep it: (key of the owner's, a box
     that gets what is to be added to it)."""
-    joined, found = _joined(run), []
+    joined, second = _joined(run), []
     for key, box in _kept(run, state, replica):
         name, _, what = key.rpartition("/")
         for alias in (alias for alias, owner in joined.items() if owner == name and run.sync.own(key)):
             other = box.name.replace(f"/{key}", f"/{alias}/{what}", 1)
             if other in known:
-                found.append((key, replace(box, name=other, tensor=torch.zeros_like(box.tensor))))
-    return found
+                second.append((key, replace(box, name=other, tensor=torch.zeros_like(box.tensor))))
+    return second
 
 
 def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> list[tuple[str, Box]]:
@@ -219,17 +219,17 @@ def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> 
     first = not any(index for axis, index in at.items() if axis != "dp")
     kept, joined = [], _joined(run)
     for key, value in state.items():
-        slot, own = slots.get(key.rpartition("/")[0]), run.sync.own(key)
-        if own and slot is not None and slot.name in joined:
+        slot, private = slots.get(key.rpartition("/")[0]), run.sync.own(key)
+        if private and slot is not None and slot.name in joined:
             continue
         twin = slot is not None and slot.copy and run.sync.shares
         place = at["dp"] + run.mesh.dp.size * twin if replica is None else replica
-        prefix = f"sync/{place}" if own else "sync"
-        writes = own or at["dp"] == 0
+        prefix = f"sync/{place}" if private else "sync"
+        writes = private or at["dp"] == 0
         if slot is not None and value.shape == slot.master.shape:
             # A second use of a tied weight, and a second copy of a stage (DualPipe), has gradients of its own, so what
             # is kept of them is its own too.
-            wrote = replace(slot, alias=False, copy=slot.copy and not (own and twin)).counted(at)
+            wrote = replace(slot, alias=False, copy=slot.copy and not (private and twin)).counted(at)
             box = Box(f"{prefix}/{key}", slot.shape, slot.start, value, writes and wrote)
         else:
             name = f"{prefix}/{key}{_place(slot)}" + ("~copy" if twin else "")

@@ -55,7 +55,7 @@ class AheadGradients(Gradients):
         if not isinstance(sync, PrioritySync):
             raise TypeError("slices are a matter of sync=priority")
         self.slices = sync
-        self.looked: Callable[[int], bool] = lambda made: True
+        self.looked: Callable[[int], bool] = lambda step: True
         self.run: Run | None = None
         turn = {id(slot.master): (at, slot.name) for at, slot in enumerate(self.slots)}
         each = [*self._early, *self._late]
@@ -185,8 +185,8 @@ class AheadUpdate(Update):
         if bad := self.judge(step, verdict, numbers):
             self.gradients.abandon()
             finite = math.isfinite(numbers.loss) and not math.isinf(numbers.norm)
-            told = step, numbers.loss, numbers.norm, lr, Verdict.DISCARD, numbers.stop, finite
-            return Report(*told, bad=bad, says=says)
+            numbers_of = step, numbers.loss, numbers.norm, lr, Verdict.DISCARD, numbers.stop, finite
+            return Report(*numbers_of, bad=bad, says=says)
         set_rate(self.optimizer, lr)
         if numbers.stop:
             self.gradients.finish()
@@ -218,8 +218,8 @@ def why_not_ahead(run: Run) -> str:
     if not update.apart:
         return "the optimiser does not say that it steps each parameter by its own gradient alone"
     stepped = {id(p) for group in update.optimizer.param_groups for p in group["params"]}
-    own = [slot for slot in slots if not slot.alias]
-    if any(slot.master is not slot.live or id(slot.master) not in stepped for slot in own):
+    owners = [slot for slot in slots if not slot.alias]
+    if any(slot.master is not slot.live or id(slot.master) not in stepped for slot in owners):
         return "parameters are rounded from masters, or stepped elsewhere"
     if any(
         module._compiled_call_impl is not None
@@ -239,9 +239,9 @@ def run_ahead(run: Run, train: TrainConfig) -> str:
     auto = "train.save_every = auto may save after any of them" if train.save_every == "auto" else ""
     if why := why_not_ahead(run) or auto:
         return f"sync={run.replica.plan.sync}: every update waits for all slices: {why}"
-    plain = {one.name: getattr(run.update, one.name) for one in fields(run.update)}
+    plain = {part.name: getattr(run.update, part.name) for part in fields(run.update)}
     run.update = AheadUpdate(**plain, gradients=gradients)
     looks = drains(train)
-    gradients.looked = lambda made: looks(made) or bool(train.guard and made % train.guard == 0)
+    gradients.looked = lambda step: looks(step) or bool(train.guard and step % train.guard == 0)
     gradients.follow(run)
     return ""

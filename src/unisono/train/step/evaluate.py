@@ -27,14 +27,14 @@ def evaluate(
     """
     places = run.gradients.line.places
     totals = torch.zeros(1 + len(metrics), places.count, dtype=torch.float64, device=run.local.device)
-    own = torch.tensor(places.own, device=totals.device)
+    places_here = torch.tensor(places.own, device=totals.device)
     run.local.train(False)
     count = math.fsum(targets_of(run, leaves) / leaves[0].scale for leaves in batches)
     for leaves in batches:
         weight = 1.0 / (leaves[0].scale * count)
         with _counted(run, metrics, totals[1:], 1.0 / count) if metrics else nullcontext():
             losses = run.player.play(run.eval_row, leaves, weight, None).double()
-        totals[0, own] += losses if places.count > 1 else losses.sum()
+        totals[0, places_here] += losses if places.count > 1 else losses.sum()
     run.local.train(True)
     if not places.counted:
         totals.zero_()
@@ -50,16 +50,16 @@ def _counted(run: Run, metrics: Sequence[Metric], means: Tensor, weight: float) 
     heads = [(stage, stage.loss) for stage in run.local.stages.values() if stage.last]
     for stage, _ in heads:
 
-        def both(y: Tensor, targets: Tensor, own: Any = stage.loss, whole: Any = stage.whole) -> Tensor:
+        def both(y: Tensor, targets: Tensor, loss: Any = stage.loss, whole: Any = stage.whole) -> Tensor:
             logits, place = whole(y), next(leaves)
             for row, metric in enumerate(metrics):
                 count = torch.as_tensor(metric.count(logits, targets), dtype=means.dtype, device=means.device)
                 means[row, place] += weight * count  # a whole number times a weight would be a float32
-            return own(y, targets)
+            return loss(y, targets)
 
         stage.loss = both
     try:
         yield
     finally:
-        for stage, own in heads:
-            stage.loss = own
+        for stage, loss in heads:
+            stage.loss = loss

@@ -64,8 +64,8 @@ class ByTensor:
         places, whole = self._places(held, extra.device)
         norms.square_()
         if not whole:
-            own, norms = norms, extra.new_zeros(self.length, dtype=torch.float64)
-            norms[places] = own
+            here, norms = norms, extra.new_zeros(self.length, dtype=torch.float64)
+            norms[places] = here
         return torch.cat((norms, extra))
 
     def _places(self, held: Sequence[Slot], device: torch.device) -> tuple[Tensor, bool]:
@@ -132,7 +132,7 @@ class ByRow(ByTensor):
 def _squares(rows: Tensor) -> Tensor:
     """rows [n, width] → [n], the squared norm of each; on a CPU a few rows at a time, which stay in its cache."""
     few = len(rows) if is_apart(rows) else max(1, _CACHED // max(1, rows.shape[1]))
-    return torch.cat([fold_(some * some) for some in rows.split(few)])
+    return torch.cat([fold_(part * part) for part in rows.split(few)])
 
 
 @torch.no_grad()

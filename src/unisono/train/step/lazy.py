@@ -50,8 +50,10 @@ def step_rows(optimizer: Optimizer, stand_ins: Mapping[nn.Parameter, nn.Paramete
         for master, (rows, at) in under_way.items():
             stand_in, shape = stand_ins[master], (len(rows), *master.shape[1:])
 
-            def put(whole: Tensor, made: Tensor, rows: Tensor = rows, shape: tuple[int, ...] = shape) -> None:
-                whole.index_copy_(0, rows, made[: shape[0] * shape[1]].view(shape))
+            def put(
+                whole: Tensor, line_of: Tensor, rows: Tensor = rows, shape: tuple[int, ...] = shape
+            ) -> None:
+                whole.index_copy_(0, rows, line_of[: shape[0] * shape[1]].view(shape))
 
             put(master, stand_in)
             for key, value in optimizer.state[stand_in].items():

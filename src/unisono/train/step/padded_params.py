@@ -97,8 +97,8 @@ def _here(
     optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]
 ) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
     """Those that the optimiser steps now."""
-    asked = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return ((master, stand_in) for master, stand_in in pairs.items() if id(stand_in) in asked)
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return ((master, stand_in) for master, stand_in in pairs.items() if id(stand_in) in stepped)
 
 
 def _in_parts(optimizer: Optimizer) -> None:

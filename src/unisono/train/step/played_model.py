@@ -67,13 +67,13 @@ class PlayedModel:
             size, *([window] if window else [])
         )
         order = torch.arange(size, device=rows.device)
-        own = [slice(leaf * micro, (leaf + 1) * micro) for leaf in run.leaves]
-        leaves = [Micro(rows[part], places[part], order[part]) for part in own]
+        parts = [slice(leaf * micro, (leaf + 1) * micro) for leaf in run.leaves]
+        leaves = [Micro(rows[part], places[part], order[part]) for part in parts]
         with _caught(run) as caught:
             run.player.play(run.eval_row, leaves, 1.0, None)
         last = [y.shape[-1] for y, _ in caught[:1]] or [0]
-        told = torch.tensor(last, dtype=torch.float64, device=rows.device)
-        classes = int(run.mesh.world.all_reduce(told, dist.ReduceOp.MAX))
+        widths = torch.tensor(last, dtype=torch.float64, device=rows.device)
+        classes = int(run.mesh.world.all_reduce(widths, dist.ReduceOp.MAX))
         shape = (size,) if not window or at is not None else (size, window)
         out = torch.zeros((*shape, classes), dtype=torch.float32, device=rows.device)
         wanted = None if at is None else torch.cat((at, at.new_full((size - len(at),), -1)))
@@ -98,22 +98,22 @@ def _put(out: Tensor, logits: Tensor, here: Tensor, window: int, wanted: Tensor 
 @contextmanager
 def _caught(run: Run) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """While it lasts, whoever computes a loss notes the logits, of all classes, and the targets instead."""
-    found: list[tuple[Tensor, Tensor]] = []
+    caught: list[tuple[Tensor, Tensor]] = []
     heads = [(stage, stage.loss) for stage in run.local.stages.values() if stage.last]
     for stage, _ in heads:
 
         def note(y: Tensor, targets: Tensor, whole: Callable[[Tensor], Tensor] = stage.whole) -> Tensor:
-            found.append((whole(y), targets))
+            caught.append((whole(y), targets))
             return y.new_zeros(())
 
         stage.loss = note
     run.local.train(False)
     try:
-        yield found
+        yield caught
     finally:
         run.local.train(True)
-        for stage, own in heads:
-            stage.loss = own
+        for stage, loss in heads:
+            stage.loss = loss
 
 
 def evaluated(function: str, model: PlayedModel) -> dict[str, float]:
@@ -121,20 +121,20 @@ def evaluated(function: str, model: PlayedModel) -> dict[str, float]:
     function's. Raises UsageError C03, UserCodeError."""
     path, _, name = function.rpartition(":")
     module = executed(path, f"unisono_evaluate_{Path(path).stem}", "train.evaluate")
-    own = getattr(module, name, None)
-    if not callable(own):
+    evaluate = getattr(module, name, None)
+    if not callable(evaluate):
         raise UsageError(
             f"{path} has no function {name}", code="C03", where="train.evaluate", fix="FILE.py:FUNCTION"
         )
     try:
-        told: Any = own(model)
+        result: Any = evaluate(model)
     except (UsageError, UserCodeError):
         raise
     except Exception as error:
         raise of_user(error, "the evaluation", path) from error
-    numbers = told if isinstance(told, Mapping) else {name: told}
+    numbers = result if isinstance(result, Mapping) else {name: result}
     try:
         return {str(key): float(value) for key, value in numbers.items()}
     except (TypeError, ValueError) as error:
-        what = f"the evaluation returned {type(told).__name__}, not a number or numbers by name"
+        what = f"the evaluation returned {type(result).__name__}, not a number or numbers by name"
         raise UserCodeError(what, where=f"{path}:{name}", fix="return a float, or a dict of them") from error

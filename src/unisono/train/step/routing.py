@@ -52,10 +52,10 @@ def balance(loads: Tensor) -> Mapping[str, list[float]]:
     """How experts were used, by layer: tokens of the busiest expert over the mean, of the idlest, entropy of a token's
     scores in nats, share of choices for which there was no room."""
     rows = []
-    for *counts, tokens, made, dropped, entropy in loads.tolist():
+    for *counts, tokens, choices, dropped, entropy in loads.tolist():
         mean = max(sum(counts) / len(counts), 1.0)
         rows.append(
-            (max(counts) / mean, min(counts) / mean, entropy / max(tokens, 1.0), dropped / max(made, 1.0))
+            (max(counts) / mean, min(counts) / mean, entropy / max(tokens, 1.0), dropped / max(choices, 1.0))
         )
     names = ("busiest", "idlest", "entropy", "dropped")
     return {name: [round(row[i], 4) for row in rows] for i, name in enumerate(names)}

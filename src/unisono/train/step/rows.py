@@ -63,8 +63,8 @@ def _sparse(rows: Tensor, values: Tensor, like: Tensor) -> Tensor:
 
 def _summed(grads: Sequence[Tensor], group: Group) -> list[Tensor]:
     """Of all tables in three collectives: how many rows each has, which, and what is in them."""
-    own = grads[0].values().new_tensor([grad._nnz() for grad in grads], dtype=torch.int64)
-    counts = group.all_gather(own[None])
+    counts_here = grads[0].values().new_tensor([grad._nnz() for grad in grads], dtype=torch.int64)
+    counts = group.all_gather(counts_here[None])
     rows = _each(torch.cat([grad.indices()[0] for grad in grads]), counts.sum(1), group)
     widths = counts.new_tensor([grad.shape[1] for grad in grads])
     values = _each(torch.cat([grad.values().flatten() for grad in grads]), (counts * widths).sum(1), group)

@@ -123,18 +123,18 @@ def make(
     """
     # An alias whose owner lies on this rank shares its storage and must not be stepped twice.
     owned = {s.master.data_ptr() for s in slots if not s.alias}
-    own = [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
+    learning = [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
     ragged = [
         s
-        for s in own
+        for s in learning
         if not s.lazy and (is_narrow(s.master) or (even and s.master.numel() % lanes(s.master)))
     ]
     pairs = {s.master: line_for(s.master) for s in ragged}
-    lazy = {s.master: row_for(s.master) for s in own if s.lazy}
+    lazy = {s.master: row_for(s.master) for s in learning if s.lazy}
     stand_ins = pairs | lazy
     groups = [
         {
-            "params": [stand_ins.get(s.master, s.master) for s in own if (len(s.shape) >= 2) == matrix],
+            "params": [stand_ins.get(s.master, s.master) for s in learning if (len(s.shape) >= 2) == matrix],
             "weight_decay": train.weight_decay if matrix else 0.0,
         }
         for matrix in (True, False)
@@ -153,7 +153,7 @@ def make(
     if lazy:
         step_rows(optimizer, lazy, lanes(next(iter(lazy))))
     # Fused kernels change parameters without a word, by which what is rounded from a master would know (`masters.py`).
-    apart = [s.master for s in own if s.master is not s.live]
+    apart = [s.master for s in learning if s.master is not s.live]
     optimizer.register_step_post_hook(lambda *_: increment_version(apart))
     return optimizer
 

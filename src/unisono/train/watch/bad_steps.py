@@ -135,8 +135,8 @@ class BadSteps:
                 known += [number for step in line["left_out"] for number in (step - 1, line["step"] - 1)]
         world, device = self.run.mesh.world, self.run.local.device
         count = world.broadcast(torch.tensor([len(known)], device=device))
-        told = torch.tensor(known or [0] * int(count), dtype=torch.int64, device=device)
-        pairs = world.broadcast(told).tolist() if int(count) else []
+        numbers = torch.tensor(known or [0] * int(count), dtype=torch.int64, device=device)
+        pairs = world.broadcast(numbers).tolist() if int(count) else []
         self.judge.avoided = dict(zip(pairs[::2], pairs[1::2], strict=True))
 
     def handle(self, report: Report) -> Report | None:
@@ -202,36 +202,36 @@ class BadSteps:
             self.note(fault)
         if to is None:
             return None
-        if self.returns and to > max(one.step for one in self.returns):
+        if self.returns and to > max(back.step for back in self.returns):
             self.returns.clear()
         left = list(range(max(0, step - around), step + around + 1))
         if len(self.returns) >= self.how.bad_limit:
             self.give_up(report)
-        one = Return(step + 1, report.bad, to, tuple(at + 1 for at in left))
-        self.returns.append(one)
-        self.all_returns.append(one)
+        back = Return(step + 1, report.bad, to, tuple(at + 1 for at in left))
+        self.returns.append(back)
+        self.all_returns.append(back)
         self.judge.avoided |= {at: step for at in left if at not in self.judge.avoided}
-        state = self._restored(one)
+        state = self._restored(back)
         self.note(
-            f"step {one.step}: {one.reason}; back to step {to},"
-            f" and without step{'s' * (len(left) > 1)} {_span(one.left_out)}"
+            f"step {back.step}: {back.reason}; back to step {to},"
+            f" and without step{'s' * (len(left) > 1)} {_span(back.left_out)}"
         )
         return state
 
-    def _restored(self, one: Return) -> Mapping[str, Any]:
+    def _restored(self, back: Return) -> Mapping[str, Any]:
         run, folder = self.run, self.run_dir / CHECKPOINTS
-        target = next(path for path in by_age(self.run_dir) if step_of(path) == one.to)
+        target = next(path for path in by_age(self.run_dir) if step_of(path) == back.to)
         if self._first:
             with writing(self.run_dir):
                 with JsonLines(self.run_dir / RETURNS) as file:
-                    file.write(asdict(one))
+                    file.write(asdict(back))
                 write_whole(self.run_dir / LATEST, f"{folder.name}/{target.name}\n")
         if run.sync.kept is not None:
             run.sync.kept.spoiled = False
         run.whole = False  # should a rank be lost meanwhile, nobody takes this for a state of the run
         state = restore(run, target)
         self.load(state.get("bad", {}))
-        self.feed.forget_from(one.to)
+        self.feed.forget_from(back.to)
         run.mesh.world.barrier()
         run.whole = True
         return state
@@ -239,22 +239,22 @@ class BadSteps:
     def _target(self, step: int) -> tuple[int | None, list[str]]:
         """The updates made in the checkpoint to go back to, as the first rank finds them, and what is wrong with
         others. Where the last return did not help, an older one, if there is one."""
-        run, found, faults = self.run, -1, list[str]()
+        run, step_there, faults = self.run, -1, list[str]()
         world = run.mesh.world
         if self._first:
             newest = latest(self.run_dir)
             top = step_of(newest) if newest is not None else None
             ages = [(at, path) for path in by_age(self.run_dir) if (at := step_of(path)) is not None]
             ages = [(at, path) for at, path in ages if at <= step and (top is None or at <= top)]
-            bad = max((one.step for one in self.returns), default=0)
+            bad = max((back.step for back in self.returns), default=0)
             before = [pair for pair in ages if pair[0] <= step - self.how.skip_around] or ages
             last = self.returns[-1].to if self.returns else step + 1
             older = [pair for pair in before if pair[0] > bad or pair[0] < last]
             older = older or [pair for pair in before if pair[0] == last]
             folder, faults = first_whole(path for _, path in older or before)
-            found = -1 if folder is None else step_of(folder) or 0
-        told = world.broadcast(torch.tensor([found], device=run.local.device))
-        return (int(told) if int(told) >= 0 else None), faults
+            step_there = -1 if folder is None else step_of(folder) or 0
+        target = world.broadcast(torch.tensor([step_there], device=run.local.device))
+        return (int(target) if int(target) >= 0 else None), faults
 
     def give_up(self, report: Report) -> None:
         """Raises UserCodeError on the first rank, N02 for a spike, N03 where what was tried did not help; the others
@@ -266,7 +266,7 @@ class BadSteps:
         what, where = f"step {report.step + 1}: {report.bad}", ""
         code = "N02"
         if self.returns:
-            tries = [f"step {one.step} ({one.reason}): back to {one.to}" for one in self.returns]
+            tries = [f"step {back.step} ({back.reason}): back to {back.to}" for back in self.returns]
             code = "N03"
             what += f"; the run went back {_times(len(tries))} and came no further"
             where = "; ".join(tries)
@@ -274,7 +274,7 @@ class BadSteps:
             last = self.skipped[1 - self._in_a_row :]
             code = "N03"
             what += f"; the {len(last)} bad steps before it were skipped"
-            where = "; ".join(f"step {one['step']} ({one['reason']})" for one in last)
+            where = "; ".join(f"step {back['step']} ({back['reason']})" for back in last)
         raise UserCodeError(
             what,
             where=where,
@@ -303,7 +303,7 @@ class BadSteps:
 
     def summary(self) -> dict[str, Any]:
         """For summary.json."""
-        return {"skipped": self.skipped, "rolled_back": [asdict(one) for one in self.all_returns]}
+        return {"skipped": self.skipped, "rolled_back": [asdict(back) for back in self.all_returns]}
 
 
 def _few(samples: Sequence[int]) -> str:

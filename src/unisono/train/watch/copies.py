@@ -82,8 +82,8 @@ class Copies:
         room = torch.tensor(len(self.held), dtype=torch.int64, device=self.device)
         self.world.all_reduce(room, dist.ReduceOp.MAX)
         self.room = int(room)
-        own = self._line([h.identity for h in self.held])
-        self.identities = self.world.all_gather(own).tolist()
+        identities = self._line([h.identity for h in self.held])
+        self.identities = self.world.all_gather(identities).tolist()
         first: dict[int, int] = {}
         self._first = torch.tensor(
             [first.setdefault(identity, i) for i, identity in enumerate(self.identities)], device=self.device
@@ -98,11 +98,11 @@ class Copies:
     @torch.no_grad()
     def check(self) -> None:
         """Raises UserCodeError G01 on one rank if any two copies differ; the others then wait to be stopped."""
-        own = torch.zeros(self.room, dtype=torch.int64, device=self.device)
+        sums_here = torch.zeros(self.room, dtype=torch.int64, device=self.device)
         if self.held:
             sums = torch.stack([checksum(h.tensor).to(self.device) for h in self.held])
-            own[: len(self.held)] = sums
-        table = self.world.all_gather(own)
+            sums_here[: len(self.held)] = sums
+        table = self.world.all_gather(sums_here)
         if torch.equal(table, table[self._first]):
             self.passed = self.run.step
             return
@@ -118,14 +118,14 @@ class Copies:
         for i, (identity, value) in enumerate(zip(self.identities, sums, strict=True)):
             if identity != _ABSENT:
                 by[identity][i // self.room] = value
-        found = []
+        splits = []
         for identity, values in by.items():
             if len(set(values.values())) > 1:
                 (value, votes), *_ = Counter(values.values()).most_common()
                 majority = votes > len(values) / 2
                 odd = tuple(rank for rank, v in values.items() if v != value) if majority else ()
-                found.append(_Split(identity, tuple(values), odd))
-        return found
+                splits.append(_Split(identity, tuple(values), odd))
+        return splits
 
     def _accuse(self, splits: Sequence[_Split]) -> None:
         speaker = (splits[0].odd or splits[0].ranks)[0]
@@ -191,22 +191,22 @@ class _Search:
         self.size = -(-words // BLOCKS)
         self.words = torch.zeros(self.size * BLOCKS, dtype=torch.int64, device=copies.device)
         if held is not None:
-            own = torch.cat(words_of(held.tensor))
-            self.words[: len(own)] = own
+            words_here = torch.cat(words_of(held.tensor))
+            self.words[: len(words_here)] = words_here
 
     def text(self) -> str:
         """Every rank calls this; only ranks that hold the tensor can put it into words."""
         blocks = self.words.view(BLOCKS, self.size)
-        one, other = self._of_pair(blocks.sum(1))
-        bad = (one != other).nonzero().flatten().tolist()
+        mine, other = self._of_pair(blocks.sum(1))
+        bad = (mine != other).nonzero().flatten().tolist()
         if not bad:
             return ""
-        one, other = self._of_pair(blocks[bad[0]].contiguous())
-        at = (one != other).nonzero().flatten().tolist()
+        mine, other = self._of_pair(blocks[bad[0]].contiguous())
+        at = (mine != other).nonzero().flatten().tolist()
         if self.held is None or not at:
             return ""
         mask = (1 << 64) - 1
-        a, b = int(one[at[0]]) & mask, int(other[at[0]]) & mask
+        a, b = int(mine[at[0]]) & mask, int(other[at[0]]) & mask
         single = len(bad) == 1 and len(at) == 1
         return _in_words(self.held, bad[0] * self.size + at[0], a, b, single, self.pair)
 

@@ -125,8 +125,10 @@ class Guard(Player):
         """Every rank: [loss, gradients] made twice. The rank to blame raises, the others wait to be stopped."""
         run, world = self.run, self.run.mesh.world
         wrong = (wanted != got).nonzero().flatten().tolist()
-        own = torch.tensor([[bool(wrong), stage_of(run, wrong)]], dtype=torch.int64, device=run.local.device)
-        table = world.all_gather(own).tolist()
+        verdict = torch.tensor(
+            [[bool(wrong), stage_of(run, wrong)]], dtype=torch.int64, device=run.local.device
+        )
+        table = world.all_gather(verdict).tolist()
         bad = [rank for rank, (differs, _) in enumerate(table) if differs]
         if not bad:
             return

@@ -45,7 +45,7 @@ def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
     Inner modules are done before those around them, so a stage's first hit is the innermost; what happens between
     modules, in attention or in a user's own forward, is the outer one's.
     """
-    found: dict[int, tuple[int, str]] = {}  # by stage
+    hits: dict[int, tuple[int, str]] = {}  # by stage
     names, order = {}, {}
     for index, stage in run.local.stages.items():
         for at, (name, module) in enumerate(stage.named_modules()):
@@ -53,11 +53,11 @@ def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
 
     def look(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         stage, at = order[module]
-        if stage not in found and not _finite(output) and all(map(_finite, inputs)):
+        if stage not in hits and not _finite(output) and all(map(_finite, inputs)):
             weights = [n for n, p in module.named_parameters(recurse=False) if not _finite(p.detach())]
             why = f" (its {weights[0]} is not finite)" if weights else ""
             words = f"{names[module] or 'the stage'} ({type(module).__name__}){why}"
-            found[stage] = stage * _MODULES + at, words
+            hits[stage] = stage * _MODULES + at, words
 
     hooks = [module.register_forward_hook(look) for module in names]
     try:
@@ -65,7 +65,7 @@ def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
     finally:
         for hook in hooks:
             hook.remove()
-    return min(found.values(), default=(_CLEAN, ""))
+    return min(hits.values(), default=(_CLEAN, ""))
 
 
 def locate_nan(
@@ -76,8 +76,8 @@ def locate_nan(
     saved: the last good checkpoint. Every rank calls this together.
     """
     order, words = first_bad(run, leaves)
-    own = order * run.mesh.shape.world + rank
-    least = torch.tensor(own, dtype=torch.int64, device=run.local.device)
+    key = order * run.mesh.shape.world + rank
+    least = torch.tensor(key, dtype=torch.int64, device=run.local.device)
     run.mesh.world.all_reduce(least, dist.ReduceOp.MIN)
     if least.item() >= _CLEAN * run.mesh.shape.world:
         words = (
@@ -87,7 +87,7 @@ def locate_nan(
         )
         if rank:
             return None
-    elif least.item() != own:
+    elif least.item() != key:
         return None
     what = f"step {report.step + 1}: the loss is {report.loss}, the gradient norm {report.norm}"
     kept = f"; {saved} is kept" if saved else ""

@@ -34,9 +34,9 @@ class Neighbours:
     def __init__(self, run: Run, feed: Feed, alone: Alone) -> None:
         self.run, self.feed, self.alone = run, feed, alone
         kind = f"{arithmetic(run.local.device)} {torch.get_num_threads()}".encode()
-        own = checksum(torch.frombuffer(bytearray(kind), dtype=torch.uint8).long().cumsum(0))
-        told = run.mesh.world.all_gather(own.view(1).to(run.local.device))
-        self.alike = bool((told == told[0]).all())
+        digest = checksum(torch.frombuffer(bytearray(kind), dtype=torch.uint8).long().cumsum(0))
+        digests = run.mesh.world.all_gather(digest.view(1).to(run.local.device))
+        self.alike = bool((digests == digests[0]).all())
 
     def of_other(
         self, chosen: int, leaves: Sequence[Leaf], weight: float, seed: int | None, away: int = 1
@@ -45,15 +45,15 @@ class Neighbours:
         run, dp = self.run, self.run.mesh.dp
         numbers = dp.all_gather(torch.tensor([run.leaves[chosen]], device=run.local.device)).tolist()
         leaf = numbers[(dp.index + away) % dp.size]
-        given = list(leaves)
-        (given[chosen],) = self.feed.fetch(run.step, range(leaf, leaf + 1))
-        return self.alone(chosen, given, weight, seed)
+        micros = list(leaves)
+        (micros[chosen],) = self.feed.fetch(run.step, range(leaf, leaf + 1))
+        return self.alone(chosen, micros, weight, seed)
 
-    def compare(self, chosen: int, own: Tensor, other: Tensor, again: Callable[[], Tensor]) -> None:
+    def compare(self, chosen: int, mine: Tensor, other: Tensor, again: Callable[[], Tensor]) -> None:
         """own: of this rank's micro-batch, in the step. other: what it found for the replica behind it. again: finds
         the same for the one before it. Raises UserCodeError G04 on one rank, the others wait to be stopped."""
         run, dp, world = self.run, self.run.mesh.dp, self.run.mesh.world
-        owns, others = dp.all_gather(torch.stack([own, other])).view(dp.size, 2, -1).unbind(1)
+        owns, others = dp.all_gather(torch.stack([mine, other])).view(dp.size, 2, -1).unbind(1)
         differ = owns != others.roll(1, 0)
         replicas = world.all_reduce(differ.any(1).long(), dist.ReduceOp.MAX).tolist()
         if not any(replicas):
@@ -63,8 +63,10 @@ class Neighbours:
             third = dp.all_gather(again()).view(dp.size, -1).roll(-1, 0)
         at = replicas.index(1)
         wrong = differ[at].nonzero().flatten().tolist() if dp.index == at else []
-        told = torch.tensor([[bool(wrong), stage_of(run, wrong)]], dtype=torch.int64, device=run.local.device)
-        table = world.all_gather(told).tolist()
+        verdict = torch.tensor(
+            [[bool(wrong), stage_of(run, wrong)]], dtype=torch.int64, device=run.local.device
+        )
+        table = world.all_gather(verdict).tolist()
         bad = [place for place, (differs, _) in enumerate(table) if differs]
         # Backward begins at the last stage.
         if world.index != max(bad, key=lambda place: (table[place][1], -place)):

@@ -32,18 +32,20 @@ def make_run_dir(recipe: Recipe, config_text: str, ward: Ward = Ward()) -> Path:
     """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot.
     ward: hears of it before it is there."""
     parent = Path(recipe.out.dir) / recipe.name
-    made = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    ward.tell(run_dir=str(made), made=True)
+    run_dir = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    ward.tell(run_dir=str(run_dir), made=True)
     try:
-        with writing(made):
-            made.parent.mkdir(parents=True, exist_ok=True)
-            made.mkdir(mode=0o700)  # weights and commands are their owner's, until the owner says otherwise
-            write_whole(made / CONFIG, config_text)
-            environment.write(made / MADE, os.environ)
+        with writing(run_dir):
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir(
+                mode=0o700
+            )  # weights and commands are their owner's, until the owner says otherwise
+            write_whole(run_dir / CONFIG, config_text)
+            environment.write(run_dir / MADE, os.environ)
     except BaseException:  # Ctrl-C too
-        unmake(made)
+        unmake(run_dir)
         raise
-    return made
+    return run_dir
 
 
 def unmake(run_dir: Path) -> None:

@@ -30,8 +30,8 @@ def told(
 
     recipe, plan, batch = resolved.recipe, resolved.plan, resolved.batch
     corpus = load(recipe.data, recipe.model)
-    with imagined(rank, world) as made:
-        seen = rehearse(recipe, plan, corpus, rank, made)
+    with imagined(rank, world) as world_made:
+        seen = rehearse(recipe, plan, corpus, rank, world_made)
     row = seen.at["pp"]
     sums: Sums = {key: value for key, value in seen.sums().items() if key[1] != "recv"}
     priced, memory = _priced(Loaded(recipe, plan, {}), batch.micro_batch, batch.micros, row, environ)

@@ -44,9 +44,9 @@ def inside(full: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> b
     )
 
 
-def overlap(one: Extent, other: Extent) -> bool:
+def overlap(first: Extent, other: Extent) -> bool:
     """Whether two non-empty boxes share an element."""
-    return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in zip(*one, *other, strict=True))
+    return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in zip(*first, *other, strict=True))
 
 
 def tiling_fault(full: Sequence[int], boxes: Sequence[Extent]) -> str:
@@ -74,9 +74,9 @@ def _overlapping(boxes: Sequence[Extent], dims: range) -> str:
     for dim in dims:
         groups = [part for group in groups for part in _told_apart(group, dim)]
     left = _PAIRS * len(boxes)
-    for one, other in (pair for group in groups for pair in combinations(group, 2)):
-        if overlap(one, other):
-            return f"blocks at {list(one[0])} and {list(other[0])} overlap"
+    for first, other in (pair for group in groups for pair in combinations(group, 2)):
+        if overlap(first, other):
+            return f"blocks at {list(first[0])} and {list(other[0])} overlap"
         left -= 1
         if not left:
             return "it is cut as no plan cuts"

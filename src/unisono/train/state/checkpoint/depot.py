@@ -109,10 +109,10 @@ class RemoteDepot(Depot):
     def names(self, folder: str) -> list[str]:
         self._system.invalidate_cache()
         try:
-            found = self._system.ls(f"{self._root}/{folder}", detail=False)
+            paths = self._system.ls(f"{self._root}/{folder}", detail=False)
         except FileNotFoundError:
             return []
-        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found} - {""})
+        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in paths} - {""})
 
     def put(self, source: BinaryIO, path: str, moved: Moved) -> None:
         where = f"{self._root}/{path}"

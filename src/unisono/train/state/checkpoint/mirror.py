@@ -41,11 +41,11 @@ class MirrorFolder:
 
     def steps(self) -> dict[int, str]:
         """step -> folder of each copy, whole or not."""
-        found = {}
+        steps = {}
         for name in self.depot.names(self.folder):
             if (step := step_of(Path(name))) is not None and name == step_name(step):
-                found[step] = f"{self.folder}/{name}"
-        return found
+                steps[step] = f"{self.folder}/{name}"
+        return steps
 
 
 def place_at(url: str, run_dir: Path) -> MirrorFolder:

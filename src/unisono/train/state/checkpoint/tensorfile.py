@@ -177,8 +177,8 @@ class TensorFile:
     def _locate(self, key: str, dtype: str, shape: list[int], size: int) -> int | None:
         """Where the tensor's bytes begin after the header, None if the header does not hold just this tensor."""
         match self._header.get(key):
-            case {"dtype": found, "shape": extent, "data_offsets": [int(first), int(stop)]}:
-                fits = (found, extent, stop - first) == (dtype, shape, size)
+            case {"dtype": kind, "shape": extent, "data_offsets": [int(first), int(stop)]}:
+                fits = (kind, extent, stop - first) == (dtype, shape, size)
                 return first if fits and first >= 0 and stop <= self._data_bytes else None
         return None
 

@@ -72,8 +72,8 @@ def raise_failures(folder: Path) -> None:
         return
     for name in names:
         try:
-            told = json.loads((folder / name).read_bytes())
-            raise PeerFailed(told["reason"], told["errno"], told["rank"])
+            failure = json.loads((folder / name).read_bytes())
+            raise PeerFailed(failure["reason"], failure["errno"], failure["rank"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise PeerFailed(f"{name.removesuffix('.failed')} failed") from error
 

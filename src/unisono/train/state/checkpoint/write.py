@@ -92,8 +92,8 @@ def save(
     except Exception as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         number = error.errno if isinstance(error, OSError) else getattr(error, "number", None)
-        told = getattr(error, "rank", None)  # all ranks tell the same story, whoever is heard first
-        culprit = rank if told is None else told
+        rank_of = getattr(error, "rank", None)  # all ranks tell the same story, whoever is heard first
+        culprit = rank if rank_of is None else rank_of
         for folder in (vote.folder, final):
             vote.fail(reason, number, culprit, folder)
         with contextlib.suppress(OSError):  # give the space back; the name stays hidden anyway
