@@ -194,7 +194,7 @@ class Watched(Blocks):
         super().warm()
         if "guard" in self.parts:
             self._checked(True)  # it finds out whether gradients are the same each time
-        self.snapshots.told()
+        self.snapshots.take_stall()
 
     def step(self, with_: bool) -> None:
         from unisono.train.step.train_step import train_step
@@ -225,7 +225,7 @@ class Watched(Blocks):
                 if "lookout" in self.parts:
                     held.enter_context(self._watched())
             yield self.snapshots.settle
-        self.stall += self.snapshots.told().get("snapshot_stall", 0.0)
+        self.stall += self.snapshots.take_stall().get("snapshot_stall", 0.0)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ def trained(ctx, text, plan, steps=4, first=0, folder=None, resume=None, **train
     if folder is not None:
         boxes = [*pieces_of(live), *kept_of(live)]
         save(Path(folder), live.step, boxes, {"step": live.step}, rank=ctx.rank, world=ctx.world, token="t")
-    own = {key: x.clone() for key, x in live.sync.state().items() if live.sync.own(key)}
+    own = {key: x.clone() for key, x in live.sync.state().items() if live.sync.is_private(key)}
     return {
         "at": live.mesh.at,
         "losses": [report.loss for report in reports if not report.again],

@@ -123,7 +123,7 @@ def trained(ctx, text, plan, steps=6, folder=None, resume=None) -> dict[str, Any
     said, told = [live.sync.says()], []
     for step in range(live.step, live.step + steps):
         report = train_step(live, feed.fetch(step, live.leaves))
-        told.append(dict(live.sync.told()))
+        told.append(dict(live.sync.metrics()))
         said.append(live.sync.says())
     if folder is not None:
         boxes = [*pieces_of(live), *kept_of(live)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unisono.parallel.params import Slot
 from unisono.parallel.play import StagePlayer
-from unisono.parallel.player import Leaf, Turn
+from unisono.parallel.player import BackwardCall, Leaf
 from unisono.parallel.stash import Stash
 from unisono.programs.pipeline import COMPUTE, Action, with_messages
 from unisono.programs.schedules import Unflushed
@@ -107,7 +107,7 @@ class FlowPlayer(StagePlayer):
     def _take_turn(self, action: Action, backward: Callable[[], None], **tags: str) -> None:
         last = (action.micro + 1) % self.micros == 0
         with self.recorder.span("backward", micro=action.micro, stage=action.stage, **tags):
-            self.before_backward(Turn(action.stage, action.micro, last, last))
+            self.before_backward(BackwardCall(action.stage, action.micro, last, last))
             backward()
 
     def _update(self, action: Action) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from unisono.comm.bucket import Bucket
     from unisono.comm.group import Group
-    from unisono.sync._kept import Remains
+    from unisono.sync._kept import CodecState
 
 
 class Verdict(Enum):
@@ -81,7 +81,7 @@ class Sync(ABC):
     host, and do not lie in memory that all see. settled: what was measured, as the plan's `sync` would say it."""
 
     dp: "Group"
-    kept: "Remains | None" = None
+    kept: "CodecState | None" = None
     private: bool = False
     shares: bool = False
     cap: int = 0
@@ -122,11 +122,11 @@ class Sync(ABC):
         """What it has chosen among others, and why; "" where it had no choice."""
         return ""
 
-    def told(self) -> "Mapping[str, Any]":
+    def metrics(self) -> "Mapping[str, Any]":
         """What there is to tell of the last step beside its report, by name, for its line of metrics."""
         return {}
 
-    def own(self, key: str) -> bool:
+    def is_private(self, key: str) -> bool:
         """Whether this key of the state is each replica's own."""
         return self.private
 

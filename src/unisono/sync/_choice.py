@@ -39,7 +39,7 @@ class ChoosingSync(SyncAround):
         self._steps, self._since = 0, (0, torch.zeros(2))  # and when computing was looked at last, its time
         # Sums in memory that all see cost less than encoding, and begin when backward is over.
         self._near = inner.dp.near(gradient.device)
-        self._why, self._told = "", False
+        self._why, self._announced = "", False
         self._seconds: Sequence[CodecSeconds] = ()
         self._measure()
         self._decide(0.0, 0.0)
@@ -62,7 +62,7 @@ class ChoosingSync(SyncAround):
             why = self._reason(shows, backward)
         said = f"{self.coder.rungs[place][0]}: {why}"
         if said != self._why:
-            self._why, self._told = said, False
+            self._why, self._announced = said, False
         if not self._steps or self.coder.now is not self.coder.rungs[place][1]:
             self.coder.take(place)
 
@@ -112,10 +112,10 @@ class ChoosingSync(SyncAround):
     def says(self) -> str:
         return self._why
 
-    def told(self) -> Mapping[str, Any]:
-        chosen = {} if self._told else {"codec": self.coder.called, "codec_why": self._why}
-        self._told = True
-        return {**self.inner.told(), **chosen}
+    def metrics(self) -> Mapping[str, Any]:
+        chosen = {} if self._announced else {"codec": self.coder.called, "codec_why": self._why}
+        self._announced = True
+        return {**self.inner.metrics(), **chosen}
 
 
 def choosing(sync: Sync, coder: Coder, slots: Sequence[Any], world: Group, *, later: bool = True) -> Sync:

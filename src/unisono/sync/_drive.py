@@ -16,7 +16,7 @@ from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Request,
 from unisono.comm.bucket import Bucket
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group, Pending
-from unisono.sync._kept import Remains
+from unisono.sync._kept import CodecState
 from unisono.sync._sample import ErrorSampler
 
 
@@ -72,7 +72,7 @@ class Drive:
     def __init__(self, coder: Coder, group: Group, params: Mapping[str, nn.Parameter]) -> None:
         """params: by name, all that may come in a bucket."""
         self.coder, self.group = coder, group
-        self.kept, self.sampler = Remains(coder, params), ErrorSampler(group)
+        self.kept, self.sampler = CodecState(coder, params), ErrorSampler(group)
         self._memories: list[BucketMemory] = []  # of each bucket, in the order in which they leave
         self._flights: list[_Flight] = []
 

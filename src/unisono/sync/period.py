@@ -200,13 +200,13 @@ class PeriodSync(Sync):
             self.inner.undone()
         self._adds = False
 
-    def told(self) -> "Mapping[str, Any]":
+    def metrics(self) -> "Mapping[str, Any]":
         grown = self.steps != self._said and self.most > self.least
         self._said = self.steps
-        return {**self.inner.told(), **({"period": self.steps} if grown else {})}
+        return {**self.inner.metrics(), **({"period": self.steps} if grown else {})}
 
-    def own(self, key: str) -> bool:
-        return key.endswith("/held") or self.inner.own(key)
+    def is_private(self, key: str) -> bool:
+        return key.endswith("/held") or self.inner.is_private(key)
 
     def state(self) -> "Mapping[str, Tensor]":
         held = {f"{name}/held": x for name, x in self._held.items()}

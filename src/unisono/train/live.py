@@ -63,7 +63,9 @@ class Live:
     def tell(self, report: Report, seconds: float) -> None:
         """Write down a step that has ended."""
         train, step = self.order.recipe.train, self.run.step
-        report = replace(report, says={**report.says, **self.run.sync.told(), **self.snapshots.take_stall()})
+        report = replace(
+            report, says={**report.says, **self.run.sync.metrics(), **self.snapshots.take_stall()}
+        )
         self.tell_codec()
         self.journal.add(report, self.run.recorder.lap(), seconds, more=self._validates(train, step))
         self.written = step

@@ -19,7 +19,7 @@ from unisono.config import Resolved
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.play import StagePlayer
-from unisono.parallel.player import Leaf, Player, told
+from unisono.parallel.player import Leaf, Player, noise_of
 from unisono.parallel.precision import computing
 from unisono.plan import Plan
 from unisono.programs.pipeline import Action
@@ -259,7 +259,7 @@ def crossed_losses(
     (stage,), rows = run.local.stages.values(), []
     with torch.no_grad(), computing(resolved.plan.precision, place.device):
         for leaf in leaves:
-            y = stage(leaf.inputs, told(leaf, run.seed))
+            y = stage(leaf.inputs, noise_of(leaf, run.seed))
             rows.append(
                 torch.stack([stage.loss(y, other.targets) * (weight * other.scale) for other in leaves])
             )

@@ -25,7 +25,7 @@ from unisono.config import Resolved
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage, stage_of
 from unisono.parallel.flow import FlowPlayer
-from unisono.parallel.player import told
+from unisono.parallel.player import noise_of
 from unisono.parallel.precision import computing
 from unisono.plan import Plan
 from unisono.programs.schedules import Unflushed
@@ -169,7 +169,9 @@ def _loss(
     stage: Stage, used: Mapping[str, Tensor], leaf: Any, seed: int, precision: str, device: torch.device
 ) -> Tensor:
     with computing(precision, device):
-        return stage.loss(functional_call(stage, dict(used), (leaf.inputs, told(leaf, seed))), leaf.targets)
+        return stage.loss(
+            functional_call(stage, dict(used), (leaf.inputs, noise_of(leaf, seed))), leaf.targets
+        )
 
 
 def _push(grads: Collection[Tensor], push: float, draw: torch.Generator) -> None:

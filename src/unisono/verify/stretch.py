@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unisono.config import Resolved
-from unisono.parallel.player import Leaf, told
+from unisono.parallel.player import Leaf, noise_of
 from unisono.parallel.precision import computing
 from unisono.spec.training import METRICS
 from unisono.train.build.build import Place, feeds
@@ -148,7 +148,9 @@ def _bare(run: Run, resolved: Resolved, leaves: Sequence[Leaf]) -> float:
     (stage,) = run.local.stages.values()
     stage.eval()
     with computing(resolved.plan.precision, run.local.device):
-        losses = [stage.loss(stage(leaf.inputs, told(leaf, None)), leaf.targets).item() for leaf in leaves]
+        losses = [
+            stage.loss(stage(leaf.inputs, noise_of(leaf, None)), leaf.targets).item() for leaf in leaves
+        ]
     stage.train()
     return sum(losses) / sum(leaf.targets.numel() / leaf.scale for leaf in leaves)
 

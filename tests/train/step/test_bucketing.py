@@ -7,7 +7,7 @@ from torch import nn
 
 from unisono.comm.group import Done
 from unisono.parallel.params import Slot
-from unisono.parallel.player import Turn
+from unisono.parallel.player import BackwardCall
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
 from unisono.train.step.bucketing import deal
@@ -91,7 +91,7 @@ def test_the_order_of_departure_is_fixed_and_sums_are_right(numels, arrival, mic
     for _ in range(2):
         sync.left.clear()
         for micro in range(micros):
-            gradients.begin(Turn(0, micro, False, micro == micros - 1))
+            gradients.begin(BackwardCall(0, micro, False, micro == micros - 1))
             for i in arrival:
                 if i < len(params):
                     (params[i] * float(i + 1)).sum().backward()
@@ -144,7 +144,7 @@ def test_gradients_that_leave_late_move_into_the_buffer_while_backward_goes_on(m
     gradients, sync = made(params, alias_of=0)
     moved = []
     for micro in range(micros):
-        gradients.begin(Turn(0, micro, False, micro == micros - 1))
+        gradients.begin(BackwardCall(0, micro, False, micro == micros - 1))
         for i, p in enumerate(rest):
             (p * float(i + 1)).sum().backward()
         moved = [p.grad.data_ptr() for p in rest]

@@ -6,7 +6,7 @@ from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import WIDE, bug
 from unisono.parallel.mirror import Mirror
 from unisono.parallel.play import StagePlayer
-from unisono.parallel.player import Turn
+from unisono.parallel.player import BackwardCall
 from unisono.parallel.stash import Stash
 from unisono.programs.schedules.pipedream import PipeDream
 from unisono.train.step.flow import FlowGradients
@@ -71,7 +71,7 @@ def buckets_leave_when_one_stage_is_through(patch):
 
     def turn(self, action, backward, **tags):
         tell = self.before_backward
-        self.before_backward = lambda turn: tell(Turn(turn.stage, turn.micro, turn.last, turn.last))
+        self.before_backward = lambda turn: tell(BackwardCall(turn.stage, turn.micro, turn.last, turn.last))
         TURN(self, action, backward, **tags)
         self.before_backward = tell
 

@@ -20,7 +20,7 @@ from unisono.models.folder import open_folder
 from unisono.models.hf.names import Layout
 from unisono.models.noise import Noise
 from unisono.models.weights import Weights, read_box, shapes_there
-from unisono.parallel.player import told
+from unisono.parallel.player import noise_of
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
 from unisono.spec.quiet import importing
@@ -227,7 +227,7 @@ def _loss(model: nn.Module, batches: list[Any]) -> float | None:
         return None
     loss = count = 0.0
     for leaf in batches:
-        noise: Noise | None = told(leaf, None)
+        noise: Noise | None = noise_of(leaf, None)
         x = model.stem(leaf.inputs, noise)  # type: ignore[operator]
         for block in model.blocks:  # type: ignore[union-attr]
             x = block(x, noise)  # type: ignore[operator]

@@ -40,7 +40,7 @@ class SnapshotReplicas:
     """
 
     def __init__(self, buffer: SnapshotBuffer) -> None:
-        self._own = buffer
+        self._buffer = buffer
         self._peers: list[SnapshotBuffer] = []
 
     def snapshots(self) -> list[Snapshot]:
@@ -61,7 +61,7 @@ class SnapshotReplicas:
         self._peers += [SnapshotBuffer.new() for _ in peers[len(self._peers) :]]
         # Not by `new_group`: it names a group by how many a rank has made before, in which stages differ.
         pg = ProcessGroupGloo(dist.PrefixStore("copies", store), place.rank, place.world, place.timeout)
-        return Replication(pg, self._own, keeper[place.rank], dict(zip(peers, self._peers, strict=True)))
+        return Replication(pg, self._buffer, keeper[place.rank], dict(zip(peers, self._peers, strict=True)))
 
 
 class Replication:
@@ -71,7 +71,7 @@ class Replication:
     def __init__(
         self, pg: Any, buffer: SnapshotBuffer, keeper: int, peers: dict[int, SnapshotBuffer]
     ) -> None:
-        self._pg, self._own, self._keeper, self._peers = pg, buffer, keeper, peers
+        self._pg, self._buffer, self._keeper, self._peers = pg, buffer, keeper, peers
         self._thread: threading.Thread | None = None
         self._files, self._ended = threading.Lock(), False
         self.failed = ""
@@ -110,7 +110,7 @@ class Replication:
 
     def _exchange(self) -> None:
         with self._at_files():
-            file, nbytes = self._own.newest()
+            file, nbytes = self._buffer.newest()
         sizes = {peer: torch.zeros(1, dtype=torch.int64) for peer in self._peers}
         coming = [self._pg.recv([size], peer, 0) for peer, size in sizes.items()]
         _wait([*coming, self._pg.send([torch.tensor([nbytes])], self._keeper, 0)])

@@ -135,7 +135,7 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
     kept = [
         (key, box)
         for key, box in _kept(run, state)
-        if box.name in known and not (dealt and run.sync.own(key))
+        if box.name in known and not (dealt and run.sync.is_private(key))
     ]
     scale = [box for box in _scale_of(run) if box.name in known]
     second = [] if dealt else _second_uses(run, state, known)
@@ -174,7 +174,7 @@ def _deal_anew(run: Run, source: StateSource, state: Mapping[str, Tensor], known
     nothing of their sum is lost; returns its keys."""
     dealt: set[str] = set()
     for replica in sorted(_replicas(known)):
-        sums = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.own(key)}
+        sums = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.is_private(key)}
         boxes = [(key, box) for key, box in _kept(run, sums, replica) if box.name in known]
         boxes += _second_uses(run, sums, known, replica)
         source.load([box for _, box in boxes])
@@ -204,7 +204,7 @@ def _second_uses(
     joined, second = _joined(run), []
     for key, box in _kept(run, state, replica):
         name, _, what = key.rpartition("/")
-        for alias in (alias for alias, owner in joined.items() if owner == name and run.sync.own(key)):
+        for alias in (alias for alias, owner in joined.items() if owner == name and run.sync.is_private(key)):
             other = box.name.replace(f"/{key}", f"/{alias}/{what}", 1)
             if other in known:
                 second.append((key, replace(box, name=other, tensor=torch.zeros_like(box.tensor))))
@@ -219,7 +219,7 @@ def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> 
     first = not any(index for axis, index in at.items() if axis != "dp")
     kept, joined = [], _joined(run)
     for key, value in state.items():
-        slot, private = slots.get(key.rpartition("/")[0]), run.sync.own(key)
+        slot, private = slots.get(key.rpartition("/")[0]), run.sync.is_private(key)
         if private and slot is not None and slot.name in joined:
             continue
         twin = slot is not None and slot.copy and run.sync.shares

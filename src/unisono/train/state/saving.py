@@ -35,7 +35,7 @@ class _InFlight:
     step: int = 0
     again: int | None = None  # at which step the next is tried
     error: UsageError | None = None  # this rank's, if it failed
-    told: bool = False
+    announced: bool = False
 
 
 @final
@@ -127,7 +127,7 @@ class Saving:
                 raise error
             self._complain(error, _InFlight(step, again))
             return None
-        self._last = _InFlight(step, again, told=last)  # the error will tell it
+        self._last = _InFlight(step, again, announced=last)  # the error will tell it
         attempt = int(ranks[:, 2].max()) + 1
         self._saver.begin(step, pieces, state, copied=not blocking, attempt=attempt)
         return self.settle(must=last) if blocking else None
@@ -165,8 +165,8 @@ class Saving:
 
     def _complain(self, error: UsageError, last: _InFlight) -> None:
         """A note, once a save."""
-        if not last.told:
-            last.told = True
+        if not last.announced:
+            last.announced = True
             then = (
                 f"the next is tried at step {last.again}" if last.again is not None else "it is tried again"
             )

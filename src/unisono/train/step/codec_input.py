@@ -20,9 +20,9 @@ def crossing_of(member: Optimiser, optimizer: Optimizer, slots: Sequence[Slot]) 
     # Rows of tables are counted by themselves, and meet without a codec.
     masters = [slot.master for slot in slots if slot.live.requires_grad and not slot.lazy]
 
-    def made() -> int:
+    def steps_made() -> int:
         """By the optimiser's own counter, which a checkpoint brings from under any codec and any number of replicas."""
         counters = (optimizer.state.get(master, {}).get("step") for master in masters)
         return next(int(counter) for counter in counters if counter is not None)
 
-    return lambda coder: MomentCoder(coder, decay, member.whole_steps, made)
+    return lambda coder: MomentCoder(coder, decay, member.whole_steps, steps_made)

@@ -27,7 +27,7 @@ def evaluate(
     """
     places = run.gradients.line.places
     totals = torch.zeros(1 + len(metrics), places.count, dtype=torch.float64, device=run.local.device)
-    places_here = torch.tensor(places.own, device=totals.device)
+    places_here = torch.tensor(places.here, device=totals.device)
     run.local.train(False)
     count = math.fsum(targets_of(run, leaves) / leaves[0].scale for leaves in batches)
     for leaves in batches:
@@ -46,7 +46,7 @@ def evaluate(
 def _counted(run: Run, metrics: Sequence[Metric], means: Tensor, weight: float) -> Iterator[None]:
     """While it lasts, whoever computes a leaf's loss also adds what the metrics count, times `weight`, to `means`
     [metrics, places of leaves]. Leaves come in order."""
-    leaves = itertools.cycle(run.gradients.line.places.own)
+    leaves = itertools.cycle(run.gradients.line.places.here)
     heads = [(stage, stage.loss) for stage in run.local.stages.values() if stage.last]
     for stage, _ in heads:
 

@@ -62,7 +62,7 @@ class FlowGradients(Gradients):
     def follow(self, run: Run, player: FlowPlayer) -> None:
         """Make the updates of this run, whose step is the one that is played."""
         self.run, self.player = run, player
-        self._told: deque[tuple[Tensor, Pending]] = deque()
+        self._sums: deque[tuple[Tensor, Pending]] = deque()
         self._stop = self._stopping = False
         player.update = self._update
 
@@ -74,7 +74,7 @@ class FlowGradients(Gradients):
         if bool(torch.isfinite(line).all()):
             set_rate(update.optimizer, update.rate(run.step + offset))
             update.optimizer.step()
-        self._told.append((line, run.mesh.replica.start_all_reduce(line)))
+        self._sums.append((line, run.mesh.replica.start_all_reduce(line)))
         super().forget()
 
     @property
@@ -90,7 +90,7 @@ class FlowGradients(Gradients):
 
     def numbers(self, measure: Measure) -> Numbers:
         """Of the run's step. Whoever is asked to stop lets the pipeline run empty first."""
-        line, pending = self._told.popleft()
+        line, pending = self._sums.popleft()
         pending.wait()
         norm, *rest = self._measure.read(line)
         loss = math.fsum(rest[:-2])
@@ -98,9 +98,9 @@ class FlowGradients(Gradients):
             self._stopping = True
             self.player.run_empty()
         if not (math.isfinite(norm) and math.isfinite(loss)):
-            for _, later in self._told:
+            for _, later in self._sums:
                 later.wait()
-            self._told.clear()
+            self._sums.clear()
             self.player.abandon()
             super().forget()
         return Numbers(norm, loss, self._stopping and self.player.empty)

@@ -24,7 +24,7 @@ from unisono.comm.group import Group
 from unisono.comm.tree import TreeSum
 from unisono.parallel.mirror import ALONE, Mirror
 from unisono.parallel.params import Slot
-from unisono.parallel.player import Turn
+from unisono.parallel.player import BackwardCall
 from unisono.parallel.shard import Whole
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
@@ -104,7 +104,7 @@ class Gradients:
             self._next += 1
             self.sync.grad_ready(self._early[self._next - 1])
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, turn: BackwardCall) -> None:
         """A backward towards weights is about to begin."""
         if turn.stage in self.sharding:
             self.sharding[turn.stage].before_backward(turn.last)
@@ -136,11 +136,11 @@ class Gradients:
         departing = [bucket for _, group in self._partial for bucket in group] + [*self._late]
         lacking = self.sync.lacking([p for bucket in (*self._early, *departing) for p in bucket.absent])
         self.line.write(losses, stop, bool(lacking))
-        telling = self.line.tell()
+        sending = self.line.send()
         for bucket in departing if self.dp.size > 1 else ():
             self.sync.grad_ready(bucket)
         verdict = self.sync.settle()
-        self.line.told(telling)
+        self.line.receive(sending)
         self._drop_unused({id(p) for p in lacking})
         (ALONE if self.trees else self.mirror).add_up(self.slots, self.ties)
         for tie in self.ties if self.trees else ():

@@ -37,24 +37,24 @@ class LossPlaces:
 
     count: 1 if each rank adds up the losses of its leaves. Else the number of leaves in the global batch: each leaf has
     a place of its own, so the total does not depend on which rank computed which leaf.
-    own: the places of this rank's leaves, in order.
+    here: the places of this rank's leaves, in order.
     counted: False where another rank of the replica has the same losses.
     """
 
     count: int = 1
-    own: Sequence[int] = (0,)
+    here: Sequence[int] = (0,)
     counted: bool = True
 
 
 class Line:
-    """float64 [places + 2]: the losses, then how many ranks were asked to stop, then how many lack a gradient. They
-    are this rank's numbers first, and those of all replicas together after `told`. more: numbers after the losses."""
+    """float64 [places + 2]: the losses, then how many ranks were asked to stop, then how many lack a gradient. They are
+    this rank's numbers first, and those of all replicas together after `receive`. more: numbers after the losses."""
 
     def __init__(self, places: LossPlaces, dp: Group, device: torch.device, more: int = 0) -> None:
         self.places, self.dp = places, dp
         self.values = torch.zeros(places.count + more + 2, dtype=torch.float64, device=device)
         self._all = self.values.new_zeros(dp.size * len(self.values))
-        self._own = torch.tensor(places.own, device=device)
+        self._here = torch.tensor(places.here, device=device)
 
     def write(self, losses: Tensor | None, stop: bool, lacks: bool) -> None:
         """This rank's numbers. losses: of its leaves, in order; zeros where the loss is not computed."""
@@ -63,17 +63,17 @@ class Line:
             if self.places.count == 1:
                 line[:1].copy_(losses if len(losses) == 1 else losses.sum())
             else:
-                line[self._own] = losses.to(line.dtype)
+                line[self._here] = losses.to(line.dtype)
         if stop:
             line[-2].fill_(1.0)
         if lacks:
             line[-1].fill_(1.0)
 
-    def tell(self) -> Pending:
+    def send(self) -> Pending:
         """Send it to all replicas and return at once. Every member of `dp` calls it, or it hangs."""
         return self.dp.start_all_gather(self._all, self.values)
 
-    def told(self, pending: Pending) -> None:
+    def receive(self, pending: Pending) -> None:
         """Wait for all replicas, and add up."""
         pending.wait()
         torch.sum(self._all.view(self.dp.size, -1), 0, out=self.values)

@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono.parallel.params import dense_of
 from unisono.parallel.play import StagePlayer
-from unisono.parallel.player import Leaf, Player, Turn
+from unisono.parallel.player import BackwardCall, Leaf, Player
 from unisono.programs.pipeline import Action, part_of
 from unisono.spec.errors import UserCodeError
 from unisono.train.data.feed import Feed
@@ -174,7 +174,7 @@ class _Watch:
         return torch.stack([checksum(loss), *sums])
 
     def __enter__(self) -> "_Watch":
-        self._told, self.player.before_backward = self.player.before_backward, self._about_to
+        self._around, self.player.before_backward = self.player.before_backward, self._about_to
         live = {slot.name: slot.live for slot in self.run.local.slots}
         for name, parameter in live.items():
             if not isinstance(parameter, DTensor):
@@ -187,13 +187,13 @@ class _Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.player.before_backward = self._told
+        self.player.before_backward = self._around
         for handle in self._handles:
             handle.remove()
 
-    def _about_to(self, turn: Turn) -> None:
+    def _about_to(self, turn: BackwardCall) -> None:
         self._now = turn.micro
-        self._told(turn)
+        self._around(turn)
 
     def _entering(self, path: str) -> Callable[[nn.Module, object], None]:
         def enter(module: nn.Module, _: object) -> None:

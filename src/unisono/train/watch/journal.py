@@ -51,14 +51,14 @@ class Journal:
         self._waiting: list[tuple[Report, Lap, float]] = []
         self._recent: deque[StepRecord] = deque(maxlen=RECENT)
         self._behind: dict[int, list[StepRecord]] = {}  # by an observer's place
-        self._told = 0.0
+        self._flushed = 0.0
 
     def add(self, report: Report, lap: Lap, seconds: float, more: bool = False) -> None:
         """A step ended: what it did, what its recorder says, wall seconds. more: `beside` is to follow."""
         self._waiting.append((report, lap, seconds))
         now = time.monotonic()
-        if (now - self._told >= EVERY and not more) or report.stop or not report.finite:
-            self._told = now
+        if (now - self._flushed >= EVERY and not more) or report.stop or not report.finite:
+            self._flushed = now
             self.flush()
         for observer in self._observers:
             try:
