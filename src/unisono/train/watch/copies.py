@@ -161,7 +161,7 @@ def _held(run: Run) -> list[Held]:
 
 
 def _pick(candidates: Sequence[Held]) -> tuple[Held, str]:
-    """Of the tensors of one rank that differ, the one in which it began, and what tells so.
+    """Return the tensor of one rank in which the difference began, and the reason for thinking so.
 
     All replicas receive the same gradient, so a weight that is off stays alone; a moment that is off takes its weight
     along; and a gradient that went wrong after replicas had met takes all of them.
@@ -173,9 +173,8 @@ def _pick(candidates: Sequence[Held]) -> tuple[Held, str]:
     if not moments:
         return first, ""
     if len(moments) > 1:
-        return moments[
-            0
-        ], "all moments of this tensor differ: it came with its gradient, after replicas had met"
+        why = "all moments of this tensor differ: it came with its gradient, after replicas had met"
+        return moments[0], why
     if len(same) > 1:
         return moments[0], "its weight differs too, as it follows from the moment"
     return moments[0], ""
