@@ -28,8 +28,7 @@ from unisono.launch.context import RankContext
 from unisono.launch.nursery import Nursery
 from unisono.observe.span import Recorder
 from unisono.planner.host_wire import PAYLOAD
-from unisono.train.build import connect
-from unisono.train.session import place_of
+from unisono.train.build.build import connect, place_of
 
 OPS = ("all_reduce", "Gloo's", "message", "all_gather", "Gloo's gather", "exchange", "Gloo's exchange")
 SIZES = [1 << shift for shift in (12, 16, 18, 20, 22)]

@@ -22,10 +22,9 @@ from unisono.planner.work.calls import calls, leafwise, sent
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.model import Facts
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 from unisono.verify.cover import covering
 
 # Sizes that every number of ranks in the covering set divides, so that nothing is filled up.

@@ -11,11 +11,10 @@ from unisono.observe.span import Recorder
 from unisono.planner.kinds import declared
 from unisono.planner.work.calls import calls
 from unisono.spec.model import Facts
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
+from unisono.train.build.rehearsal import rehearse
 from unisono.train.data.load import load
-from unisono.train.rehearsal import rehearse
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 
 ROWS = (40, 30, 7, 9)
 

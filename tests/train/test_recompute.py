@@ -10,7 +10,7 @@ from tests.train.small import recipe, started
 from unisono.config import ModelConfig, Recipe
 from unisono.plan import Plan
 from unisono.plan.away import Again, again_of
-from unisono.train.step import train
+from unisono.train.step.train_step import train
 
 CASES = [
     ("", 1),

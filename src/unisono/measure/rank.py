@@ -14,8 +14,7 @@ from unisono.launch.context import RankContext
 from unisono.measure import collectives, kernels, steps
 from unisono.measure.recipes import sized
 from unisono.observe.span import Recorder
-from unisono.train.build import Place, connect
-from unisono.train.session import place_of
+from unisono.train.build.build import Place, connect, place_of
 
 PRODUCTS = [(m, k, n) for m in (64, 512, 2048) for k in (64, 256, 1024) for n in (64, 256, 1024)]
 COPIES = [1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]

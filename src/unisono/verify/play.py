@@ -24,17 +24,17 @@ from unisono.parallel.precision import computing
 from unisono.plan import Plan
 from unisono.programs.pipeline import Action
 from unisono.sync import Verdict
-from unisono.train.build import Place, build, feeds
-from unisono.train.checkpoint import load, save
-from unisono.train.clip import Measure
+from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
-from unisono.train.numbers import Numbers
-from unisono.train.run import Run
-from unisono.train.scaling import Unscaled
-from unisono.train.state import pieces_of
-from unisono.train.step import train, train_step
-from unisono.train.update import Report, Update
+from unisono.train.state.checkpoint import load, save
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.grad_norm import Measure
+from unisono.train.step.numbers import Numbers
+from unisono.train.step.run import Run
+from unisono.train.step.scaling import Unscaled
+from unisono.train.step.train_step import train, train_step
+from unisono.train.step.update import Report, Update
 from unisono.verify.bounds import Bounds
 from unisono.verify.record import Observed
 from unisono.verify.replay import make_twin

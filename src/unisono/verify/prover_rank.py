@@ -17,11 +17,10 @@ from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
 from unisono.parallel.cut import boundaries
-from unisono.train.build import Place, connect, model_of
+from unisono.train.build.build import Place, connect, model_of, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
-from unisono.train.flow import unflushed
-from unisono.train.session import place_of
+from unisono.train.step.flow import unflushed
 from unisono.verify.float8 import unlawful_products
 from unisono.verify.judge import find_cause, judge_plan, judge_reference, judge_stretch
 from unisono.verify.play import play_plan, play_reference

@@ -29,13 +29,13 @@ from unisono.parallel.player import told
 from unisono.parallel.precision import computing
 from unisono.plan import Plan
 from unisono.programs.schedules import Unflushed
-from unisono.train.build import Place, build, feeds
-from unisono.train.checkpoint import read_full, save
+from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus
-from unisono.train.run import Run
-from unisono.train.state import pieces_of
-from unisono.train.step import train
-from unisono.train.update import set_rate
+from unisono.train.state.checkpoint import read_full, save
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.run import Run
+from unisono.train.step.train_step import train
+from unisono.train.step.update import set_rate
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
 

@@ -23,8 +23,8 @@ from unisono.planner.work.calls import calls
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Split
 from unisono.spec.model import Facts
+from unisono.train.build.rehearsal import rehearse
 from unisono.train.data.load import load
-from unisono.train.rehearsal import rehearse
 
 
 def made(family: str, folder: Path, facts: Facts = Facts(), **other: Any) -> Any:

@@ -9,7 +9,6 @@ import torch
 from tests.train.export.test_targets import KINDS, tokens, trained
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, latest, load, read_full, save
 from unisono.train.export import run
 from unisono.train.export.compress import pruned
 from unisono.train.export.int8 import Int8Weights
@@ -20,6 +19,7 @@ from unisono.train.export.quantised import (
     quantised_weights,
     unpacked,
 )
+from unisono.train.state.checkpoint import Box, latest, load, read_full, save
 
 
 def a_run(folder: Path, kind: str) -> Path:

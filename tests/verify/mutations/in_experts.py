@@ -13,8 +13,8 @@ from unisono.parallel import experts
 from unisono.parallel.experts import DealtDispatch, RowsAcross
 from unisono.parallel.params import slots_of
 from unisono.parallel.positions import SlicedLeaf
-from unisono.train import join
-from unisono.train.routing import routed
+from unisono.train.step import join
+from unisono.train.step.routing import routed
 
 SPARSE = {
     "model.kind": "moe", "model.n_layer": 2, "model.n_head": 4, "model.d_model": 16, "model.d_expert": 8,

@@ -9,8 +9,8 @@ from unisono.parallel.play import StagePlayer
 from unisono.parallel.player import Turn
 from unisono.parallel.stash import Stash
 from unisono.programs.schedules.pipedream import PipeDream
-from unisono.train.flow import FlowGradients
-from unisono.train.gradients import Gradients
+from unisono.train.step.flow import FlowGradients
+from unisono.train.step.gradients import Gradients
 
 DEEP = MappingProxyType({**WIDE, "model.n_layer": 4})
 FLOW = MappingProxyType({**WIDE, "train.clip": 0})

@@ -5,7 +5,7 @@ import torch
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
 from unisono.parallel.tensor import Crossing
-from unisono.train import lazy, rows
+from unisono.train.step import lazy, rows
 from unisono_contrib.parallel import tables
 from unisono_contrib.parallel.tables import DealtTables, WholeTables
 

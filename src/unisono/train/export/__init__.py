@@ -14,13 +14,13 @@ from unisono.observe.files import filled
 from unisono.spec.errors import UsageError
 from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
-from unisono.train.checkpoint import latest, load
 from unisono.train.export.adapter import write_adapter
 from unisono.train.export.card import write_card
 from unisono.train.export.compress import Pruned, check, check_dtype, ending, share_of, shrink, summary
 from unisono.train.export.graph import write_onnx, write_program
 from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
+from unisono.train.state.checkpoint import latest, load
 
 __all__ = ["Exported", "checkpoint_of", "run", "summary"]
 

@@ -15,7 +15,7 @@ from unisono.observe.files import write_all
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy
 from unisono.spec.model import Facts
-from unisono.train.build import facts_of
+from unisono.train.build.build import facts_of
 from unisono.train.data.load import load as load_data
 from unisono.train.export.stored import StoredWeights
 

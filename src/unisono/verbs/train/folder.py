@@ -19,8 +19,8 @@ from unisono.observe.files import write_whole
 from unisono.spec.doubtful import toml_of
 from unisono.spec.errors import Interrupted, Stopped, UsageError
 from unisono.spec.runs import CHECKPOINTS, CONFIG
-from unisono.train import history
-from unisono.train.writing import writing
+from unisono.train.state import history
+from unisono.train.state.writing import writing
 
 PREDICTION = "prediction.json"
 MADE = "env.json"

@@ -20,18 +20,18 @@ from unisono.launch.pace import margin
 from unisono.plan import Batch, Plan
 from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
-from unisono.train.abroad import Abroad
-from unisono.train.build import Place, model_of
-from unisono.train.checkpoint.find import by_age
+from unisono.train.build.build import Place, model_of, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.rank_order import RankOrder
-from unisono.train.resume import choose, identity
-from unisono.train.session import place_of, session
-from unisono.train.settled import SYNC, kept
-from unisono.train.shelf import MemoryShelf
-from unisono.train.trial import trial_of
-from unisono.train.writing import locked
+from unisono.train.recovery.fault_injection import injector_of
+from unisono.train.recovery.replication import SnapshotReplicas
+from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
+from unisono.train.session import session
+from unisono.train.state.checkpoint.find import by_age
+from unisono.train.state.pinned_choices import COLLECTIVE, SYNC, pinned
+from unisono.train.state.resume import choose, identity
+from unisono.train.state.writing import locked
 from unisono.verbs.train.folder import make_run_dir
 from unisono.verbs.train.newest import Newest, has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
@@ -73,14 +73,14 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         again = ctx.epoch > 0 and tell(ctx, "again", lambda: bool(by_age(run_dir)))
         resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume or again else None
         if resume is not None:  # what was measured then is not measured anew
-            said = tell(ctx, "collective", lambda: kept(run_dir, plan.collective, plan.dp))
-            sync = tell(ctx, "sync", lambda: kept(run_dir, plan.sync, plan.dp, SYNC))
+            said = tell(ctx, "collective", lambda: pinned(run_dir, plan.collective, plan.dp, COLLECTIVE))
+            sync = tell(ctx, "sync", lambda: pinned(run_dir, plan.sync, plan.dp, SYNC))
             plan = replace(plan, collective=said, sync=sync)
         room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
         plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
         if said and ctx.rank == 0:
             ctx.channel.send("note", text=said)
-        shelf, abroad = _shelves(ctx)
+        buffer, replicas = _buffers(ctx)
         order = RankOrder(
             recipe,
             plan,
@@ -93,11 +93,11 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             ctx.run_token,
             _last_bits(ctx),
             ctx.epoch,
-            shelf=shelf,
-            abroad=abroad,
-            trial=trial_of(told.chaos, run_dir, ctx.rank),
+            buffer=buffer,
+            replicas=replicas,
+            faults=injector_of(told.chaos, run_dir, ctx.rank),
         )
-        order.trial.reached("start")
+        order.faults.reached("start")
         if ctx.rank == 0:  # whoever takes a lost rank's place does not agree on it again
             ctx.channel.send("settled", argument={"run_dir": str(run_dir), "plan": str(plan)})
         return _train(order, corpus, room)
@@ -117,11 +117,11 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     recipe, run_dir = told.recipe, told.run_dir  # resolved, and settled among those that began
     if run_dir is None:
         raise ValueError("a rank that joins others is told their run folder")
-    place, (shelf, abroad) = _place(ctx, recipe), _shelves(ctx)
+    place, (buffer, replicas) = _place(ctx, recipe), _buffers(ctx)
     order = RankOrder(
         recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host,
-        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, shelf, abroad,
-        trial_of(told.chaos, run_dir, ctx.rank),
+        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, buffer, replicas,
+        injector_of(told.chaos, run_dir, ctx.rank),
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:
@@ -136,10 +136,10 @@ def _place(ctx: RankContext, recipe: Recipe) -> Place:
     return replace(place, host=ctx.rank - ctx.local_rank)  # ranks of one host follow each other
 
 
-def _shelves(ctx: RankContext) -> tuple[MemoryShelf | None, Abroad | None]:
+def _buffers(ctx: RankContext) -> tuple[SnapshotBuffer | None, SnapshotReplicas | None]:
     """Where this rank's snapshots lie, and their copies elsewhere; none where nobody outlives it."""
-    own = MemoryShelf(ctx.shelf) if ctx.shelf else None
-    return own, Abroad(own) if own is not None else None
+    own = SnapshotBuffer(ctx.shelf) if ctx.shelf else None
+    return own, SnapshotReplicas(own) if own is not None else None
 
 
 def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:

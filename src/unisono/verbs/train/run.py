@@ -32,8 +32,8 @@ from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
-from unisono.train import history
-from unisono.train.writing import nothing_to_resume, writing
+from unisono.train.state import history
+from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
 from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
