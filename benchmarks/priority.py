@@ -38,12 +38,12 @@ from unisono.spec.errors import Skipped
 from unisono.train.build.build import build, connect, feeds, place_of
 from unisono.train.data.feed import Feed
 from unisono.train.data.load import load
-from unisono.train.step.ahead import AheadGradients, parts_of, run_ahead
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train
 from unisono_contrib.lab.links import LabLink, rate_of
 from unisono_contrib.lab.network import LabNetwork, require
 from unisono_contrib.measure.benches import columns, spread
+from unisono_contrib.train.step.ahead import AheadGradients, parts_of, run_ahead
 
 WAYS = ("every_step", "priority:slice=0.125")
 HOSTS, STEPS, FORWARD = 4, 4, 1 / 3

@@ -28,7 +28,6 @@ from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
-from unisono.parallel.stash import set_apart
 from unisono.parallel.stochastic import keep_narrow
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
@@ -205,7 +204,7 @@ def parallelize(
         one.apply(stages, site)
     slots = _slots(stages, site)
     slots = contributed(_TABLES).marked(slots, site) if anatomy.tables else slots
-    slots = slots if schedule.flushed else set_apart(slots)
+    slots = slots if schedule.flushed else contributed("unisono.parallel.stash").set_apart(slots)
     return Local(
         stages=stages,
         owners=site.owners,

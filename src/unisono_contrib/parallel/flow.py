@@ -15,9 +15,9 @@ from torch import Tensor
 from unisono.parallel.params import Slot
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.player import Leaf, Turn
-from unisono.parallel.stash import Stash
 from unisono.programs.pipeline import COMPUTE, Action, with_messages
 from unisono.programs.schedules import Unflushed
+from unisono_contrib.parallel.stash import Stash
 
 
 class FlowPlayer(StagePlayer):

@@ -30,9 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from unisono.models.calls import place_of
+from unisono.models.cut_chain import line_of
 from unisono.models.noise import Dropout
-from unisono.spec.frames import is_foreign, place, words
+from unisono.spec.frames import place, words
+from unisono_contrib.models.calls import place_of
 
 BATCH = 11  # samples of the batch that is traced: no size that a model is likely to have
 _DROPS = ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
@@ -301,18 +302,6 @@ def _either(a: Any, b: Any) -> Any:
     if isinstance(a, bool) or a == b or (a != a and b != b):
         return a
     return Either(b, a)
-
-
-def line_of(node: Node) -> str:
-    """The user's line that made a node: `file:line in forward`."""
-    found = ""
-    lines = (node.meta.get("stack_trace") or "").splitlines()
-    for line in lines:
-        words_ = line.strip().split('"')
-        if line.strip().startswith("File") and len(words_) > 2 and not is_foreign(words_[1]):
-            number, _, function = words_[2].removeprefix(", line ").partition(", in ")
-            found = f"{words_[1]}:{number} in {function}"
-    return found
 
 
 def _first_line(graph: Graph) -> str:

@@ -2,8 +2,8 @@
 
 import torch
 
-from unisono.models.axes import Dim, Misfit
-from unisono.models.calls import OperatorCall, Results, at_of
+from unisono_contrib.models.axes import Dim, Misfit
+from unisono_contrib.models.calls import OperatorCall, Results, at_of
 
 
 def view(call: OperatorCall) -> Results:

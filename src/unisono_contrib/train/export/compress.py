@@ -27,9 +27,9 @@ from unisono.spec.quiet import importing
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load as load_data
 from unisono.train.export.adapter import layout_for
-from unisono.train.export.graph import whole_model
-from unisono.train.export.quantised import BITS, quantise_folder, quantised_weights
 from unisono.train.export.stored import StoredWeights
+from unisono_contrib.train.export.graph import whole_model
+from unisono_contrib.train.export.quantised import BITS, quantise_folder, quantised_weights
 
 PATTERN = "2:4"
 
@@ -107,15 +107,8 @@ def share_of(prune: str) -> float | None:
     return share
 
 
-def ending(prune: str | None, quantise: str | None) -> str:
-    """Of the folder's name where nobody gives one: such as "-pruned-int8"."""
-    return ("-pruned" if prune else "") + (f"-{quantise}" if quantise else "")
-
-
 def check(to: str, prune: str | None, quantise: str | None) -> None:
     """Raises UsageError F08 where this cannot be asked, E01 where torchao is missing."""
-    if not prune and not quantise:
-        return
     if to != "hf":
         raise UsageError(
             f"--to {to} is not compressed", code="F08", where="--prune, --quantise", fix="--to hf"

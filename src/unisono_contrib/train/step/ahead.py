@@ -11,6 +11,7 @@ gradient alone. All else waits for every slice, as under `every_step`: the same 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,14 @@ from unisono.comm.group import Group
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot
 from unisono.parallelize import Local
-from unisono.plan import Plan
 from unisono.sync import Sync, Verdict
-from unisono.sync._priority import PrioritySync
-from unisono.train.step.flow import drains, gradients_kind
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import Line, LossPlaces, Numbers
+from unisono.train.step.overlap import drains
 from unisono.train.step.run import Run
 from unisono.train.step.update import Report, Update, set_rate
+from unisono_contrib.sync._priority import PrioritySync
 
 
 class LocalLine(Line):
@@ -49,6 +49,8 @@ class LocalLine(Line):
 class AheadGradients(Gradients):
     """Gradients that leave in slices, and may arrive when the next forward has begun. looked(made): whether anybody
     looks at the weights after so many updates; they are whole then."""
+
+    overlap = True
 
     def __init__(self, slots: Sequence[Slot], dp: Group, sync: Sync, **parts: object) -> None:
         super().__init__(slots, dp, sync, **parts)  # type: ignore[arg-type]
@@ -173,6 +175,7 @@ def _square(x: Tensor) -> Tensor:
 class AheadUpdate(Update):
     """An update that may be made later, part by part: then it says at which rate."""
 
+    by_parts: ClassVar[bool] = True
     gradients: AheadGradients
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
@@ -191,11 +194,6 @@ class AheadUpdate(Update):
         if numbers.stop:
             self.gradients.finish()
         return Report(step, numbers.loss, numbers.norm, lr, verdict, numbers.stop, says=says)
-
-
-def kind_of(plan: Plan, sync: Sync) -> type[Gradients]:
-    """What sees to the gradients of a rank of this plan under this policy."""
-    return AheadGradients if isinstance(sync, PrioritySync) else gradients_kind(plan)
 
 
 def parts_of(local: Local) -> list[nn.Module]:

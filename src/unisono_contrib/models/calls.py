@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from unisono.models.axes import Dims, GraphAxes
+from unisono_contrib.models.axes import Dims, GraphAxes
 
 Results = list[Dims]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights, shape_of
 from unisono.spec.words import whole
-from unisono.train.foreign.inert import saved, tensors_in
-from unisono.train.foreign.made import MadeWeights, held
+from unisono_contrib.train.foreign.inert import saved, tensors_in
+from unisono_contrib.train.foreign.made import MadeWeights, held
 
 _STATES = "*zero_pp_rank_*_mp_rank_*_optim_states.pt"
 Made = dict[str, tuple[Shape, Callable[[], Tensor]]]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from unisono.models import shapes
-from unisono.models.axes import Dim, Misfit
-from unisono.models.calls import OperatorCall, Results, at_of
+from unisono_contrib.models import shapes
+from unisono_contrib.models.axes import Dim, Misfit
+from unisono_contrib.models.calls import OperatorCall, Results, at_of
 
 
 def rule_of(node: Node) -> Callable[[OperatorCall], Results] | None:

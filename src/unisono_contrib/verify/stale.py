@@ -24,7 +24,6 @@ from torch.func import functional_call
 from unisono.config import Resolved
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage, stage_of
-from unisono.parallel.flow import FlowPlayer
 from unisono.parallel.player import told
 from unisono.parallel.precision import computing
 from unisono.plan import Plan
@@ -38,6 +37,7 @@ from unisono.train.step.train_step import train
 from unisono.train.step.update import set_rate
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
+from unisono_contrib.parallel.flow import FlowPlayer
 
 FLOWING = 4  # steps at least: weights of every age are used, and the pipeline runs over the ends of steps
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unisono.comm.device import has_numbers
 from unisono.comm.mesh import Mesh
-from unisono.config import ModelConfig, Recipe
+from unisono.config import ModelConfig
 from unisono.models.build import build as build_model
 from unisono.models.noise import Noise
 from unisono.parallel.cut import Stage
@@ -25,12 +25,12 @@ from unisono.plan.ranges import ALIKE
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, restored
 from unisono.spec.runs import run_folder
-from unisono.spec.training import LOSSES, Teaching
+from unisono.spec.training import Teaching
 from unisono.train.build.pretrained import Beginning, layout_of
 from unisono.train.foreign import open_weights
 from unisono.train.state.checkpoint import latest, load
-from unisono.train.step.flow import unflushed
 from unisono.train.step.join import timetable_of
+from unisono_contrib.train.step.flow import unflushed
 
 Values = Callable[[nn.Module], Callable[[str], Tensor]]
 
@@ -49,36 +49,34 @@ class TeacherSite:
     values: Values
 
 
-def teach(student: Local, recipe: Recipe, site: TeacherSite) -> None:
-    """Put a teacher beside the student where the recipe's loss names one. Every rank calls it, or it hangs.
+def teach(student: Local, teaching: Teaching, model: ModelConfig, site: TeacherSite) -> None:
+    """Put the teacher that the recipe's loss names beside the student. Every rank calls it, or it hangs. model: the
+    student's `[model]`.
 
     Raises UsageError: P10 under schedules that are never flushed, C03 and W01 where there is no teacher, W02 to W04
     where its weights do not fit, C10 where it knows other classes.
     """
-    teaching = LOSSES.read(recipe.train.loss).teaching() if recipe.train.loss else None
-    if teaching is None:
-        return
     if unflushed(site.plan) is not None:
         what = "a teacher beside a pipeline that is never empty is not played"
         raise UsageError(what, where="plan.schedule, train.loss", fix="schedule=1f1b", code="P10")
-    config, path = described(teaching.path, recipe.model)
+    config, path = described(teaching.path, model)
     if not student.holds_loss:
         return
     plan = replace(site.plan, pp=1, schedule="1f1b", recompute="none", offload="none", blocks=ALIKE)
     timetable = replace(timetable_of(plan), placement=(site.mesh.at["pp"],))  # its one stage is here
-    model = build_model(config, site.facts)
-    for parameter in model.parameters():
+    whole = build_model(config, site.facts)
+    for parameter in whole.parameters():
         parameter.requires_grad_(False)
     given = None
     if has_numbers(site.device):
         weights = open_weights(path)
-        given = Beginning(weights, layout_of(config, model, weights), _nothing)
+        given = Beginning(weights, layout_of(config, whole, weights), _nothing)
     teacher = parallelize(
-        model,
+        whole,
         plan,
         timetable,
         site.mesh,
-        site.values(model) if given is None else None,
+        site.values(whole) if given is None else None,
         site.sample,
         dtype=site.dtype,
         device=site.device,

@@ -19,12 +19,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from unisono.models.folder import unreadable
 from unisono.models.weights import shape_of, size_of
 from unisono.spec.doubtful import open_regular, read_regular
 from unisono.spec.errors import UsageError
-from unisono.spec.frames import is_memory
-from unisono.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple
+from unisono.train.foreign import ReadErrors
+from unisono_contrib.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple
 
 _LARGEST = 1 << 30  # bytes of a pickle without tensors
 _LETTERS = 1 << 24  # of all names of tensors, and one for each thing that is looked at
@@ -134,7 +133,7 @@ def _refused(path: Path, name: str) -> UsageError:
 
 def plain_pickle(path: Path) -> Any:
     """What a pickle without tensors holds, as plain containers and inert things. Raises UsageError W01, W05."""
-    with told(path):
+    with ReadErrors(path):
         data = read_regular(path, _LARGEST, follow=True)
         if data is None:
             raise ValueError("it is too large for what it is")
@@ -143,7 +142,7 @@ def plain_pickle(path: Path) -> Any:
 
 def saved(path: Path, at: int = 0, length: int | None = None) -> Any:
     """What `torch.save` wrote into a file, or into `length` bytes of it from `at` on. Raises UsageError W01, W05."""
-    with told(path), os.fdopen(open_regular(path, follow=True), "rb") as file:
+    with ReadErrors(path), os.fdopen(open_regular(path, follow=True), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         part = _Part(file, at, size - at if length is None else length)
         if not zipfile.is_zipfile(part):
@@ -197,20 +196,6 @@ class _Storages:
                 raise ValueError("its tensors have more bytes than it has")
             raw = raw.clone()
         return raw.view(dtype)
-
-
-class told:
-    """Whatever goes wrong inside is told as a file that cannot be read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UsageError) and not is_memory(error):
-            raise unreadable(self.path, error) from error
 
 
 class _Part(io.RawIOBase):

@@ -23,7 +23,7 @@ from unisono.sync import Policy
 if TYPE_CHECKING:
     from unisono.codecs import Coder
     from unisono.comm.group import Group
-    from unisono.sync._priority import PrioritySync
+    from unisono_contrib.sync._priority import PrioritySync
 
 
 class Priority(Policy):
@@ -60,6 +60,6 @@ class Priority(Policy):
         return Work((Call("dp", "all_reduce", 2 * gradient_bytes * (dp - 1) // dp),))
 
     def bind(self, slots: Sequence[Any], group: "Group", codec: "Coder") -> "PrioritySync":
-        from unisono.sync._priority import PrioritySync
+        from unisono_contrib.sync._priority import PrioritySync
 
         return PrioritySync(group, codec, max(1, int(self.slice * 2**20)), self.window)

@@ -21,7 +21,7 @@ from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
 from unisono.sync._flight import issued
 from unisono.sync._link import measured_link
-from unisono.sync._timetable import timetable
+from unisono_contrib.sync._timetable import timetable
 
 MEASURED = 1  # of the steps, from 0, that whose gradients' times settle the order; the first one makes memory
 
@@ -63,7 +63,7 @@ class PrioritySync(Sync):
     All members of the group announce the same buckets, and hand over the same ones in every step, or it hangs.
     """
 
-    sliced = True
+    sliced = overlaps = True
 
     def __init__(self, dp: Group, coder: Coder | None, cap: int, window: int) -> None:
         self.dp, self.coder, self.cap = dp, coder or PlainCoder(), cap

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights, shape_of, size_of
-from unisono.train.foreign.inert import plain_pickle, saved
-from unisono.train.foreign.machine import listed
+from unisono_contrib.train.foreign.inert import plain_pickle, saved
+from unisono_contrib.train.foreign.machine import listed
 
 METADATA = ".metadata"
 _OPTIMISERS = ("optim", "optimizer", "optimizers", "lr_scheduler", "scheduler")

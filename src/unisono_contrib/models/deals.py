@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from unisono.models.axes import Dims, GraphAxes, Misfit
-from unisono.models.calls import OperatorCall, arguments, is_tensor
-from unisono.models.rules import rule_of
-from unisono.models.traced import BATCH, Traced, packet
 from unisono.spec.layout import Units
+from unisono_contrib.models.axes import Dims, GraphAxes, Misfit
+from unisono_contrib.models.calls import OperatorCall, arguments, is_tensor
+from unisono_contrib.models.rules import rule_of
+from unisono_contrib.models.traced import BATCH, Traced, packet
 
 SENT = 8.0  # multiplications that one number sent is counted as, when axes are compared
 PRODUCTS = frozenset(

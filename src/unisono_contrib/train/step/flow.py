@@ -2,42 +2,29 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from unisono.comm.group import Pending
-from unisono.config import TrainConfig
-from unisono.parallel.flow import FlowPlayer
 from unisono.parallel.play import StagePlayer
 from unisono.plan import Plan
-from unisono.programs.schedules import SCHEDULES, Unflushed
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
 from unisono.train.step.grad_norm import ByTensor, Measure
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import Numbers
+from unisono.train.step.overlap import unflushed
 from unisono.train.step.run import Run
 from unisono.train.step.update import Report, Update, set_rate
-
-
-def unflushed(plan: Plan) -> Unflushed | None:
-    """The plan's schedule, where its pipeline is not emptied between steps."""
-    schedule = SCHEDULES.read(plan.schedule)
-    return schedule if isinstance(schedule, Unflushed) and plan.pp > 1 else None
-
-
-def gradients_kind(plan: Plan) -> type[Gradients]:
-    """What sees to the gradients of a rank of this plan."""
-    return Gradients if unflushed(plan) is None else FlowGradients
+from unisono_contrib.parallel.flow import FlowPlayer
 
 
 def flowing(run: Run, plan: Plan) -> Run:
-    """The run itself; where its pipeline is not emptied, it plays on over the ends of steps and updates inside."""
+    """The run of a plan whose pipeline is not emptied: it plays on over the ends of steps and updates inside."""
     schedule = unflushed(plan)
     if schedule is None:
-        return run
+        raise TypeError(f"under {plan} the pipeline is emptied after each step")
     if not isinstance(run.player, StagePlayer) or not isinstance(run.gradients, FlowGradients):
         raise TypeError("a run that was just built plays with its stages")
     if run.local.routers:
@@ -58,6 +45,8 @@ class FlowGradients(Gradients):
     The numbers of a step are added up over the stages while they go on; `numbers` waits for them. A stage whose own
     gradient is not finite does not update; that the run cannot go on, all learn from the numbers.
     """
+
+    overlap = True
 
     def follow(self, run: Run, player: FlowPlayer) -> None:
         """Make the updates of this run, whose step is the one that is played."""
@@ -123,17 +112,3 @@ class FlowUpdate(Update):
         return Report(
             step, numbers.loss, numbers.norm, self.rate(step), verdict, numbers.stop, finite, bad=bad
         )
-
-
-def drains(train: TrainConfig) -> Callable[[int], bool]:
-    """After which updates something looks at the weights: an evaluation, a checkpoint, the end. Raises UsageError P24
-    where nobody knows ahead."""
-    if train.save_every == "auto":
-        raise UsageError(
-            "schedule=pipedream empties its pipeline before a checkpoint, and train.save_every = auto chooses late",
-            where="plan.schedule, train.save_every",
-            fix="train.save_every as a number of steps, or schedule=1f1b",
-            code="P24",
-        )
-    every = [n for n in (train.eval_every, train.save_every) if isinstance(n, int) and n]
-    return lambda made: made >= train.steps or any(made % n == 0 for n in every)

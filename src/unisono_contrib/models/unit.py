@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from unisono.models.batch_norm import LeafNorm
-from unisono.models.calls import arguments, is_tensor
-from unisono.models.deals import GraphWalk, sizes
+from unisono.models.cut_chain import GraphUnit, unfolded
 from unisono.models.noise import Dropout, Noise
-from unisono.models.traced import BATCH, Either, Traced, line_of, packet
-from unisono.models.units import Stretch, uses
-from unisono.models.weights import Shape, Weights
+from unisono_contrib.models.calls import arguments, is_tensor
+from unisono_contrib.models.deals import GraphWalk, sizes
+from unisono_contrib.models.traced import BATCH, Either, Traced, packet
+from unisono_contrib.models.units import Stretch, uses
 
 _DROPS = ("dropout", "feature_dropout", "scaled_dot_product_attention")
 
@@ -33,37 +33,6 @@ def by_dtype(like: Tensor | None, single: Any, double: Any) -> Any:
     if isinstance(single, torch.dtype):
         return dtype
     return double if dtype is torch.float64 else single
-
-
-def unfolded(held: Tensor, dim: int, outer: int, width: int) -> Tensor:
-    """A weight whose units lie one after the other, each with its places of all `outer` pieces, as the user has it:
-    piece after piece."""
-    return held.unflatten(dim, (-1, outer, width)).transpose(dim, dim + 1).flatten(dim, dim + 2)
-
-
-def folded(given: Tensor, dim: int, outer: int, width: int) -> Tensor:
-    """The other way round: what the user has → what is held."""
-    return given.unflatten(dim, (outer, -1, width)).transpose(dim, dim + 1).flatten(dim, dim + 2)
-
-
-class FoldedWeights(Weights):
-    """Weights as the user's module names and orders them, given in the order in which units hold them. folds: by names
-    there, (dim, pieces, width of a unit)."""
-
-    def __init__(self, given: Weights, folds: Mapping[str, tuple[int, ...]]) -> None:
-        self.where, self.shapes = given.where, given.shapes
-        self._given, self._folds = given, folds
-
-    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
-        if name not in self._folds:
-            return self._given.box(name, start, shape)
-        dim, outer, width = self._folds[name]
-        full = self.shapes[name][dim]
-        wide = self._given.box(
-            name, (*start[:dim], 0, *start[dim + 1 :]), (*shape[:dim], full, *shape[dim + 1 :])
-        )
-        places = folded(torch.arange(full), 0, outer, width)
-        return wide.index_select(dim, places[start[dim] : start[dim] + shape[dim]])
 
 
 def no_view(x: Tensor) -> Tensor:
@@ -129,28 +98,6 @@ class DroppedAttention(Drop):
                 weights.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else weights + mask
             )
         return self._dropped(weights.softmax(-1), noise) @ v
-
-
-class GraphUnit(GraphModule):
-    """A stretch of a graph that runs: `unit(carry, noise)`. met: multiplications of a sample. additions: on its longest
-    way. held: the user's values of buffers, by their names here. written: names of those that a step changes."""
-
-    met: float
-    additions: int
-    held: dict[str, Tensor]
-    written: tuple[str, ...]
-
-    def users_line(self, written: str) -> str:
-        """Which line of the user's this line of `forward`, as `torch.fx` wrote it, stands for: `file:line in function`,
-        "" if that is not known."""
-        made = written.partition(" = ")[0].strip()
-        return next((line_of(node) for node in self.graph.nodes if node.name == made), "")
-
-    def refill(self) -> None:
-        """Give the buffers their values, once they have memory."""
-        for name, value in self.held.items():
-            module, _, leaf = name.rpartition(".")
-            self.get_submodule(module).get_buffer(leaf).copy_(value)
 
 
 # Building ----------------------------------------------------------------------------------------------------

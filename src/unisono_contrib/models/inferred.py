@@ -2,65 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Node
 
-from unisono.models.chain import Chain
-from unisono.models.deals import GraphWalk, chosen_axes, told, walked, whole_of
-from unisono.models.noise import Noise
-from unisono.models.traced import Traced, Untraceable, line_of, random_of, traced
-from unisono.models.unit import GraphUnit, NoSamples, folded, unit_of
-from unisono.models.units import Stretch, additions, free_nodes, multiplied, stretches, uses
+from unisono.models.cut_chain import InferredChain, OwnName, folded, line_of
 from unisono.spec.layout import Anatomy, Split
-
-
-class Through(nn.Module):
-    """Hands on what it is given: the stem and the head of a chain whose blocks are everything."""
-
-    def forward(self, x: Any, noise: Noise | None = None) -> Any:
-        return x
-
-
-class OwnName(NamedTuple):
-    """Where a tensor of a unit comes from. name: in the user's module. folded: of one whose rows or columns are held
-    unit by unit, (dim, pieces, width of a unit) as `unit.unfolded` takes them; () for one held as it is."""
-
-    name: str
-    folded: tuple[int, ...] = ()
-
-
-class InferredChain(Chain):
-    """A plain module, cut along its graph. cut_names: names here, of parameters and of buffers that a step changes →
-    what they are in the user's module. beside: names of its state that are none of these, such as a mask or a weight
-    that nothing uses. says: what was inferred, in lines. scores: shape of what it returns for a sample, or of each."""
-
-    def __init__(
-        self,
-        units: Sequence[GraphUnit],
-        anatomy: Anatomy,
-        loss: Callable[[Any, Tensor], Tensor],
-        cut_names: Mapping[str, OwnName],
-        beside: Sequence[str],
-        says: Sequence[str],
-        scores: Sequence[tuple[int, ...]] | tuple[int, ...],
-    ) -> None:
-        super().__init__(Through(), nn.ModuleList(units), Through(), anatomy)
-        self.loss, self.cut_names, self.beside = loss, cut_names, tuple(beside)
-        self.says, self.scores = tuple(says), scores
-
-    def emptied(self) -> Mapping[str, Tensor]:
-        """The initial values, by name; the chain keeps their shapes, on the meta device."""
-        values = {name: p.detach() for name, p in self.named_parameters(remove_duplicate=False)}
-        self.to("meta")
-        return values
-
-    def forward(self, inputs: Tensor, noise: Noise | None = None) -> Any:
-        x: Any = inputs
-        for block in self.blocks:
-            x = block(x, noise)
-        return x
+from unisono_contrib.models.deals import GraphWalk, chosen_axes, told, walked, whole_of
+from unisono_contrib.models.traced import Traced, Untraceable, random_of, traced
+from unisono_contrib.models.unit import NoSamples, unit_of
+from unisono_contrib.models.units import Stretch, additions, free_nodes, multiplied, stretches, uses
 
 
 @dataclass(frozen=True, slots=True)
