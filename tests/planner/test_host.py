@@ -22,11 +22,11 @@ from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.sensitivity import sensitivities
-from unisono.planner.timeline import timeline
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.networks import Network
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.studies.sensitivity import sensitivities
+from unisono_contrib.planner.timeline import timeline
 
 FORWARD = Pace(1e-11, 1.4e-11, 1.6e-10, 8e-11, 1.1e-10, 1e-8, 2e-5)
 BACKWARD = Pace(1.05e-11, 1.7e-11, 1.9e-10, 1.4e-10, 9e-11, 0.0, 1e-5)
