@@ -9,10 +9,6 @@ from unisono.lab.links import DEVICE, LabLink
 from unisono.lab.network import LabNetwork, require
 from unisono.spec.errors import Skipped
 
-# Seconds of a core for a byte that a rank sends at 1 Gbit/s, beyond those over loopback: the last column of wire.py.
-# The processor does here what a network card does.
-WORK = 4.5e-9
-
 
 def possible() -> bool:
     """Whether a link can be made here."""

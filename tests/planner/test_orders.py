@@ -9,7 +9,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.planner.published import gpt
-from tests.planner.test_host import here
 from unisono.cli import main
 from unisono.comm.members import Shape, ordered
 from unisono.models.dlrm import dlrm
@@ -372,13 +371,7 @@ def test_mistakes_have_a_remedy(words: list[str], hint: str, capsys: pytest.Capt
     assert hint in got["what"] + got["try"]
 
 
-def test_hosts_of_shared_cores_and_experts_apart_are_refused() -> None:
-    ask = Question(DENSE, Plan.parse("tp=2"), here(), stack("plain-cpu"), 1, 1)
-    with pytest.raises(UsageError, match="share cores"):
-        orders.compared(ask)
-    # `plan` on such hosts says nothing of orders, over a wire between them too.
-    wired = simulate(Question(DENSE, Plan.parse("tp=2 dp=2"), here(megabits=100.0), stack("plain-cpu"), 1, 1))
-    assert orders.told_of([wired]) == ({"order": {"quicker": None}}, "")
+def test_experts_apart_are_refused() -> None:
     apart = Question(
         SPARSE, Plan.parse("tp=2 dp=2 shard=2 ep=4"), two_levels(4, 8, 10.0), stack("plain"), 1, 1
     )

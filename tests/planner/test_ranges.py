@@ -14,7 +14,6 @@ from unisono.planner.cuts import rows_of
 from unisono.planner.memory import MARGIN
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.work.passes import held
 
 MODEL = gpt(16, 16, 2048, 2048)
 
@@ -102,7 +101,6 @@ def test_every_row_has_its_own_blocks() -> None:
         assert modes == ["full" if n <= 3 else "none" for n in numbers]
     shares = in_rows(MODEL, plan, rows_of(MODEL, plan.schedule, 4, True))
     assert sum(one.blocks for row in shares for one in row if one.plan.recompute == "full") == 4
-    assert sum(one.blocks for stage in held(MODEL, plan) for one in stage.played(plan)) == 16
 
 
 @pytest.mark.parametrize("text", ["shard=16 recompute=full", "pp=4 dp=4 recompute=full", "shard=16 zero=3"])

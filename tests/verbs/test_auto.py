@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.test_host import HOST
+from tests.planner.cores import MACHINE
 from unisono import config
 from unisono.cli import main
-from unisono.measure.file import FittedHost, as_toml
+from unisono.measure.file import as_toml
 from unisono.plan import Plan
 from unisono.planner import simulate
 from unisono.planner.asked import question
@@ -28,12 +28,10 @@ def measured(tmp_path: Path) -> dict[str, str]:
 
 
 def calibrated(cache: Path) -> dict[str, str]:
-    """The environment of a user whose machine, of HOST's cores, was measured."""
+    """The environment of a user whose machine was measured."""
     path = cache / "unisono" / "cluster.toml"
     path.parent.mkdir()
-    path.write_text(
-        as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
-    )
+    path.write_text(as_toml(MACHINE, "a test"))
     return {"XDG_CACHE_HOME": str(cache)}
 
 
@@ -61,6 +59,21 @@ def test_nothing_that_was_searched_is_faster(measured, keys, ranks):
         assert all(
             step(str(got.plan)) <= step(other) for other in ("dp=2", "tp=2", "shard=2", "pp=2 micros=4")
         )
+
+
+def test_the_quickest_of_those_played_is_chosen_one_of_each_mesh(measured):
+    """Whatever the prices say: here the plan that is played last turns out to be the quickest."""
+    seen: list[Plan] = []
+
+    def play(_, answers):
+        seen.extend(one.question.plan for one in answers)
+        return [float(len(answers) - place) for place in range(len(answers))]
+
+    got, said = auto.choose(loaded("auto"), 4, measured, play)
+    meshes = [(plan.dp, plan.shard, plan.cp, plan.tp, plan.pp) for plan in seen]
+    assert len(meshes) == len(set(meshes)) == auto.PLAYED
+    assert str(got.plan) == str(seen[-1]) and str(seen[-1]) in said[0] and "played here" in said[0]
+    assert all(str(plan) in line for plan, line in zip(seen[:-1], said[1:], strict=True))
 
 
 def test_without_a_measurement_it_says_how_to_get_one(tmp_path):

@@ -1,7 +1,7 @@
 """`unisono plan --check`: the best plans played for a few steps on this machine, beside their prices. No torch here."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +34,14 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
         raise Infeasible(
             "no plan fits", where=within.cluster.name, fix="unisono plan without --check says more"
         )
-    rows = []
-    with Nursery(ENTRY) as nursery:
-        for answer in found.best:
-            rows.append((answer, _seconds(nursery, got, within, answer)))
+    rows = list(zip(found.best, played(got, found.best), strict=True))
     return _told(rows), _page(rows)
+
+
+def played(got: Loaded, answers: Sequence[Answer]) -> list[float]:
+    """Seconds of the median step of each plan on this machine, played one after the other for a second each."""
+    with Nursery(ENTRY) as nursery:
+        return [_seconds(nursery, got, answer) for answer in answers]
 
 
 def played_here(within: Space) -> None:
@@ -51,7 +54,7 @@ def played_here(within: Space) -> None:
         )  # fmt: skip
 
 
-def _seconds(nursery: Nursery, got: Loaded, within: Space, answer: Answer) -> float:
+def _seconds(nursery: Nursery, got: Loaded, answer: Answer) -> float:
     """The median step of a plan here."""
     plan, ask = answer.question.plan, answer.question
     recipe = got.recipe

@@ -58,14 +58,3 @@ def copies(sizes: Sequence[int], device: torch.device) -> list[tuple[int, float]
         target = torch.zeros_like(source)
         found.append((2 * size, seconds_of(lambda s=source, t=target: t.copy_(s), device)))
     return found
-
-
-def launch(device: torch.device, count: int = 200) -> float:
-    """Host seconds to start one small operation, in a stream of `count`."""
-    x = torch.zeros(8, device=device)
-
-    def many() -> None:
-        for _ in range(count):
-            x.add_(1.0)
-
-    return seconds_of(many, device) / count

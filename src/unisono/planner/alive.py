@@ -1,12 +1,11 @@
-"""Bytes of tensors that are alive on a rank of ours at its peak, as `measure.live` counts them: the ledger by which
-`recompute=auto` and `train.micro_batch = "auto"` choose, and which a run that is out of memory is shown.
+"""Bytes of tensors that are alive on a rank of ours at its peak, as `measure.live` counts them.
 
-Beside `host_memory`, which says what a process has resident, this counts tensors alone, and knows what is put away and
-what is computed again block by block. The fullest moment is one of four: a backward begins, its first block or its last
-one is under way, or the optimiser steps.
+By this ledger `recompute=auto` and `train.micro_batch = "auto"` choose, and a run that is out of memory is shown it. It
+counts tensors alone, and knows what is put away and what is computed again block by block. The fullest moment is one of
+four: a backward begins, its first block or its last one is under way, or the optimiser steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,14 +15,14 @@ from unisono.planner.alike import as_dealt, in_order, stages_in
 from unisono.planner.cuts import rows_of
 from unisono.planner.fewest import fewest
 from unisono.planner.machines.order import owners, virtual_of
-from unisono.planner.memory import Memory, RowShare, share_of
+from unisono.planner.memory import BUCKET, Memory, RowShare, share_of
 from unisono.planner.source import Source
 from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import kept, virtual_kept
+from unisono.planner.work.coded import leafwise
 from unisono.planner.work.dealt import held_experts
-from unisono.planner.work.inside import in_one_piece, leafwise
-from unisono.planner.work.passes import ITEM, dealt_elements, each_block, handed_elements
+from unisono.planner.work.passes import dealt_elements, each_block, handed_elements
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -31,6 +30,7 @@ _AT_ONCE = Source(
     "specification", "parallel.offload.streaming.AT_ONCE: bytes of optimiser state that are there at once"
 )
 STREAMED: Annotated[float, _AT_ONCE] = float(25 << 20)
+ITEM = 4.0  # bytes of fp32, in which weights and gradients of ours are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,12 @@ def _moments(
             (some[1], flat + added + late * widest, top - fewer),
         ]
     return found
+
+
+def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
+    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does. zeros: what it
+    deals of the stage's blocks, where some are dealt otherwise than the plan says."""
+    return plan.shard > 1 and all(zero == 1 for zero in (plan.zero, *zeros)) and nbytes <= BUCKET
 
 
 def _summed(model: Transformer, plan: Plan, share: RowShare, own: _Held) -> float:

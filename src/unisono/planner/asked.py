@@ -17,7 +17,6 @@ from unisono.planner.kinds import Model, attending, kind
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.predict import roomy
-from unisono.planner.priced import machine
 from unisono.planner.stack import Stack, stack
 from unisono.planner.studies import orders
 from unisono.planner.timetables import chunks, copies, serves
@@ -40,7 +39,7 @@ def question(
     Techniques that this version cannot play yet may be priced.
     """
     where = cluster(cluster_name)
-    if where.host is not None and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
+    if where.cores and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
         where = roomy(where, loaded.plan.world)
     made = made or stack(where.stack)
     keys, assumed = assuming(loaded, loaded.plan, where)
@@ -51,8 +50,7 @@ def question(
     assumed, later = (*assumed, *more), unplayed(loaded, plan)
     sizes = batch.micro_batch, batch.micros, steps
     ask = simulate.Question(model, plan, where, made, *sizes, assumed=assumed, unplayed=later)
-    if order is None and machine(where).ordered:
-        order = loaded.recipe.launch.order or None
+    order = order or loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
@@ -80,7 +78,7 @@ def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan
     if "precision" not in plan.said and ("precision" in own.said or own.precision != "fp32"):
         plan = in_precision(plan, own.precision)
     pools = where.pools if isinstance(where, Mixture) else (where,)
-    devices = [pool.device for pool in pools if pool.host is None]
+    devices = [pool.device for pool in pools if not pool.cores]
     if "precision" not in plan.said and plan.precision == "fp32":
         if loaded.recipe.train.dtype == "float64":
             plan = in_precision(plan, "fp64")
@@ -103,7 +101,7 @@ def length(loaded: Loaded, model: Model, where: Cluster | Mixture, batch: int) -
     """(steps of the run, what was taken since nobody named them): on accelerators, where the recipe says none, as many
     as 20 tokens a parameter take (Hoffmann et al., 2022)."""
     steps, found = loaded.recipe.train.steps, attending(model)
-    small = isinstance(where, Cluster) and (where.host is not None or where.device.name == "cpu")
+    small = isinstance(where, Cluster) and (where.cores > 0 or where.device.name == "cpu")
     if found is None or small or loaded.origins.get("train.steps") != "default":
         return steps, ()
     tokens = _CHINCHILLA * found.workload.active

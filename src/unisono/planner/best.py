@@ -119,7 +119,7 @@ def _deals(within: search.Space) -> bool:
 
 def _larger(within: search.Space, name: str) -> tuple[Cluster, Answer] | None:
     """The smallest cluster of this kind on which something would fit, and its best plan."""
-    if within.cluster.host is not None:
+    if within.cluster.cores:
         return None  # what was measured of one machine says little of many
     try:
         node = of_size(name, within.cluster.devices).node

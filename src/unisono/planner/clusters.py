@@ -6,7 +6,6 @@ from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader
-from unisono.planner.machines.host_file import host_from
 from unisono.planner.source import Source
 from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.doubtful import LARGEST
@@ -25,11 +24,11 @@ LINK_KEYS = (
     "latency_us",
     "oversubscription",
     "topology",
-    "work_s_gb",
+    "work_s_gb",  # of files of earlier versions: no longer read
 )
 # Words of the field for networks in which switches connect any pair; how far at full rate is their oversubscription.
 _SWITCHED = ("fat-tree", "leaf-spine")
-CLUSTER_KEYS = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host",
+CLUSTER_KEYS = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "cores", "host",
             "loader_samples_s", "loader_gb_s")  # fmt: skip
 
 
@@ -115,8 +114,9 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
         raise table.wrong("a cluster has at least one node of one device", "nodes", "nodes = 1")
     total = count * node
     decoded, read = table.number("loader_samples_s", 1.0, 0.0), table.number("loader_gb_s", 1e9, 0.0)
+    cores = _cores(table)
     made = table.text("stack", "plain")
-    if "host" in table.values and made == "plain":  # as files of earlier versions say
+    if cores and made == "plain":  # as files of earlier versions say
         made = "plain-cpu"
     cost = table.number("cost_per_hour") if "cost_per_hour" in table.values else None
     return Cluster(
@@ -126,12 +126,22 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
         links=_links(table, total),
         stack=made,
         cost_per_hour=cost[0] if cost else None,
-        host=host_from(table.table("host")) if "host" in table.values else None,
+        cores=cores,
         sources={"loader_samples": decoded[1], "loader_bandwidth": read[1]}
         | ({"cost_per_hour": cost[1]} if cost else {}),
         in_node=node,
         loader=Loader(decoded[0], read[0], devices=node),
     )
+
+
+def _cores(table: Table) -> int:
+    """CPU cores that the ranks share, 0 of devices of their own. Files of earlier versions say it in [host]."""
+    if "host" not in table.values:
+        return table.count("cores", 0)
+    host = table.table("host")
+    if not (cores := host.count("cores", 0)):
+        raise host.wrong("a host has at least one core", "cores", "cores = 2")
+    return cores
 
 
 def _named_device(table: Table) -> Device:
@@ -224,7 +234,7 @@ def link_of(own: Table, size: int) -> Link:
     own.known(LINK_KEYS)
     bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
     ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
-    over, work = own.number("oversubscription", 1.0, 1.0), own.number("work_s_gb", 1e-9, 0.0)
+    over = own.number("oversubscription", 1.0, 1.0)
     if not bandwidth[0] or over[0] < 1.0:
         raise own.wrong(
             "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
@@ -235,7 +245,7 @@ def link_of(own: Table, size: int) -> Link:
         known = (*TOPOLOGIES, *_SWITCHED)
         what = f"no topology is called {said!r}{meant(said, known)}"
         raise own.wrong(what, "topology", f"one of: {' '.join(known)}")
-    sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1], "work": work[1]}
+    sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
     return Link(
         own.text("name"),
         size,
@@ -246,5 +256,4 @@ def link_of(own: Table, size: int) -> Link:
         ceiling[0] if ceiling else (),
         sources | ({"ceiling": ceiling[1]} if ceiling else {}),
         topology,
-        work[0],
     )

@@ -9,8 +9,6 @@ from unisono.planner.price import price as composed
 from unisono.planner.question import Question
 from unisono.programs.pipeline import Placed, Timetable, play_costs
 
-screened = ordered = True
-
 
 def unmeasured(plan: Plan) -> tuple[str, ...]:
     """Nothing: a stack says what software makes of any device."""

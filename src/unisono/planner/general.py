@@ -28,15 +28,10 @@ from unisono.planner.work.networks import (
     matrix_elements,
     part_pass,
     read_elements,
-    row_works,
-    stages,
-    tied,
 )
 from unisono.planner.work.stage import ITEM
 from unisono.spec.errors import Problem
 from unisono.spec.workload import WorkPart
-
-__all__ = ["row_works", "stages", "tied"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,7 @@ def with_homes(got: Price, ask: Question) -> Price:
         return got
     model, rows = _model(ask), range(ask.plan.pp)
     each = [copied(model, ask.plan, ask.micro_batch, row, ask.stack.composed) for row in rows]
-    host = ask.cluster.host
-    if host is not None:
-        took = _on_cores(each, ask, host.forward.elementwise * host.slow(ask.plan.world))
-    elif ask.cluster.device.name == "cpu":
+    if ask.cluster.cores or ask.cluster.device.name == "cpu":
         took = _on_cores(each, ask, 1.0 / (ask.cluster.device.bandwidth * ask.stack.elementwise))
     else:
         took = _on_device(each, ask, got)
@@ -65,7 +62,7 @@ def verdict(ask: Question, found: MemoryVerdict) -> MemoryVerdict:
     model, slack = _model(ask), found.memory.slack / found.memory.allocated
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
     rows = [alive(model, ask.plan, **sizes, row=row) for row in range(ask.plan.pp)]
-    if ask.cluster.host and not away.on_disk:
+    if ask.cluster.cores and not away.on_disk:
         plain = at_home(ask.plan)
         rows = [
             max(one, alive(model, plain, **sizes, row=row), key=lambda m: m.total)

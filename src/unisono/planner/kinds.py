@@ -10,7 +10,6 @@ from unisono.planner.memory import Memory
 from unisono.planner.parts import Passes
 from unisono.planner.stack import Stack
 from unisono.planner.work.networks import Network
-from unisono.planner.work.stage import RowWork, StageWork
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.errors import Problem
 from unisono.spec.model import Facts, ModelConfig
@@ -20,18 +19,6 @@ Model = Transformer | Network
 
 class Kind(Protocol):
     """What a kind of model says of a plan."""
-
-    def stages(self, model: Any, plan: Plan, micro_batch: int, micros: int, /) -> tuple[StageWork, ...]:
-        """What every stage of the timetable does on a host of ranks."""
-        ...
-
-    def row_works(self, model: Any, plan: Plan, micro_batch: int, micros: int, /) -> tuple[RowWork, ...]:
-        """What every row of the pipeline has on a host of ranks."""
-        ...
-
-    def tied(self, model: Any, plan: Plan, /) -> float:
-        """Bytes of the gradient of a weight that two rows have, on a host of ranks."""
-        ...
 
     def passes(
         self, model: Any, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int, /

@@ -30,7 +30,7 @@ def mixture(text: str) -> Mixture:
         raise UsageError(
             f"{text}: a pool has no name", where="--cluster", fix="dgx-a100:16+dgx-v100:16", code="C21"
         )
-    pools = tuple(replace(cluster(name), host=None) for name in names)
+    pools = tuple(replace(cluster(name), cores=0) for name in names)
     outer = [_between_nodes(name, pool) for name, pool in zip(names, pools, strict=True)]
     slowest = min(outer, key=lambda link: link.bandwidth / link.oversubscription)
     latest = max(outer, key=lambda link: link.latency)
@@ -93,5 +93,5 @@ def _from_file(path: Path) -> Mixture:
             f"pools joined as {join.topology} cannot be priced", "join", 'topology = "switched"'
         )
     name = table.text("name", path.stem)
-    pools = tuple(replace(pool, host=None) for pool in pools)
+    pools = tuple(replace(pool, cores=0) for pool in pools)
     return Mixture(name, pools, join, table.text("stack", _stack(pools)))

@@ -96,17 +96,31 @@ def calibration(environ: Mapping[str, str]) -> Path:
 
 
 def roomy(cluster: Cluster, ranks: int) -> Cluster:
-    """The cluster with room for so many ranks, however few devices it has. Ranks of a measured host stay on
-    that one host."""
+    """The cluster with room for so many ranks, however few devices it has. Ranks of a measured CPU host stay on that
+    one host and share its cores and its memory evenly."""
     if ranks <= cluster.devices or not cluster.links:
         return cluster
     last = replace(cluster.links[-1], size=ranks)
     wider = replace(cluster, devices=ranks, links=(*cluster.links[:-1], last))
-    if cluster.host is None:
-        return wider
-    return replace(wider, in_node=ranks, loader=replace(cluster.loader, devices=ranks))
+    return _sharing_cores(wider, cluster.devices) if cluster.cores else wider
 
 
 def of_ranks(cluster: Cluster, ranks: int) -> Cluster:
     """The cluster with a device for each of so many ranks, no more and no fewer."""
-    return replace(roomy(cluster, ranks), devices=ranks)
+    if not cluster.cores or ranks >= cluster.devices:
+        return replace(roomy(cluster, ranks), devices=ranks)
+    return _sharing_cores(replace(cluster, devices=ranks), cluster.devices)
+
+
+def _sharing_cores(cluster: Cluster, before: int) -> Cluster:
+    """A CPU host whose ranks share its memory, and its cores where there are more of them. before: ranks of which the
+    cluster's device is one."""
+    ranks, device = cluster.devices, cluster.device
+    pace = max(1.0, before / cluster.cores) / max(1.0, ranks / cluster.cores)
+    shared = replace(
+        device,
+        peak={dtype: pace * rate for dtype, rate in device.peak.items()},
+        bandwidth=pace * device.bandwidth,
+        memory=device.memory * before / ranks,
+    )
+    return replace(cluster, device=shared, in_node=ranks, loader=replace(cluster.loader, devices=ranks))

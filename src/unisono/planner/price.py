@@ -23,7 +23,7 @@ from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
 from unisono.planner.timetables import chunks, handovers, idle, of
 from unisono.planner.work import wires
-from unisono.planner.work.calls import leafwise
+from unisono.planner.work.coded import leafwise
 from unisono.spec.numbers import either, larger, smaller
 
 _READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice, member
-from unisono.planner import devices, homes, host, unlike
+from unisono.planner import devices, homes, unlike
 from unisono.planner.alike import is_uniform, stages_in
 from unisono.planner.fewest import fewest
 from unisono.planner.homes import with_homes
@@ -21,11 +21,8 @@ __all__ = ["Model"]
 
 
 class Machine(Protocol):
-    """What a question runs on: devices under a stack; devices of several kinds, a row each; cores that ranks share.
-    screened: arrays of plans are priced at once there. ordered: the axes may lie on it in several orders."""
-
-    screened: bool
-    ordered: bool
+    """What a question runs on: devices under a stack; devices of several kinds, a row each.
+    """
 
     def unmeasured(self, plan: Plan, /) -> tuple[str, ...]:
         """Keys of the plan whose values were never measured there, and follow from nothing that was."""
@@ -58,8 +55,6 @@ class Machine(Protocol):
 
 def machine(cluster: Cluster) -> Machine:
     """The functions of what plans run on."""
-    if cluster.host is not None:
-        return host
     return unlike if cluster.rows else devices
 
 
@@ -105,11 +100,11 @@ def settled(ask: Question) -> Question:
 
 
 def _rungs(ask: Question) -> list[Question]:
-    """The question, or with each codec that a choice has. Replicas on one host, which alone are measured as such, meet
-    in its memory: there it is the first."""
+    """The question, or with each codec that a choice has. Replicas on one host meet in its memory: there it is the
+    first."""
     codec = member("codec", ask.plan.codec)
     names = list(codec.rungs) if codec is not None and ask.plan.dp > 1 else []
-    if ask.cluster.host is not None:
+    if ask.cluster.cores:
         names = names[:1]
     found = [replace(ask, plan=replace(ask.plan, codec=name)) for name in names] or [ask]
     for one in found:
@@ -149,11 +144,9 @@ def _known(ask: Question) -> None:
     plan = ask.plan
     strange = {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
     strange |= {*machine(ask.cluster).unmeasured(plan)}
-    if ask.cluster.host is not None and attending(ask.model) is None:
-        strange |= {"cp", "ep"}
     if not is_uniform(plan) and attending(ask.model) is None:
         strange |= {"blocks", "recompute"} if choice(plan.recompute).options else {"blocks"}
-    order = ("sync", "codec", "collective", "recompute", "blocks", "cp", "ep", "precision")
+    order = ("sync", "codec", "collective", "recompute", "blocks")
     for key in sorted(strange, key=order.index):
         value, usual = getattr(plan, key), getattr(Plan(), key)
         if value != usual:

@@ -10,8 +10,7 @@ from unisono.planner.collectives import all_reduce, bus, exchange, uncovered
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
-from unisono.planner.work.calls import leafwise, of_call
-from unisono.planner.work.coded import declared
+from unisono.planner.work.coded import declared, leafwise, transfer_of
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
@@ -74,7 +73,7 @@ def traffic(
     nbytes, wire = 0.0, 0.0
     way = getattr(member("collective", plan.collective), "program", None)
     for call in made.calls:
-        whole = of_call(call, plan.dp).nbytes
+        whole = transfer_of(call, plan.dp).nbytes
         if call.op == "all_reduce":
             one = all_reduce(cluster, apart, plan.dp, whole, stack.dp_bus, way)
         elif call.op == "all_to_all":

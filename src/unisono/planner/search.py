@@ -23,7 +23,7 @@ from unisono.planner.kinds import attending
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MARGIN
 from unisono.planner.played import actions, span
-from unisono.planner.priced import closed, machine, verdict
+from unisono.planner.priced import closed, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.space import CHUNKS, MeshSizes, Space, meshes, overlaps, places, plan_at, plans
@@ -56,7 +56,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """best: answers, the best first; where ranks share cores, of those that prices cannot tell apart, see `ties`.
+    """best: answers, the best first; of those that prices cannot tell apart the surest, see `ties`.
     front: answers of which none is slower and larger than another, the quickest first. nearest: the plan that is short
     of least, where none fits."""
 
@@ -153,7 +153,7 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
             got = priced_at(mesh)
             priced += mesh.count
             feasible += pool.add(index, got)
-            if not pool.by and space.cluster.host is None:
+            if not pool.by:
                 sure.add(index, replace(got, fits=got.fits & _tried(space, mesh)))
             if not feasible:
                 pool.remember_nearest(index, got, exists(mesh, space))
@@ -230,7 +230,7 @@ def pricer(
     model = attending(space.model)
     # Arrays are of plans whose blocks are all alike, and of which nothing is put away.
     alike = is_uniform(space.held) and space.held.offload == "none"
-    if model is not None and machine(space.cluster).screened and alike:
+    if model is not None and alike:
         bench = SearchShared(model, space.cluster, space.stack)
         return (
             lambda mesh: (
@@ -243,7 +243,7 @@ def pricer(
 
 
 def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
-    """Networks of parts, hosts of ranks that share cores, and what is put away have no screen."""
+    """Networks of parts, and what is put away, have no screen."""
     step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):

@@ -22,7 +22,6 @@ from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
 from unisono.planner.kinds import Model, attending, kind
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.priced import machine
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import chunks, serves
@@ -90,7 +89,7 @@ def _contexts(space: Space, ranks: int) -> Sequence[int]:
     """Numbers of ranks among which one sample's positions may be dealt: with all keys any, else as many as leave each
     of them enough that its products are as good as whole ones."""
     every = divisors(ranks)
-    if space.all_keys or attending(space.model) is None or not machine(space.cluster).screened:
+    if space.all_keys or attending(space.model) is None:
         return every if space.all_keys else (1,)
     return [cp for cp in every if cp == 1 or space.model.context >= cp * LONG]
 
@@ -143,7 +142,7 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
 
 def overlaps(space: Space, plan: Plan) -> bool:
     """Whether products of `tp` may go in chunks, behind which our own runs hide its messages, and nobody has said."""
-    ours = space.stack.autograd and attending(space.model) is not None and machine(space.cluster).screened
+    ours = space.stack.autograd and attending(space.model) is not None
     return ours and plan.tp > 1 and not isinstance(plan.tp, Grid) and "tp" not in space.held.said
 
 
@@ -155,9 +154,7 @@ def in_chunks(plan: Plan, count: int) -> Plan:
 
 def _experts(space: Space, ranks: int) -> Sequence[int]:
     """Numbers of ranks among which experts, or embedding tables, may be dealt out: ep re-uses those of a replica."""
-    every = (
-        divisors(space.model.holders(ranks)) if space.all_keys or machine(space.cluster).screened else (1,)
-    )
+    every = divisors(space.model.holders(ranks))
     return [ep for ep in _values(space, "ep", every) if ranks % ep == 0]
 
 

@@ -96,10 +96,8 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
     ideal, attention = model.step_flops(ask.batch) / peak, 0.0
     if got.attention:
         attention = got.attention - model.attention_flops(ask.batch) / peak
-    # Where ranks share a host's cores, passes are priced whole.
-    again = ", recomputation" if ask.plan.recompute != "none" and not got.kernels else ""
     above = [
-        (f"products below peak{again}", got.arithmetic - ideal - attention),
+        ("products below peak", got.arithmetic - ideal - attention),
         ("attention below peak", attention),
         ("other kernels, embedding, loss", got.kernels),
         ("computed a second time (recompute)", got.recompute),
@@ -246,9 +244,9 @@ def page(answer: Answer) -> str:
 def where(ask: Question) -> str:
     """Whose figures these are: `dgx-a100:8: 64 a100 ...`, `here: 4 ranks on 2 cores, as unisono calibrate ...`."""
     used, cluster = ask.plan.world, ask.cluster
-    if cluster.host is not None:
+    if cluster.cores:
         ranks = f"{used} rank{'s' * (used != 1)}"
-        return f"{cluster.name}: {ranks} on {cluster.host.cores} cores, as unisono calibrate measured them"
+        return f"{cluster.name}: {ranks} on {cluster.cores} cores, as unisono calibrate measured them"
     every = f"{used} of {cluster.devices}" if used < cluster.devices else f"{used}"
     return (
         f"{cluster.name}: {every} {cluster.device.name}, priced as the software stack {ask.stack.name} runs"
@@ -306,7 +304,7 @@ def errors(answer: Answer) -> list[tuple[str, str]]:
 def _lacking(ask: Question) -> list[tuple[str, str]]:
     """A line where a plan names a precision that the device does not have."""
     name, device = ask.plan.precision, ask.cluster.device
-    if name in device.peak or ask.cluster.host is not None:
+    if name in device.peak or ask.cluster.cores:
         return []
     rate = f"{device.flops(name) / 1e12:.3g} TFLOP/s of another"
     return [("precision", f"{device.name} has no {name}: priced at the {rate}")]

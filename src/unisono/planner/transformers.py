@@ -18,11 +18,8 @@ from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
 from unisono.planner.timetables import ends
 from unisono.planner.work import blocks as work
-from unisono.planner.work.passes import row_works, stages, tied
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Problem
-
-__all__ = ["row_works", "stages", "tied"]
 
 
 def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Kernels:

@@ -54,8 +54,6 @@ class Trust:
 def trust(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Trust:
     """Errors that have nothing to do with each other add up as squares do."""
     never = unheld(model, plan, cluster, stack)
-    if cluster.host is not None:
-        return Trust(cluster.host.error, (), never)
     error, more = min(
         (
             (own.error, sorted(_beyond(model, plan, cluster, stack.name, own.seen), reverse=True))
@@ -124,7 +122,7 @@ def unheld(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[st
     found: list[str] = []
     if not model.measured:
         found.append("no model of this kind")
-    if cluster.host is not None:
+    if cluster.cores:
         return tuple(found)
     if cluster.device.name == "cpu":
         found.append("this machine: these are another's cores, and unisono calibrate measures yours")

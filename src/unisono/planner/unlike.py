@@ -13,7 +13,7 @@ from unisono.plan.grammar import choice
 from unisono.planner import devices
 from unisono.planner.collectives import message
 from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
-from unisono.planner.devices import layers, modes, ordered, screened
+from unisono.planner.devices import layers, modes
 from unisono.planner.kinds import attending
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
@@ -39,7 +39,7 @@ from unisono.programs.balance import balance
 from unisono.programs.pipeline import Placed, Timetable
 from unisono.spec.errors import UsageError
 
-__all__ = ["layers", "modes", "ordered", "screened"]
+__all__ = ["layers", "modes"]
 
 
 def unmeasured(plan: Plan) -> tuple[str, ...]:

@@ -26,16 +26,8 @@ def why(answer: Answer, best: Answer) -> str:
     slower = answer.price.step / best.price.step - 1.0
     own, other = (ties.unsure(one.question) for one in (answer, best))
     if slower < -5e-4 and own > other:
-        sure = tell.share(ties.margin(answer.question))
-        if answer.question.cluster.host is None:
-            untried = ", ".join(trust.untried(answer.question.plan, answer.question.stack))
-            return (
-                f"bolder: might gain {tell.share(-slower)}, within an error of {sure}; unmeasured: {untried}"
-            )
-        return (
-            f"{tell.share(-slower)} quicker by its price, which says nothing below {sure}; a rank of it waits for"
-            f" others {own:.0f} times a step, not {other:.0f}"
-        )
+        untried = ", ".join(trust.untried(answer.question.plan, answer.question.stack))
+        return f"bolder: might gain {tell.share(-slower)}, within an error of {tell.share(own)}; unmeasured: {untried}"
     if slower < 5e-4:
         more = answer.verdict.memory.total - best.verdict.memory.total
         return f"as fast, with {nbytes(more)} more" if more > 0.0 else "as fast"

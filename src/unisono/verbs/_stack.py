@@ -6,12 +6,9 @@ from pathlib import Path
 
 from unisono import config
 from unisono.planner.asked import question
-from unisono.planner.clusters import cluster
-from unisono.planner.pools import is_mixture
 from unisono.planner.simulate import simulate
 from unisono.planner.stack import Stack, own, scaled, stack
 from unisono.planner.tables import Table, is_file
-from unisono.spec.errors import UsageError
 from unisono.verbs._sizes import model_of
 
 _RUN = ("recipe", "cluster", "plan", "micro_batch", "step_s")
@@ -22,11 +19,6 @@ def stack_of(text: str, where: str, environ: Mapping[str, str]) -> Stack:
     """The stack of a name or a file, for prices on a cluster. Raises UsageError."""
     if not is_file(text):
         return stack(text)
-    if not is_mixture(where) and cluster(where).host is not None:
-        what = "a calibrated machine has prices of its own, which no stack changes"
-        raise UsageError(
-            what, where=f"--stack {text}", fix="without --stack, or another --cluster", code="C04"
-        )
     made, run = own(Path(text))
     return made if run is None else scaled(made, _factor(made, run, Path(text).parent, environ))
 

@@ -66,8 +66,8 @@ class PlanVerb(RecipeVerb):
         model = model_of(given, call.environ)
         space = space_of(given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
         space = of_tokens(space, args.tokens)
-        if is_here or space.cluster.host is not None:
-            has_gpus = space.cluster.host is None and calibration(call.environ).is_file()
+        if is_here or space.cluster.cores:
+            has_gpus = not space.cluster.cores and calibration(call.environ).is_file()
             by_cores = is_here and not has_gpus
             space = replace(space, cluster=_of_ranks(space, given.recipe.launch.ranks, by_cores))
         if call.settings.dry_run:

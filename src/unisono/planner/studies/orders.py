@@ -14,7 +14,6 @@ from unisono.plan.grammar import meant
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
 from unisono.planner.parts import Price
-from unisono.planner.priced import machine
 from unisono.planner.simulate import Answer, Question, closed, gain, simulate
 from unisono.planner.tell import Column, Told, figure, figures, lines, more_than, share, table
 from unisono.spec.errors import UsageError
@@ -48,11 +47,6 @@ def read(text: str) -> Order:
 
 def under(ask: Question, order: Order) -> Question:
     """The same question with the axes in that order. Raises UsageError where it has no price."""
-    if not machine(ask.cluster).ordered:
-        raise UsageError(
-            f"--order: {ask.cluster.name} is hosts whose ranks share cores, measured in the usual order alone",
-            where="--order, --cluster", fix="a cluster of devices, for example dgx-a100:16", code="C04",
-        )  # fmt: skip
     if not evenly(ask.plan, order):
         raise UsageError(
             f"--order: ep={ask.plan.ep} reaches over several axes, which then do not lie side by side",
@@ -176,8 +170,7 @@ _SHOWN = 5
 def told_of(answers: Sequence[Answer]) -> Told:
     """For `plan`, of its best plans and what is quicker than the first in another order: the key `order`, and a
     sentence, "" where orders cannot differ."""
-    devices = [one for one in answers if machine(one.question.cluster).ordered]
-    every = [(one, distinct(one.question)) for one in devices]
+    every = [(one, distinct(one.question)) for one in answers]
     found = quicker(answers[0], every)
     if found is None:
         alike = all(len(orders) == 1 for _, orders in every)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from unisono.planner.cuts import given, is_cuttable
 from unisono.planner.kinds import attending
-from unisono.planner.priced import machine, verdict
+from unisono.planner.priced import verdict
 from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.tell import Told, lines, share
 from unisono.planner.timetables import name_of
@@ -26,7 +26,7 @@ def better(answer: Answer) -> Answer | None:
 def best(ask: Question) -> Question | None:
     """The question with its best cut; None where no cut fits, or where rows have several stages."""
     model, plan = attending(ask.model), ask.plan
-    if model is None or not machine(ask.cluster).screened:
+    if model is None:
         return None
     if plan.pp == 1 or not is_cuttable(plan.schedule):
         return None

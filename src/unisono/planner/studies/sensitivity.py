@@ -91,7 +91,7 @@ def _planned(ask: Question) -> Iterator[Offer]:
             yield "plan", said, other, str(other.plan)
     plan, ours = (
         ask.plan,
-        ask.stack.autograd and attending(ask.model) is not None and ask.cluster.host is None,
+        ask.stack.autograd and attending(ask.model) is not None and not ask.cluster.cores,
     )
     if (
         ours

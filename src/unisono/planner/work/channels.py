@@ -3,12 +3,10 @@
 Column and row products as in Megatron-LM (Shoeybi et al., 2019), without positions that could be dealt between them.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from collections.abc import Iterator
+from dataclasses import replace
 
 from unisono.plan import Plan
-from unisono.plan.each import options_of
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.spec.workload import Channels, Product, WorkPart
 
@@ -55,38 +53,3 @@ def crossings(
         yield Transfer("tp", "all_reduce", float(own.entered * samples * (max(4, item) if fp32 else item)))
     elif not backward and (own.again or not again):
         yield Transfer("tp", "all_reduce", float(own.left * samples * item))
-
-
-@dataclass(frozen=True, slots=True)
-class DealtPart:
-    """What `tp` deals of a part, as a plan plays it on CPUs. wide: what is entered is fp32 under autocast. again: the
-    part is computed again."""
-
-    own: Channels
-    wide: bool
-    again: bool
-
-    def calls(self, plan: Plan, samples: float, *, backward: bool) -> Iterator[Transfer]:
-        """Sums in one pass, those of what it computes again among them."""
-        yield from crossings(self.own, plan, samples, backward=backward, wide=self.wide)
-        if backward and self.again:
-            yield from crossings(self.own, plan, samples, backward=False, wide=self.wide, again=True)
-
-
-def dealt(cuts: Sequence[Sequence[WorkPart]], plan: Plan) -> list[tuple[DealtPart, ...]]:
-    """Of every stage, its parts with channels. cuts: parts of the stages, from stem to head."""
-    if plan.tp == 1:
-        return [()] * len(cuts)
-    last, found = len(cuts) - 1, list[tuple[DealtPart, ...]]()
-    blocks = [parts[place == 0 : len(parts) - (place == last)] for place, parts in enumerate(cuts)]
-    ends = [0, *accumulate(map(len, blocks))]
-    ranges = tuple(range(a, b) for a, b in pairwise(ends))
-    each = options_of(plan, ranges)
-    for parts, numbers in zip(blocks, ranges, strict=True):
-        here, wide = list[DealtPart](), bool(found)  # what comes from another stage is fp32
-        for part, number in zip(parts, numbers, strict=True):
-            if own := part.channels:
-                here.append(DealtPart(own, wide, each[number].recompute == "full"))
-                wide = own.widens or (own.carries and wide)
-        found.append(tuple(here))
-    return found

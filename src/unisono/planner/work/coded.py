@@ -5,8 +5,21 @@ from math import prod
 from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner.work.networks import Network
+from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.work import Call, Work
+
+
+def leafwise(plan: Plan) -> bool:
+    """Whether the policy wants the gradient of each micro-batch by itself."""
+    policy = member("sync", plan.sync)
+    return policy is not None and policy.leafwise
+
+
+def transfer_of(call: Call, ranks: int) -> Transfer:
+    """The transfer of which one of `ranks` ranks sends the bytes that a member of a family declares."""
+    one = Transfer(call.axis, call.op, 1.0).sent(ranks)
+    return Transfer(call.axis, call.op, call.nbytes / one, call.times, later=True)
 
 
 def declared(model: Transformer | Network, plan: Plan, item: float, elements: float) -> Work:

@@ -17,6 +17,7 @@ from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 if TYPE_CHECKING:
     from unisono.config import Loaded, Resolved
     from unisono.launch.signals import Early
+    from unisono.verbs.train.auto import Play
 
 AUTO = "auto"
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
@@ -84,7 +85,7 @@ class TrainVerb(RecipeVerb):
         if given.plan.auto:
             from unisono.verbs.train import auto
 
-            given, why = auto.choose(given, started_ranks(call), call.environ)
+            given, why = auto.choose(given, started_ranks(call), call.environ, _player(call))
             for line in why:
                 call.settings.note(line)
         ranks = _ranks(call, given)
@@ -146,6 +147,15 @@ def _with_micro_batches(call: CommandCall, given: "Loaded", ranks: int | None) -
             origins = {**given.origins, "train.micro_batch": f"derived: {batch_of(plan, fitted)[0]}"}
             return replace(given, recipe=given.recipe.model_copy(update={"train": fitted}), origins=origins)
     return given
+
+
+def _player(call: CommandCall) -> "Play | None":
+    """What measures plans on this machine; None where nothing is started here, or ranks are on other machines too."""
+    if call.settings.dry_run or call.args.hosts or started_ranks(call) is not None:
+        return None
+    from unisono.measure.check import played
+
+    return played
 
 
 def _ranks(call: CommandCall, given: "Loaded") -> int | None:

@@ -41,7 +41,7 @@ def room_here(ranks: int, environ: Mapping[str, str]) -> float:
     if not has_gpus():
         return host_bytes(ranks)
     where, _, is_calibrated = predict.here(environ)
-    if not is_calibrated or where.host is not None:
+    if not is_calibrated or where.cores:
         what = (
             "--fit-micro-batch needs the memory of this machine's GPUs in numbers, and nobody has measured it"
         )
