@@ -197,12 +197,12 @@ def checkpoint_format() -> str:
 def codes() -> dict[str, set[str]]:
     """Every error code in the source -> the files that raise it."""
     found: dict[str, set[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for value in _candidates(node):
                 word = value.value if isinstance(value, ast.Constant) else None
                 if isinstance(word, str) and CODE.fullmatch(word):
-                    found.setdefault(word, set()).add(str(path.relative_to(SOURCE)))
+                    found.setdefault(word, set()).add(str(path.relative_to(ROOT / "src")))
     return found
 
 

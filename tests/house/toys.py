@@ -1,6 +1,6 @@
 """A toy of every family, each in one file, and a program that tries all of them in one copy of the package.
 
-The copy lies in the working folder, as `src/unisono`. Live parts of toys leave their family's noun in `used.txt`.
+The copy lies in the working folder, as `src`. Live parts of toys leave their family's noun in `used.txt`.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class {base}(Verb):
 _BENCH = '''
 """A toy."""
 
-from unisono.measure.benches.net import NetBench
+from unisono_contrib.measure.benches.net import NetBench
 
 
 class ToyBench(NetBench):
@@ -128,7 +128,7 @@ def name_of(noun: str) -> str:
 def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
     """Writes every toy into a copy of the package; and one under the name of a verb that is still to come."""
     for noun, family in families.items():
-        folder = package.joinpath(*family.package.split(".")[1:])
+        folder = package.joinpath(*family.package.split("."))
         if noun == "verb":
             for name in (name_of(noun), later):
                 (folder / f"{name}.py").write_text(_VERB.format(base="GreetVerb", name=name))
@@ -138,7 +138,7 @@ def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
         own = {"starter": _STARTER + inspect.getsource(starters.Toy), "bench": _BENCH}
         text = own[noun] if noun in own else TOYS[noun].text(noun, name_of(noun))
         place.write_text(text.replace('name = "toy"', f'name = "{name_of(noun)}"'))
-    package.parent.with_name("mine.py").write_text(
+    package.with_name("mine.py").write_text(
         TOYS["sink"].text("sink", "mine")
         + _VERB.format(base="OwnVerb", name="own").replace('"""A toy."""', "")
     )

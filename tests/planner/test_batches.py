@@ -7,7 +7,7 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies import batches
+from unisono_contrib.planner.studies import batches
 
 
 def asked(plan: str = "dp=8 tp=2 pp=4") -> Question:

@@ -6,7 +6,6 @@ import pytest
 
 from unisono.models.convnet import convnet
 from unisono.models.convnet.resnet import resnet
-from unisono.models.dlrm import dlrm
 from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner import general
@@ -21,6 +20,7 @@ from unisono.planner.work.channels import longest_share
 from unisono.planner.work.networks import Network, cut, held
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
+from unisono_contrib.models.dlrm import dlrm
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))
 NETWORKS = {

@@ -20,10 +20,10 @@ from unisono.planner.search import candidates
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
-from unisono.planner.studies.mixtures import PlacedAnswer, everywhere, find, pays
 from unisono.planner.tell import waterfall
 from unisono.programs.balance import balance
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.studies.mixtures import PlacedAnswer, everywhere, find, pays
 
 MODEL = gpt(24, 16, 2048, 1024)
 PLANS = (

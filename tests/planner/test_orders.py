@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.comm.members import Shape, ordered
-from unisono.models.dlrm import dlrm
 from unisono.plan import Plan
 from unisono.planner.clusters import device
 from unisono.planner.collectives import Bus
@@ -30,6 +29,7 @@ from unisono.planner.work.experts import Experts
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
+from unisono_contrib.models.dlrm import dlrm
 
 DENSE = gpt(24, 16, 2048, 2048)
 SPARSE = Transformer(

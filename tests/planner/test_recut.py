@@ -13,8 +13,8 @@ from unisono.planner.clusters import cluster
 from unisono.planner.cuts import given, rows_of, with_cut
 from unisono.planner.simulate import Question, gain, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.recut import best, better
-from unisono.planner.timeline import timeline
+from unisono_contrib.planner.studies.recut import best, better
+from unisono_contrib.planner.timeline import timeline
 
 MADE = stack("megatron-2022")
 

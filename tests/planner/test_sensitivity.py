@@ -10,8 +10,8 @@ from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.sensitivity import change, faster, sensitivities, told
 from unisono.planner.tell import Row
+from unisono_contrib.planner.studies.sensitivity import change, faster, sensitivities, told
 
 
 def asked(plan: str, nodes: int = 16, micro_batch: int = 1, micros: int = 32) -> Question:

@@ -12,9 +12,9 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster, of_size
 from unisono.planner.search import Space, search
 from unisono.planner.stack import stack
-from unisono.planner.studies import sweep as sw
-from unisono.report import scaling
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.studies import sweep as sw
+from unisono_contrib.report import scaling
 
 MODEL = gpt(24, 16, 2048, 1024)
 

@@ -21,12 +21,12 @@ from unisono.planner.played import span
 from unisono.planner.price import price
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
-from unisono.planner.timeline import timeline
 from unisono.programs.check import check
 from unisono.programs.pipeline import Placed
 from unisono.programs.schedules import SCHEDULES
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.timeline import timeline
 
 TIMETABLES = "accumulate gpipe 1f1b interleaved:v=2 looped_bfs:v=2 zb1p zb2p zbv dualpipe dualpipev".split()
 

@@ -1,11 +1,11 @@
 """One door for all that has a price: a kind of model says what it does, a machine how long that takes."""
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice, member
-from unisono.planner import devices, homes, unlike
+from unisono.planner import devices, homes
 from unisono.planner.alike import is_uniform, stages_in
 from unisono.planner.fewest import fewest
 from unisono.planner.homes import with_homes
@@ -16,6 +16,7 @@ from unisono.planner.parts import Price
 from unisono.planner.question import Question
 from unisono.programs.pipeline import Placed, Timetable
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 
 __all__ = ["Model"]
 
@@ -55,7 +56,9 @@ class Machine(Protocol):
 
 def machine(cluster: Cluster) -> Machine:
     """The functions of what plans run on."""
-    return unlike if cluster.rows else devices
+    if cluster.rows:
+        return cast(Machine, contributed("unisono.planner.unlike"))
+    return devices
 
 
 def price(ask: Question) -> Price:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.words import whole
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded, stack_asked, tokens
@@ -94,8 +95,8 @@ def _count(text: str) -> int:
 
 def _on_mixture(call: CommandCall, given: Any) -> Result:
     from unisono.planner.asked import of_tokens
-    from unisono.verbs import _mixed as mixed
 
+    mixed = contributed("unisono.verbs._mixed")
     mixture, space = mixed.searched(given, call.environ, call.args)
     space = of_tokens(space, call.args.tokens)
     if call.settings.dry_run:

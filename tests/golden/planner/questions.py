@@ -19,12 +19,12 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.pools import mixture
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.mixtures import everywhere
 from unisono.planner.work.experts import Experts, Latent
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UnisonoError
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
+from unisono_contrib.planner.studies.mixtures import everywhere
 
 HERE = Path(__file__).parent
 PRICES, INTENDED = HERE / "prices.json.gz", HERE / "intended.txt"

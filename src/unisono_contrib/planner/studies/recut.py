@@ -1,0 +1,58 @@
+"""Where the model is better cut into stages: the cut whose dearest stage is cheapest of all whose stages fit."""
+
+from dataclasses import replace
+
+from unisono.planner.cuts import given, is_cuttable
+from unisono.planner.kinds import attending
+from unisono.planner.priced import verdict
+from unisono.planner.simulate import Answer, Question, gain, simulate
+from unisono.planner.tell import Told, lines, share
+from unisono.planner.timetables import name_of
+from unisono.spec.words import seconds
+from unisono_contrib.planner.unlike import cut
+
+_WORTH = 1e-3  # of a step: less than that is not said
+
+
+def better(answer: Answer) -> Answer | None:
+    """Under a cut that is quicker, or that fits where the plan's own does not; None where there is none."""
+    other = best(answer.question)
+    if other is None:
+        return None
+    found = simulate(other)
+    return found if not answer.verdict.fits or gain(found, answer) >= _WORTH else None
+
+
+def best(ask: Question) -> Question | None:
+    """The question with its best cut; None where no cut fits, or where rows have several stages."""
+    model, plan = attending(ask.model), ask.plan
+    if model is None:
+        return None
+    if plan.pp == 1 or not is_cuttable(plan.schedule):
+        return None
+    free = replace(plan, schedule=name_of(plan.schedule))
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    other = replace(ask, plan=cut(model, free, ask.cluster, ask.stack, **sizes))
+    return other if verdict(other).fits else None
+
+
+def sentence(found: Answer, answer: Answer) -> str:
+    """The cut, and what it is good for."""
+    plan, step = f"schedule={found.question.plan.schedule}", f"{seconds(found.price.step)} a step"
+    return (
+        f"{plan} would be {share(gain(found, answer))} quicker: {step}"
+        if answer.verdict.fits
+        else f"{plan} fits: {step}"
+    )
+
+
+def told(found: Answer | None, answer: Answer) -> Told:
+    """The key `better_cut`, and a line of the page."""
+    if found is None:
+        return {"better_cut": None}, ""
+    plan = found.question.plan
+    facts = {
+        "blocks": list(given(plan.schedule)), "plan": str(plan), "gain": gain(found, answer),
+        "step_s": found.price.step,
+    }  # fmt: skip
+    return {"better_cut": facts}, lines([("cut", sentence(found, answer))])[0]

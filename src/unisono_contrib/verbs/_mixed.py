@@ -1,0 +1,104 @@
+"""`unisono simulate` and `unisono plan` on a mixture of devices. No data, no torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from unisono.config import Loaded
+from unisono.plan import Plan
+from unisono.planner import search, simulate, tell
+from unisono.planner.asked import assuming, question_on, unpriced
+from unisono.planner.clusters import cluster, names
+from unisono.planner.machines.mixture import Mixture, placements
+from unisono.planner.pools import mixture
+from unisono.planner.simulate import Answer, Question
+from unisono.planner.space import Space, space_on
+from unisono.planner.stack import stack
+from unisono.planner.tell import Told, room
+from unisono.spec.errors import Infeasible, UsageError
+from unisono.spec.words import nbytes, seconds
+from unisono.verbs._sizes import model_of
+from unisono_contrib.planner.studies import mixtures
+from unisono_contrib.verbs._studies import asked
+
+# Flags that ask for what is priced on equal devices alone.
+_SIMULATE = (
+    "mtbf", "stragglers", "sweep", "batches", "noise_scale", "order", "out", "trace", "loader_samples_s",
+    "loader_gb_s", "sample_kb",
+)  # fmt: skip
+_PLAN = ("check", "all_keys", "fewer")
+
+
+def _refuse(given: Any, flags: tuple[str, ...], where: Mixture) -> None:
+    if wrong := [f"--{flag.replace('_', '-')}" for flag in flags if getattr(given, flag)]:
+        what = f"{' '.join(wrong)}: on a mixture of devices, nothing but a step is priced"
+        fix = f"the same with --cluster {where.pools[0].name}"
+        raise UsageError(what, where="--cluster", fix=fix, code="C04")
+
+
+def priced(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, Question]:
+    """What `simulate` is asked. Raises UsageError, ConfigProblems with all that is wrong with the plan."""
+    where = mixture(given.cluster)
+    _refuse(given, _SIMULATE, where)
+    if given.cost_per_hour is not None:
+        pools = tuple(replace(pool, cost_per_hour=given.cost_per_hour) for pool in where.pools)
+        where = replace(where, pools=pools)
+    return where, asked(question_on(loaded, model_of(loaded, environ), where, given.stack), given)
+
+
+def simulated(where: Mixture, ask: Question) -> Told:
+    """(the object of --json, the page). Raises DoesNotFit where no placement fits."""
+    found = mixtures.everywhere(where, ask)
+
+    def elsewhere(other: Question) -> Answer | None:
+        return mixtures.everywhere(where, other)[0].answer if any(placements(where, other.plan)) else None
+
+    simulate.demand(found[0].answer, priced=elsewhere)
+    keys, text = mixtures.told(found)
+    return {**tell.facts(found[0].answer), **keys}, f"{tell.page(found[0].answer)}\n\n{text}"
+
+
+def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, Space]:
+    """What `plan` searches. Raises UsageError."""
+    where = mixture(given.cluster)
+    _refuse(given, _PLAN, where)
+    if given.objective != "time":
+        what = "on a mixture of devices, plans are ranked by time"
+        raise UsageError(what, where="--objective", fix="--objective time", code="C04")
+    held = Plan.parse(given.plan, where="flag --plan") if given.plan else Plan()
+    unpriced(held)
+    held, assumed = assuming(loaded, held, where)
+    made = given.stack or stack(where.stack)
+    space = space_on(loaded, model_of(loaded, environ), held, where.pools[0], made)
+    return where, replace(space, assumed=assumed)
+
+
+def planned(where: Mixture, space: Space, top: int) -> Told:
+    """(the object of --json, the page). Raises Infeasible where no plan fits, over all pools or on one alone."""
+    found = mixtures.find(space, where, top)
+    if not found.placed and all(one is None for _, one in found.alone):
+        raise _nothing(where, space, found)
+    return mixtures.told_of(found)
+
+
+def _nothing(where: Mixture, space: Space, found: mixtures.MixedRanking) -> Infeasible:
+    """Why nothing fits, and the smallest cluster of one of its kinds on which something would."""
+    told, fixes = f"{found.found.searched} plans on {where.name}", list[tuple[float, str]]()
+    for name in (pool.name.partition(":")[0] for pool in where.pools):
+        at = replace(space, cluster=cluster(name)) if name in names() else None
+        larger = (
+            search.smallest(at, lambda nodes, name=name: cluster(f"{name}:{nodes}"))
+            if at is not None
+            else None
+        )
+        if larger is not None:
+            on, best = larger
+            text = f"--cluster {on.name}, where {best.question.plan} fits: {seconds(best.price.step)} a step"
+            fixes.append((on.devices, text))
+    fix = min(fixes)[1] if fixes else "more devices, or a smaller --train.micro_batch"
+    if found.nearest is None:
+        what = f"no plan deals a batch of {space.batch} and {space.model.n_layer} layers to these pools"
+        return Infeasible(what, where=told, fix=fix)
+    short = found.nearest.answer.verdict
+    what = f"the nearest, {found.nearest.answer.question.plan}, needs {nbytes(short.memory.total)} on a rank"
+    return Infeasible(f"no plan fits: {what} that has {room(short)}", where=told, fix=fix)
