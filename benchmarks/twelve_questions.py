@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import load
-from unisono.planner import ties
+from unisono.planner import tie_breaks
+from unisono.planner.error_bars import untried
 from unisono.planner.search import search
 from unisono.planner.simulate import Answer, gain
 from unisono.planner.space import space_of
-from unisono.planner.trust import untried
 from unisono.spec.words import seconds
 from unisono.verbs._sizes import model_of
 
@@ -123,7 +123,7 @@ def row(asked: Asked) -> str:
     said = "-"
     if bold is not None:
         new = ", ".join(untried(bold.question.plan, bold.question.stack))
-        sure = 100 * ties.margin(bold.question)
+        sure = 100 * tie_breaks.margin(bold.question)
         said = f"`{_short(bold)}`: {100 * gain(bold, best):.0f} %, within ± {sure:.0f} %; unmeasured: {new}"
     took = f"{seconds(best.price.step)}, MFU {100 * best.mfu:.0f} %"
     return f"| {asked.name} | `{_short(best)}` | {took} | {said} | {asked.practice} | {asked.why} |"

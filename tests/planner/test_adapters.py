@@ -7,9 +7,9 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import waterfall
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 
 MODEL = replace(gpt(24, 16, 2048, 2048, noisy=False), tied=False)
 RANK = 16

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner import clusters
+from unisono.planner.formatting import share, summary, waterfall
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import names, stack
-from unisono.planner.tell import share, summary, waterfall
 from unisono.planner.work.transformer import Transformer
 
 LLAMA = Transformer(

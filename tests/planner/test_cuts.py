@@ -11,8 +11,8 @@ from unisono.parallel.cut import cut
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import balanced, even, head_share, rows_of, shares
-from unisono.planner.priced import price
-from unisono.planner.question import Question
+from unisono.planner.pricing import price
+from unisono.planner.request import Question
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import transformer
 from unisono.programs.balance import balance

@@ -8,13 +8,13 @@ from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import exchange
-from unisono.planner.hf import transformer_of
+from unisono.planner.formatting import waterfall
+from unisono.planner.hf_config import transformer_of
 from unisono.planner.price import price
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 from unisono.planner.work.experts import Experts
-from unisono.planner.work.fused_kept import block_bytes
+from unisono.planner.work.megatron_activations import block_bytes
 from unisono.planner.work.transformer import Transformer
 
 MIXTRAL = {

@@ -10,12 +10,12 @@ from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner import general
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import waterfall
 from unisono.planner.general import shared
 from unisono.planner.price import price
-from unisono.planner.priced import closed, verdict
+from unisono.planner.pricing import closed, verdict
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 from unisono.planner.work.channels import longest_share
 from unisono.planner.work.networks import Network, cut, held
 from unisono.programs.balance import balance

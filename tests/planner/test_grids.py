@@ -12,9 +12,9 @@ from unisono.config import resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.kinds import kind
-from unisono.planner.priced import closed, verdict
-from unisono.planner.question import Question
+from unisono.planner.model_kinds import kind
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.request import Question
 from unisono.planner.stack import stack
 from unisono.planner.work.blocks import block
 from unisono.planner.work.grid_kept import block_bytes, head_bytes, stem_bytes

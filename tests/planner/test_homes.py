@@ -14,10 +14,10 @@ from unisono.comm.device import Lane
 from unisono.config import ModelConfig, Recipe, resolve
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.priced import closed, verdict
-from unisono.planner.question import Question
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.request import Question
 from unisono.planner.stack import stack
-from unisono.planner.work.away import copied
+from unisono.planner.work.offload_copies import copied
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.errors import UsageError
 from unisono.train.step import train_step

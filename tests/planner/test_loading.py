@@ -12,11 +12,11 @@ from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import waterfall
 from unisono.planner.machines.cluster import Loader
 from unisono.planner.simulate import Answer, Question, closed, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
-from unisono.planner.waits import fed
+from unisono.planner.stalls import fed
 
 MODEL = gpt(24, 16, 2048, 1024)
 RESNET = "--model convnet --model.resnet 50 --train.global_batch 2048 --train.optimizer sgd --cluster".split()

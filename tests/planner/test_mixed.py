@@ -14,13 +14,13 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import with_cut
+from unisono.planner.formatting import waterfall
 from unisono.planner.machines.mixture import Mixture, placements
 from unisono.planner.pools import is_mixture, mixture
 from unisono.planner.search import candidates
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 from unisono.programs.balance import balance
 from unisono.spec.errors import UsageError
 from unisono_contrib.planner.studies.mixtures import PlacedAnswer, everywhere, find, pays

@@ -5,10 +5,10 @@ import pytest
 from tests.planner.rehearsed import KINDS, covered, model, recipe, rehearsed, sent
 from unisono.config import resolve
 from unisono.plan import Plan
-from unisono.planner.alike import is_uniform
 from unisono.planner.clusters import cluster
-from unisono.planner.priced import closed
-from unisono.planner.question import Question
+from unisono.planner.grouping import is_uniform
+from unisono.planner.pricing import closed
+from unisono.planner.request import Question
 from unisono.planner.stack import stack
 from unisono.planner.timetables import of
 

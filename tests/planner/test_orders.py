@@ -14,17 +14,17 @@ from unisono.comm.members import Shape, ordered
 from unisono.plan import Plan
 from unisono.planner.clusters import device
 from unisono.planner.collectives import Bus
-from unisono.planner.kinds import Model
+from unisono.planner.formatting import more_than
 from unisono.planner.machines.chip import networks
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
 from unisono.planner.machines.order import USUAL, evenly, stride
+from unisono.planner.model_kinds import Model
 from unisono.planner.price import price
 from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.planner.studies import orders
-from unisono.planner.tell import more_than
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer

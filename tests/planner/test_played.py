@@ -4,13 +4,13 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner import played
+from unisono.planner import pipeline_play
 from unisono.planner.clusters import cluster
-from unisono.planner.played import span
+from unisono.planner.formatting import waterfall
+from unisono.planner.pipeline_play import span
 from unisono.planner.price import price
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 from unisono.planner.transformers import detail
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
@@ -56,7 +56,7 @@ def test_many_micro_batches_are_as_if_all_were_played(schedule: str, monkeypatch
     )
     each = detail(MODEL, plan, where, made, 2).rows
     whole = span(schedule, 48, 48, each)
-    monkeypatch.setattr(played, "FEW", 0)
+    monkeypatch.setattr(pipeline_play, "FEW", 0)
     span.cache_clear()
     assert span(schedule, 48, 48, each) == pytest.approx(whole, rel=2e-3)
 

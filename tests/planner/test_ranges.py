@@ -7,11 +7,11 @@ import pytest
 from tests.golden.planner.questions import MODELS, place
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner.alike import in_order, in_rows, numbers_of
-from unisono.planner.between import between
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import rows_of
+from unisono.planner.grouping import in_order, in_rows, numbers_of
 from unisono.planner.memory import MARGIN
+from unisono.planner.mixed_blocks import between
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
 

@@ -10,11 +10,11 @@ from unisono.codecs import CODECS
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
-from unisono.planner import replicas, tell
+from unisono.planner import formatting, replicas
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.chip import Traffic
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.priced import price
+from unisono.planner.pricing import price
 from unisono.planner.replicas import Cover
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
@@ -87,7 +87,7 @@ def test_a_codec_that_is_chosen_costs_what_the_chosen_one_does_and_is_named() ->
         taken = list(steps)[member.taken(list(steps.values()))]
         assert answer.played.codec == taken and (taken == "plain") == (slower == 1.0)
         assert answer.price.step == steps[taken]
-        assert any(f"{allowed} takes {taken} here" in said for _, said in tell.shared_out(answer))
+        assert any(f"{allowed} takes {taken} here" in said for _, said in formatting.shared_out(answer))
         shown = replicas.least(MODEL, answer.question.plan, where, stack("plain"), 1e9, Cover(0.1, 0.2, 0.5))
         assert (
             shown

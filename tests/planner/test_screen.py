@@ -9,13 +9,13 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner.bench import Axes, SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.order import USUAL, Order
 from unisono.planner.price import price
-from unisono.planner.priced import verdict
-from unisono.planner.question import Question
+from unisono.planner.pricing import verdict
+from unisono.planner.request import Question
 from unisono.planner.screen import least_memory, least_seconds, screen
+from unisono.planner.search_arrays import Axes, SearchShared
 from unisono.planner.stack import stack
 from unisono.planner.studies.orders import read
 from unisono.planner.work.experts import Experts

@@ -11,12 +11,12 @@ from tests.planner.cores import MODEL, here
 from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
-from unisono.planner import ties
-from unisono.planner.bench import SearchShared
+from unisono.planner import tie_breaks
 from unisono.planner.clusters import cluster, names
 from unisono.planner.price import price
 from unisono.planner.screen import screen
 from unisono.planner.search import Space, candidates, on_fewer, search
+from unisono.planner.search_arrays import SearchShared
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import meshes, plans
 from unisono.planner.stack import stack
@@ -214,7 +214,7 @@ def test_the_best_plan_costs_no_more_than_what_train_does_by_itself(
     best = search(within, top=1).best[0]
     for text in (f"dp={ranks}", f"shard={ranks}"):
         own = simulate(Question(MODEL, Plan.parse(text), where, within.stack, batch // ranks, 1))
-        assert best.price.step <= own.price.step * (1 + ties.unsure(own.question) + 1e-9), text
+        assert best.price.step <= own.price.step * (1 + tie_breaks.unsure(own.question) + 1e-9), text
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "laptop"])

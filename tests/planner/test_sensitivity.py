@@ -7,10 +7,10 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import Row
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import Row
 from unisono_contrib.planner.studies.sensitivity import change, faster, sensitivities, told
 
 

@@ -11,10 +11,10 @@ from tests.planner.published import SETS, gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import lasting, waterfall
 from unisono.planner.memory import verdict
 from unisono.planner.simulate import DoesNotFit, Question, demand, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import lasting, waterfall
 
 GPT3 = (
     "--model.kind gpt --model.n_layer 96 --model.n_head 96 --model.d_model 12288 --model.context 2048"

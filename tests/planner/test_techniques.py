@@ -11,8 +11,8 @@ from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import exchange
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.parts import Price
 from unisono.planner.price import price
+from unisono.planner.price_parts import Price
 from unisono.planner.replicas import Cover
 from unisono.planner.search import search
 from unisono.planner.space import Space

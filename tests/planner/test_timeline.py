@@ -16,9 +16,9 @@ from unisono.plan import Plan
 from unisono.plan.grammar import played
 from unisono.planner.clusters import cluster
 from unisono.planner.devices import rows
-from unisono.planner.parts import Price
-from unisono.planner.played import span
+from unisono.planner.pipeline_play import span
 from unisono.planner.price import price
+from unisono.planner.price_parts import Price
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.programs.check import check

@@ -10,9 +10,9 @@ from tests.planner import published
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.error_bars import APART, DEVICE, Trust, techniques, trust
 from unisono.planner.simulate import DoesNotFit, Question, demand, simulate
 from unisono.planner.stack import names, stack
-from unisono.planner.trust import APART, DEVICE, Trust, techniques, trust
 from unisono.spec import words
 
 DENSE = gpt(32, 32, 4096, 4096, noisy=False)

@@ -7,8 +7,8 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.devices import price as priced
 from unisono.planner.devices import verdict
-from unisono.planner.question import Question
 from unisono.planner.replicas import fidelity
+from unisono.planner.request import Question
 from unisono.planner.stack import stack
 from unisono.spec.fidelity import Fidelity
 

@@ -17,10 +17,10 @@ from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.planner.alive import fullest
 from unisono.planner.clusters import cluster
-from unisono.planner.priced import closed, price, verdict
-from unisono.planner.question import Question
+from unisono.planner.pricing import closed, price, verdict
+from unisono.planner.request import Question
 from unisono.planner.stack import stack
-from unisono.planner.work import kept, virtual
+from unisono.planner.work import activations, virtual
 from unisono.planner.work.stage import OURS
 from unisono.train.build import build, feeds
 from unisono.train.session import place_of
@@ -164,8 +164,8 @@ def test_a_rank_keeps_what_is_said(name: str, text: str) -> None:
         "itemsize": item,
         "shards": shards,
     }
-    block = kept.block_bytes(sizes, **own, recompute=plan.recompute, composed=True)
-    ends = kept.stem_bytes(sizes, **own) + kept.head_bytes(sizes, **own, composed=True)
+    block = activations.block_bytes(sizes, **own, recompute=plan.recompute, composed=True)
+    ends = activations.stem_bytes(sizes, **own) + activations.head_bytes(sizes, **own, composed=True)
     said = sizes.n_layer * block + ends
     assert said == pytest.approx(played(name, text, samples, kept_bytes)[-1], rel=0.03)
 

@@ -12,7 +12,7 @@ from unisono.cli import main
 from unisono.measure.file import as_toml
 from unisono.plan import Plan
 from unisono.planner import simulate
-from unisono.planner.asked import question
+from unisono.planner.from_recipe import question
 from unisono.planner.search import candidates, search
 from unisono.planner.space import space_of, space_on
 from unisono.spec.errors import ConfigProblems, UsageError

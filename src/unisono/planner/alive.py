@@ -11,18 +11,18 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.away import away_of
-from unisono.planner.alike import as_dealt, in_order, stages_in
 from unisono.planner.cuts import rows_of
-from unisono.planner.fewest import fewest
+from unisono.planner.grouping import as_dealt, in_order, stages_in
 from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.memory import BUCKET, Memory, RowShare, share_of
+from unisono.planner.recompute import fewest
 from unisono.planner.source import Source
 from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
-from unisono.planner.work import kept, virtual_kept
-from unisono.planner.work.coded import leafwise
+from unisono.planner.work import activations, virtual_kept
 from unisono.planner.work.dealt import held_experts
 from unisono.planner.work.passes import dealt_elements, each_block, handed_elements
+from unisono.planner.work.replica_traffic import leafwise
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -178,10 +178,10 @@ def _moments(
     held = in_flight(plan.schedule, given.row, plan.pp, micros)
     blocks = _blocks(model, plan, share, given.micro_batch, e, given.row)
     ways = in_order(model, plan, given.row)
-    whole = held * blocks.kept + share.stem * held * kept.stem_bytes(model, *sizes, shards=shards)
+    whole = held * blocks.kept + share.stem * held * activations.stem_bytes(model, *sizes, shards=shards)
     heads = 1.0 + float(of(plan.schedule).heaped) * (held - 1.0)
-    head = share.head * kept.head_bytes(model, *sizes, shards=shards) * heads
-    loss = share.head * kept.loss_bytes(model, *sizes)
+    head = share.head * activations.head_bytes(model, *sizes, shards=shards) * heads
+    loss = share.head * activations.loss_bytes(model, *sizes)
     # Sums have a buffer each. Those of replicas alone take gradients as they come; others, once all are there.
     waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
     flat, added = _summed(model, plan, share, own), _added(plan, own, micros, waits)
@@ -205,7 +205,7 @@ def _moments(
     for weights, under in blocks.between:
         grads = max(late * (ends + weights / own.among), (added + late * widest) * (micros > 1))
         found.append((some[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
-    fewer = 0.0 if micros > held else blocks.kept + share.stem * kept.stem_bytes(model, *sizes, shards=shards)
+    fewer = 0.0 if micros > held else blocks.kept + share.stem * activations.stem_bytes(model, *sizes, shards=shards)
     if in_one_piece(plan, own.own, (way.zero for way in ways)):
         everything = own.own - own.apart
         # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
@@ -294,7 +294,7 @@ def _kept(model: Transformer, way: Plan, micro_batch: int, e: int, sparse: float
     """Bytes of one block that is played as a plan says, or in another mode; nothing where it goes home."""
     if not mode and away_of(way).activations:
         return 0.0
-    return kept.block_bytes(
+    return activations.block_bytes(
         model, micro_batch=micro_batch, tp=way.tp, cp=way.cp, ep=way.ep, cp_kind=way.cp_kind,
         recompute=mode or way.recompute, itemsize=e, composed=True, sparse=sparse, shards=virtual_of(way),
     )  # fmt: skip
@@ -336,7 +336,7 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     first = _kept(model, low, micro_batch, e, bottom), again(low, bottom), again(high, top), working, ahead
     if away_of(high).activations:
         return _Blocks(kept_now, *first, made=made, between=tuple(between))
-    done = _kept(model, high, micro_batch, e, top, "none") - kept.attention_bytes(model, micro_batch, high, e)
+    done = _kept(model, high, micro_batch, e, top, "none") - activations.attention_bytes(model, micro_batch, high, e)
     at_work = first[2] - done + tokens * ITEM * _attending(model, high) / high.tp
     unit = ITEM * (dealt_elements(model, high) - model.d_model * model.qkv_width / high.tp)
     last = _kept(model, high, micro_batch, e, top)

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import search, why
+from unisono.planner import explanation, search
 from unisono.planner.clusters import of_size
+from unisono.planner.formatting import room
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.remedies import AWAY
 from unisono.planner.simulate import Answer
 from unisono.planner.space import meshes
 from unisono.planner.studies import orders
-from unisono.planner.tables import is_file
-from unisono.planner.tell import room
+from unisono.planner.toml_tables import is_file
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
 
@@ -32,7 +32,7 @@ def run(
         found = search.on_fewer(within, found, objective)
     few = found.best[: _LOOKED if objective == "time" else 1]
     ordered, said = orders.told_of(few)
-    facts, page = why.told(found, *filter(None, (said, _alone(within, found.best[0]))))
+    facts, page = explanation.told(found, *filter(None, (said, _alone(within, found.best[0]))))
     return {**facts, **ordered}, page
 
 

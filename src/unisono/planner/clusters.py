@@ -7,7 +7,7 @@ from pathlib import Path
 from unisono.plan.grammar import meant
 from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader
 from unisono.planner.source import Source
-from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
+from unisono.planner.toml_tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.doubtful import LARGEST
 from unisono.spec.errors import UsageError
 from unisono.spec.words import whole

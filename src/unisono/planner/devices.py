@@ -1,12 +1,12 @@
 """Devices under a stack of software: a question's price, memory and timetable."""
 
 from unisono.plan import Plan
-from unisono.planner.kinds import attending, kind
 from unisono.planner.memory import MemoryVerdict, fullest
-from unisono.planner.parts import Price, Rows
-from unisono.planner.played import costs, span, with_play
+from unisono.planner.model_kinds import attending, kind
+from unisono.planner.pipeline_play import costs, span, with_play
 from unisono.planner.price import price as composed
-from unisono.planner.question import Question
+from unisono.planner.price_parts import Price, Rows
+from unisono.planner.request import Question
 from unisono.programs.pipeline import Placed, Timetable, play_costs
 
 

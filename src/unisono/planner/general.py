@@ -17,7 +17,7 @@ from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, Memory, RowShare
-from unisono.planner.parts import Passes, Rows
+from unisono.planner.price_parts import Passes, Rows
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import copies, in_flight

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
-from unisono.planner.alike import Alike, as_dealt, in_rows, is_uniform
 from unisono.planner.cuts import rows_of
+from unisono.planner.grouping import Alike, as_dealt, in_rows, is_uniform
 from unisono.planner.machines.cluster import Device
 from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.source import Source
@@ -20,9 +20,9 @@ from unisono.planner.stack import Stack
 from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
-from unisono.planner.work import grid_kept, sparse
-from unisono.planner.work import kept as row_kept
-from unisono.planner.work.fused_kept import block_bytes, head_bytes, owed_bytes, stem_bytes
+from unisono.planner.work import activations as row_kept
+from unisono.planner.work import expert_parallel, grid_kept
+from unisono.planner.work.megatron_activations import block_bytes, head_bytes, owed_bytes, stem_bytes
 from unisono.planner.work.stage import ITEM, Habits
 from unisono.planner.work.transformer import Transformer, on_rank
 from unisono.spec.numbers import smaller
@@ -288,7 +288,7 @@ def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float
         layered = float(model.experts.layers(int(first), int(first + layers[row])))
     else:
         layered = layers[row] * model.sparse_share
-    one, ranks = sparse.elements(model, plan)
+    one, ranks = expert_parallel.elements(model, plan)
     return layered * one, ranks
 
 
@@ -362,7 +362,7 @@ def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: 
     item = item_of(plan, stack)
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
-        held, ranks = sparse.elements(model, plan)
+        held, ranks = expert_parallel.elements(model, plan)
         block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:

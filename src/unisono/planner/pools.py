@@ -7,7 +7,7 @@ from unisono.planner.clusters import cluster, cluster_of, link_of
 from unisono.planner.machines.cluster import Cluster, Link
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.source import Source
-from unisono.planner.tables import from_file, is_file
+from unisono.planner.toml_tables import from_file, is_file
 from unisono.spec.errors import UsageError
 
 _KEYS = ("name", "stack", "pool", "join")

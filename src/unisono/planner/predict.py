@@ -7,15 +7,15 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import clusters
-from unisono.planner.homes import AXIS
-from unisono.planner.kinds import Model, kind
+from unisono.planner.error_bars import trust
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.parts import Price
-from unisono.planner.priced import closed, verdict
-from unisono.planner.question import Question
+from unisono.planner.model_kinds import Model, kind
+from unisono.planner.offload import AXIS
+from unisono.planner.price_parts import Price
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.request import Question
 from unisono.planner.stack import Stack
 from unisono.planner.stack import stack as stack_named
-from unisono.planner.trust import trust
 from unisono.spec.errors import UsageError
 
 MIB = 2.0**20

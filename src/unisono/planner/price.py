@@ -7,12 +7,12 @@ from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner import replicas
 from unisono.planner.collectives import all_reduce, bus, message
-from unisono.planner.kinds import Model, attending, kind
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import owners, stride, virtual_of
 from unisono.planner.memory import RowShare, by_zero
-from unisono.planner.parts import (
+from unisono.planner.model_kinds import Model, attending, kind
+from unisono.planner.price_parts import (
     Passes,
     PipelineSeconds,
     Price,
@@ -22,8 +22,8 @@ from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
 from unisono.planner.timetables import chunks, handovers, idle, of
-from unisono.planner.work import wires
-from unisono.planner.work.coded import leafwise
+from unisono.planner.work import wire_formats
+from unisono.planner.work.replica_traffic import leafwise
 from unisono.spec.numbers import either, larger, smaller
 
 _READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"
@@ -134,7 +134,7 @@ def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[floa
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them, where a pass hands them
     over."""
-    item = wires.scattered(plan, stack.reduce_bytes)
+    item = wire_formats.scattered(plan, stack.reduce_bytes)
     return _added(
         _dealt(plan, cluster, stack, some, item) for way, some in by_zero(plan, share) if scatters(way)
     )
@@ -142,7 +142,7 @@ def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tu
 
 def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """The same of weights on their way back after the update, below zero=3."""
-    item = wires.gathered(plan, item_of(plan, stack))
+    item = wire_formats.gathered(plan, item_of(plan, stack))
     return _added(
         _dealt(plan, cluster, stack, some, item) for way, some in by_zero(plan, share) if _late(way)
     )
@@ -190,7 +190,7 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     parts: dict[str, tuple[float, float]] = {}
     late = [some for way, some in by_zero(plan, share) if _late(way)]
     if late:
-        item = wires.scattered(plan, stack.reduce_bytes)
+        item = wire_formats.scattered(plan, stack.reduce_bytes)
         parts["shard"] = _added(_dealt(plan, cluster, stack, some, item) for some in late)
     # By virtual shards each pass has added up its own.
     if plan.cp > 1 and plan.shard == 1 and virtual_of(plan) == 1:

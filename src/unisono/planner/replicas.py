@@ -10,8 +10,8 @@ from unisono.planner.collectives import all_reduce, bus, exchange, uncovered
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
-from unisono.planner.work.coded import declared, leafwise, transfer_of
 from unisono.planner.work.networks import Network
+from unisono.planner.work.replica_traffic import declared, leafwise, transfer_of
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.numbers import larger, smaller

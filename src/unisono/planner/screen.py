@@ -11,7 +11,20 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner import replicas
-from unisono.planner.bench import (
+from unisono.planner.memory import MARGIN, Kept, learned, of_share, rows_seen, share_of
+from unisono.planner.price import (
+    covered,
+    crossing,
+    gathered,
+    line,
+    met,
+    scattered,
+    tied,
+    update,
+    work,
+)
+from unisono.planner.price_parts import Blocks, RowSeconds, owned
+from unisono.planner.search_arrays import (
     Array,
     Axes,
     SearchShared,
@@ -24,19 +37,6 @@ from unisono.planner.bench import (
     like,
     share_by,
     totals_by,
-)
-from unisono.planner.memory import MARGIN, Kept, learned, of_share, rows_seen, share_of
-from unisono.planner.parts import Blocks, RowSeconds, owned
-from unisono.planner.price import (
-    covered,
-    crossing,
-    gathered,
-    line,
-    met,
-    scattered,
-    tied,
-    update,
-    work,
 )
 from unisono.planner.transformers import row_seconds
 

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner.alike import is_uniform
-from unisono.planner.asked import later
-from unisono.planner.bench import Array, SearchShared, like
-from unisono.planner.between import between
-from unisono.planner.kinds import attending
+from unisono.planner.error_bars import untried
+from unisono.planner.from_recipe import later
+from unisono.planner.grouping import is_uniform
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MARGIN
-from unisono.planner.played import actions, span
-from unisono.planner.priced import closed, verdict
+from unisono.planner.mixed_blocks import between
+from unisono.planner.model_kinds import attending
+from unisono.planner.pipeline_play import actions, span
+from unisono.planner.pricing import closed, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
+from unisono.planner.search_arrays import Array, SearchShared, like
 from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.space import CHUNKS, MeshSizes, Space, meshes, overlaps, places, plan_at, plans
 from unisono.planner.space import in_chunks as chunked
-from unisono.planner.ties import simplest
-from unisono.planner.trust import untried
+from unisono.planner.tie_breaks import simplest
 
 __all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14

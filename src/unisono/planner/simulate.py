@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import priced
+from unisono.planner import pricing
+from unisono.planner.error_bars import Trust, trust
 from unisono.planner.memory import Memory, MemoryVerdict
-from unisono.planner.parts import Price
-from unisono.planner.priced import Model, price, verdict
-from unisono.planner.question import Question
+from unisono.planner.price_parts import Price
+from unisono.planner.pricing import Model, price, verdict
 from unisono.planner.remedies import put_away, remedies
-from unisono.planner.trust import Trust, trust
-from unisono.planner.waits import with_waits
+from unisono.planner.request import Question
+from unisono.planner.stalls import with_waits
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
 
@@ -44,12 +44,12 @@ class Answer:
     @property
     def stages(self) -> tuple[float, ...]:
         """Blocks of each row of the pipeline; of rows with several stages all of them together."""
-        return priced.layers(self.question)
+        return pricing.layers(self.question)
 
     @property
     def played(self) -> Plan:
         """The plan with what recompute=auto and codec=auto come to."""
-        return priced.settled(self.question).plan
+        return pricing.settled(self.question).plan
 
     @property
     def trust(self) -> Trust:
@@ -98,7 +98,7 @@ class DoesNotFit(Infeasible):
 
 def closed(ask: Question) -> Price:
     """The price by closed forms, without playing its timetable: for studies that ask many."""
-    return with_waits(priced.closed(ask), ask)
+    return with_waits(pricing.closed(ask), ask)
 
 
 def rate(ask: Question) -> float:

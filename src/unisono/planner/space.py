@@ -17,11 +17,11 @@ from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import known, played
 from unisono.plan.grid import Grid
-from unisono.planner.asked import NOT_BUILT, assuming, judged, length, unplayed
-from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
-from unisono.planner.kinds import Model, attending, kind
+from unisono.planner.from_recipe import NOT_BUILT, assuming, judged, length, unplayed
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.model_kinds import Model, attending, kind
+from unisono.planner.search_arrays import Axes, like
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import chunks, serves

@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono.plan.grammar import meant
 from unisono.planner.source import Source
-from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
+from unisono.planner.toml_tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
 
 

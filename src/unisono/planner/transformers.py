@@ -6,14 +6,14 @@ from functools import reduce
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner import gathering
-from unisono.planner.alike import in_rows, is_uniform, together
 from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
+from unisono.planner.grouping import in_rows, is_uniform, together
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride, virtual_of
 from unisono.planner.memory import Memory, learned, of_row, rows_seen, share_of
-from unisono.planner.parts import Blocks, Detail, Kernels, KindOfBlock, Passes, Rows, Totals, owned
+from unisono.planner.price_parts import Blocks, Detail, Kernels, KindOfBlock, Passes, Rows, Totals, owned
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
 from unisono.planner.timetables import ends

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono import config
-from unisono.planner.asked import question
+from unisono.planner.from_recipe import question
 from unisono.planner.simulate import simulate
 from unisono.planner.stack import Stack, own, scaled, stack
-from unisono.planner.tables import Table, is_file
+from unisono.planner.toml_tables import Table, is_file
 from unisono.verbs._sizes import model_of
 
 _RUN = ("recipe", "cluster", "plan", "micro_batch", "step_s")

@@ -52,7 +52,7 @@ class PlanVerb(RecipeVerb):
         args = call.args
         given = loaded(call, args.file, demo=args.demo)
         from unisono.planner import best
-        from unisono.planner.asked import of_tokens
+        from unisono.planner.from_recipe import of_tokens
         from unisono.planner.pools import is_mixture
         from unisono.planner.predict import calibration
         from unisono.planner.space import space_of
@@ -94,7 +94,7 @@ def _count(text: str) -> int:
 
 
 def _on_mixture(call: CommandCall, given: Any) -> Result:
-    from unisono.planner.asked import of_tokens
+    from unisono.planner.from_recipe import of_tokens
 
     mixed = contributed("unisono.verbs._mixed")
     mixture, space = mixed.searched(given, call.environ, call.args)

@@ -5,9 +5,9 @@ The timetable is the value that the runtime plays; here it is played against the
 
 from dataclasses import dataclass
 
-from unisono.planner import priced
-from unisono.planner.parts import Price
-from unisono.planner.question import Question
+from unisono.planner import pricing
+from unisono.planner.price_parts import Price
+from unisono.planner.request import Question
 from unisono.programs.pipeline import Placed, Timetable, bubble
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
@@ -43,7 +43,7 @@ def timeline(ask: Question, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
-    placed = priced.placed(ask, made)
+    placed = pricing.placed(ask, made)
     shown = [
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()

@@ -6,15 +6,15 @@ from typing import Any
 
 from unisono.config import Loaded
 from unisono.plan import Plan
-from unisono.planner import search, simulate, tell
-from unisono.planner.asked import assuming, question_on, unpriced
+from unisono.planner import formatting, search, simulate
 from unisono.planner.clusters import cluster, names
+from unisono.planner.formatting import Told, room
+from unisono.planner.from_recipe import assuming, question_on, unpriced
 from unisono.planner.machines.mixture import Mixture, placements
 from unisono.planner.pools import mixture
 from unisono.planner.simulate import Answer, Question
 from unisono.planner.space import Space, space_on
 from unisono.planner.stack import stack
-from unisono.planner.tell import Told, room
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
 from unisono.verbs._sizes import model_of
@@ -55,7 +55,7 @@ def simulated(where: Mixture, ask: Question) -> Told:
 
     simulate.demand(found[0].answer, priced=elsewhere)
     keys, text = mixtures.told(found)
-    return {**tell.facts(found[0].answer), **keys}, f"{tell.page(found[0].answer)}\n\n{text}"
+    return {**formatting.facts(found[0].answer), **keys}, f"{formatting.page(found[0].answer)}\n\n{text}"
 
 
 def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, Space]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import simulate, stragglers, tell
-from unisono.planner.asked import NOT_BUILT, judged, of_tokens
+from unisono.planner import formatting, simulate, stragglers
 from unisono.planner.clusters import of_size
-from unisono.planner.kinds import kind
+from unisono.planner.formatting import Told
+from unisono.planner.from_recipe import NOT_BUILT, judged, of_tokens
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.model_kinds import kind
 from unisono.planner.simulate import Answer, Question
 from unisono.planner.studies import orders
-from unisono.planner.tell import Told
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._sizes import model_of
 from unisono_contrib.planner.studies import batches, failures, recut, sensitivity
@@ -41,7 +41,7 @@ def single(ask: Question, given: Any) -> Told:
     simulate.demand(answer, recut.sentence(better, answer) if better is not None else "")
     ordered = orders.told(answer, every)
     shown = [ordered[1]] if given.order is not None else []
-    told = [(tell.facts(answer), tell.page(answer)), recut.told(better, answer), *_extras(answer, given)]
+    told = [(formatting.facts(answer), formatting.page(answer)), recut.told(better, answer), *_extras(answer, given)]
     facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
     page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
     if given.out is None and given.trace is None:
@@ -82,7 +82,7 @@ def _extras(answer: Answer, given: Any) -> Iterator[Told]:
     """What comes after the price. Raises UsageError."""
     ask = answer.question
     if ask.stragglers is not None:
-        yield tell.stragglers(answer, ask.stragglers)
+        yield formatting.stragglers(answer, ask.stragglers)
     if given.mtbf is not None:
         yield _failing(answer, given)
     yield sensitivity.told(sensitivity.sensitivities(ask))

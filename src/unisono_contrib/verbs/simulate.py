@@ -41,7 +41,7 @@ class SimulateVerb(RecipeVerb):
         given = loaded(call, args.file, demo=args.demo)
         args.cluster, _ = cluster_asked(call)
         args.stack = stack_asked(call)
-        from unisono.planner.asked import question
+        from unisono.planner.from_recipe import question
         from unisono.planner.pools import is_mixture
         from unisono.verbs._sizes import model_of
         from unisono_contrib.verbs import _studies as studies

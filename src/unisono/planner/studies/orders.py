@@ -11,11 +11,11 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
+from unisono.planner.formatting import Column, Told, figure, figures, lines, more_than, share, table
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
-from unisono.planner.parts import Price
+from unisono.planner.price_parts import Price
 from unisono.planner.simulate import Answer, Question, closed, gain, simulate
-from unisono.planner.tell import Column, Told, figure, figures, lines, more_than, share, table
 from unisono.spec.errors import UsageError
 
 BEST = "best"

@@ -15,7 +15,7 @@ from unisono.plan.grid import Grid
 from unisono.planner.machines.order import virtual_of
 from unisono.planner.source import Source
 from unisono.planner.timetables import of
-from unisono.planner.work import grids, sparse, virtual
+from unisono.planner.work import expert_parallel, grids, virtual
 from unisono.planner.work.stage import ITEM, OURS, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer, crossings
 
@@ -57,7 +57,7 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
     ]
     if model.experts:
         behind = "other" if of(plan.schedule).overlapped else ""
-        made = sparse.calls(model, model.experts, plan, tokens, item, behind)
+        made = expert_parallel.calls(model, model.experts, plan, tokens, item, behind)
         calls += [call._replace(times=model.sparse_share * call.times) for call in made]
     rounded = _rounded(products, 2 if backward else 1)
     beside = _adapters(products, model.lora)
@@ -80,7 +80,7 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
         masks=_masks(model, plan, habits, tokens),
         kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
         + (0 if habits.fused_attention else UNFUSED_LAUNCHES)
-        + ways * model.sparse_share * sparse.LAUNCHES
+        + ways * model.sparse_share * expert_parallel.LAUNCHES
         + (grids.kernels(model, backward) if grid else 0),
         calls=tuple(calls),
     )
@@ -223,7 +223,7 @@ def _products(model: Transformer, plan: Plan, tokens: float) -> list[MatrixProdu
     if plan.arithmetic.fp8:
         found = [product._replace(eight=True) for product in found]
     if model.experts:
-        each = sparse.products(model, model.experts, tokens, t, plan.ep)
+        each = expert_parallel.products(model, model.experts, tokens, t, plan.ep)
         found += [MatrixProduct(*shape, times=model.sparse_share) for shape in each]
     return found
 
@@ -255,7 +255,7 @@ def _moved(model: Transformer, plan: Plan, habits: Habits, tokens: float, backwa
     hidden = active * model.d_ff * (1.0 - model.sparse_share)
     routed = 0.0
     if model.experts:
-        routed = sparse.moved(model, model.experts, tokens, tp, plan.ep, e, active)
+        routed = expert_parallel.moved(model, model.experts, tokens, tp, plan.ep, e, active)
     shared = tp if habits.sequence_parallel or isinstance(tp, Grid) else 1
     return tokens * ((norms + joins) * h / shared + (hidden + turned) / tp) + model.sparse_share * routed
 

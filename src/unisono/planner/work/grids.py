@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner.source import Source
-from unisono.planner.work import wires
+from unisono.planner.work import wire_formats
 from unisono.planner.work.stage import ITEM, MatrixProduct, Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -105,7 +105,7 @@ def end_calls(
     there, back = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
     if stem:
         table = _filled(width, grid.rows) * ceil(model.vocab / grid.columns)
-        held = wires.carried(plan, wide)
+        held = wire_formats.carried(plan, wide)
         found.append(Transfer("column", there, table * held))
         found.append(Transfer("row", back, tokens * _filled(width, grid.columns) * held))
         if model.learned:
@@ -137,7 +137,7 @@ def _product(
 ) -> Iterator[Transfer]:
     """Its factors on their way, and backward their gradients."""
     grid, e, tokens = grid_of(plan), float(ITEM[plan.precision]), tokens_of(model, plan, micro_batch)
-    wide = wires.carried(plan, max(4.0, e))  # as weights are held
+    wide = wire_formats.carried(plan, max(4.0, e))  # as weights are held
     left = tokens * _filled(one.inner, grid.columns, one.unit)
     right = _filled(one.inner, grid.rows) * one.columns / grid.columns
     yield Transfer("row", "all_gather", left * e)
@@ -154,7 +154,7 @@ def _product(
 
 def _vector(plan: Plan, width: int, backward: bool) -> Transfer:
     """A vector of so many features, or its gradient."""
-    grid, wide = grid_of(plan), wires.carried(plan, max(4, ITEM[plan.precision]))
+    grid, wide = grid_of(plan), wire_formats.carried(plan, max(4, ITEM[plan.precision]))
     some = _filled(ceil(width / grid.columns), grid.rows)
     return Transfer("column", "reduce_scatter" if backward else "all_gather", float(some * wide))
 

@@ -1,7 +1,7 @@
 """Elements of one block of a transformer that a rank of ours has, and of what it hands on."""
 
 from unisono.plan import Plan
-from unisono.planner.alike import in_order
+from unisono.planner.grouping import in_order
 from unisono.planner.machines.order import virtual_of
 from unisono.planner.work.dealt import held_experts
 from unisono.planner.work.transformer import Transformer, on_rank

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from unisono.config import Loaded
 from unisono.planner import predict, search
+from unisono.planner.explanation import why
+from unisono.planner.formatting import room
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer
 from unisono.planner.space import space_on
-from unisono.planner.tell import room
-from unisono.planner.why import why
 from unisono.spec import words
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.model import Facts

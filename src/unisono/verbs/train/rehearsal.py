@@ -6,8 +6,8 @@ from typing import Any
 from unisono.config import Loaded, Resolved
 from unisono.planner import predict
 from unisono.planner.alive import alive
-from unisono.planner.kinds import Model, kind
 from unisono.planner.memory import Memory
+from unisono.planner.model_kinds import Model, kind
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 from unisono.verbs._sizes import model_of

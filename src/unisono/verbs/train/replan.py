@@ -13,8 +13,8 @@ from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member
 from unisono.planner import predict, search
 from unisono.planner.machines.cluster import Cluster, Link
-from unisono.planner.priced import closed
-from unisono.planner.question import Question
+from unisono.planner.pricing import closed
+from unisono.planner.request import Question
 from unisono.planner.space import space_on
 from unisono.spec import words
 from unisono.spec.errors import UnisonoError

@@ -11,7 +11,7 @@ from unisono.config import Loaded, Recipe
 from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import choice
-from unisono.planner import alike, predict
+from unisono.planner import grouping, predict
 from unisono.planner.alive import chosen, fullest
 from unisono.planner.memory import Memory
 from unisono.planner.remedies import remedies
@@ -81,7 +81,7 @@ def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = Non
             fix=_nearest(recipe, replace(plan, recompute="full"), capacity, vocab),
         )
     need = fullest(sizes, got, **given)[1].total
-    said = alike.again_in_words(sizes, got)
+    said = grouping.again_in_words(sizes, got)
     return got, f"recompute auto: {said}; {words.nbytes(need)} of {words.nbytes(capacity)} a rank"
 
 

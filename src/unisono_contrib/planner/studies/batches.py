@@ -8,10 +8,10 @@ from operator import itemgetter
 from typing import Annotated, Any
 
 from unisono.plan.checks import divisors
-from unisono.planner.priced import verdict
+from unisono.planner.formatting import Column, Told, figure, many, share, table
+from unisono.planner.pricing import verdict
 from unisono.planner.simulate import Question, closed
 from unisono.planner.source import Source
-from unisono.planner.tell import Column, Told, figure, many, share, table
 from unisono_contrib.planner.studies.sensitivity import dealt
 
 # Of the best throughput, within which a batch is called large enough.

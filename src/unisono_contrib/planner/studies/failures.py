@@ -5,9 +5,9 @@ The model of failures is `spec.interval`'s, by which runs choose how often to sa
 
 from typing import Annotated
 
+from unisono.planner.formatting import Told, lasting, share
 from unisono.planner.simulate import Answer
 from unisono.planner.source import Source
-from unisono.planner.tell import Told, lasting, share
 from unisono.spec.interval import daly, goodput, young
 
 _SAVED = Source(

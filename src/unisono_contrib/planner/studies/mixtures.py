@@ -6,18 +6,18 @@ from time import perf_counter
 
 import numpy as np
 
-from unisono.planner import search, why
+from unisono.planner import explanation, search
+from unisono.planner.formatting import Column, Row, Told, figure, figures, gibibytes, lines, table
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture, Placement, placements
 from unisono.planner.memory import MemoryVerdict, squeezed
-from unisono.planner.priced import verdict
+from unisono.planner.pricing import verdict
 from unisono.planner.search import Counts, Ranking
 from unisono.planner.simulate import GIB, Answer, Question, closed, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
-from unisono.planner.tell import Column, Row, Told, figure, figures, gibibytes, lines, table
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
-from unisono_contrib.planner import unlike
+from unisono_contrib.planner import heterogeneous
 
 _PRICED = 300  # plans at most, in all their placements
 _SURE = 1.2  # by how much the order may overrate a plan beside the first ones that fit
@@ -63,7 +63,7 @@ class PlacedAnswer:
         """Bytes of a rank of a row."""
         ask, stages = self.answer.question, self.answer.stages
         sizes = (row, ask.micro_batch, ask.micros)
-        need = unlike.memory_of_row(unlike.dealt(ask), self.answer.played, ask.stack, stages, *sizes)
+        need = heterogeneous.memory_of_row(heterogeneous.dealt(ask), self.answer.played, ask.stack, stages, *sizes)
         return squeezed(need, ask.cluster.of_row(row).device.room).total
 
 
@@ -84,7 +84,7 @@ def _asked(mixture: Mixture, ask: Question, where: Placement) -> list[Question]:
     if where.kind != "rows":
         return each
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    plan = unlike.cut(unlike.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
+    plan = heterogeneous.cut(heterogeneous.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
     return [replace(each[0], plan=plan)]
 
 
@@ -289,7 +289,7 @@ def told_of(mixed: MixedRanking) -> Told:
         best = "no plan deals this batch to it and fits"
         text.append(f"  {pool.name}: {f'{seconds(one.price.step)}  {one.question.plan}' if one else best}")
     places = [told([one]) for one in mixed.placed]
-    facts, page = why.told(mixed.found, places[0][1].replace("\n", "\n   ") if places else "")
+    facts, page = explanation.told(mixed.found, places[0][1].replace("\n", "\n   ") if places else "")
     for row, (own, _) in zip(facts["plans"], places, strict=True):
         row["placement"] = own["placement"]
     page = "\n".join([*([page, ""] if page else []), *text, "", said])

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from unisono.planner.cuts import given, is_cuttable
-from unisono.planner.kinds import attending
-from unisono.planner.priced import verdict
+from unisono.planner.formatting import Told, lines, share
+from unisono.planner.model_kinds import attending
+from unisono.planner.pricing import verdict
 from unisono.planner.simulate import Answer, Question, gain, simulate
-from unisono.planner.tell import Told, lines, share
 from unisono.planner.timetables import name_of
 from unisono.spec.words import seconds
-from unisono_contrib.planner.unlike import cut
+from unisono_contrib.planner.heterogeneous import cut
 
 _WORTH = 1e-3  # of a step: less than that is not said
 

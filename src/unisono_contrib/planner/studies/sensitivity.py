@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Annotated
 
 from unisono.plan.grid import Grid
-from unisono.planner.kinds import attending
+from unisono.planner.formatting import Row, Told
 from unisono.planner.machines.cluster import Link
-from unisono.planner.priced import verdict
+from unisono.planner.model_kinds import attending
+from unisono.planner.pricing import verdict
 from unisono.planner.simulate import Question, rate
 from unisono.planner.source import Source
-from unisono.planner.tell import Row, Told
 
 _STEP = Source(
     "specification", "what is asked: small enough to be nearly linear, large enough to be a next model"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan.grammar import meant
-from unisono.planner.kinds import Model, attending
+from unisono.planner.formatting import Column, Row, Told, figure, figures, lines, many, parts, share, table
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.model_kinds import Model, attending
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import GIB, Answer
-from unisono.planner.tell import Column, Row, Told, figure, figures, lines, many, parts, share, table
 from unisono.spec.errors import UsageError
 from unisono.spec.words import whole
 

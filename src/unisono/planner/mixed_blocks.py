@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import cache
 
 from unisono.plan.ranges import Range, text_of
-from unisono.planner.alike import is_uniform, numbers_of
 from unisono.planner.cuts import rows_of
-from unisono.planner.kinds import attending
+from unisono.planner.grouping import is_uniform, numbers_of
 from unisono.planner.memory import MARGIN, rows_seen
-from unisono.planner.priced import closed, machine, verdict
-from unisono.planner.question import Question
+from unisono.planner.model_kinds import attending
+from unisono.planner.pricing import closed, machine, verdict
+from unisono.planner.request import Question
 from unisono.planner.work.transformer import Transformer
 
 # By key, of the value that a plan has, what is quicker and needs more memory, the quickest first.

@@ -14,7 +14,6 @@ from unisono.planner import devices
 from unisono.planner.collectives import message
 from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
 from unisono.planner.devices import layers, modes
-from unisono.planner.kinds import attending
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
@@ -28,9 +27,10 @@ from unisono.planner.memory import (
     share_of,
     squeezed,
 )
-from unisono.planner.parts import Passes, Price, Rows, owned
+from unisono.planner.model_kinds import attending
 from unisono.planner.price import composed
-from unisono.planner.question import Question
+from unisono.planner.price_parts import Passes, Price, Rows, owned
+from unisono.planner.request import Question
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight
 from unisono.planner.transformers import detail, message_bytes, passes

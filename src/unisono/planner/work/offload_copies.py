@@ -12,7 +12,7 @@ from unisono.plan import Plan
 from unisono.plan.away import away_of
 from unisono.planner.machines.order import dealers, virtual_of
 from unisono.planner.memory import RowShare, share_of
-from unisono.planner.work import kept, virtual_kept
+from unisono.planner.work import activations, virtual_kept
 from unisono.planner.work.passes import each_block
 from unisono.planner.work.stage import ITEM
 from unisono.planner.work.transformer import Transformer
@@ -80,7 +80,7 @@ def _of_ends(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, 
     if away.activations:
         # The loss is made of what the head gives, and lies outside of it.
         shards = virtual_of(plan)
-        head = kept.head_bytes(model, micro_batch, plan.tp, plan.cp, e, composed, shards)
+        head = activations.head_bytes(model, micro_batch, plan.tp, plan.cp, e, composed, shards)
         lost = wide * model.vocab / plan.tp + 8
         if shards > 1:
             lost = virtual_kept.classified(model, plan.tp, e, shards)
@@ -90,7 +90,7 @@ def _of_ends(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, 
 
 def _kept(model: Transformer, way: Plan, micro_batch: int, composed: bool) -> float:
     """Bytes of one block that is played as a plan says."""
-    return kept.block_bytes(
+    return activations.block_bytes(
         model, micro_batch=micro_batch, tp=way.tp, cp=way.cp, ep=way.ep, cp_kind=way.cp_kind,
         shards=virtual_of(way), recompute=way.recompute, itemsize=ITEM[way.precision], composed=composed,
     )  # fmt: skip

@@ -13,14 +13,14 @@ from unisono.plan.checks import Batch, batch_of
 from unisono.plan.grammar import played
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
-from unisono.planner.kinds import Model, attending, kind
+from unisono.planner.error_bars import HALF
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
+from unisono.planner.model_kinds import Model, attending, kind
 from unisono.planner.predict import roomy
 from unisono.planner.stack import Stack, stack
 from unisono.planner.studies import orders
 from unisono.planner.timetables import chunks, copies, serves
-from unisono.planner.trust import HALF
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import kind_of

@@ -6,12 +6,12 @@ from itertools import groupby
 from typing import Any
 
 from unisono.planner import replicas
-from unisono.planner.alike import again_in_words, is_uniform
-from unisono.planner.kinds import attending
+from unisono.planner.grouping import again_in_words, is_uniform
 from unisono.planner.memory import MARGIN, MemoryVerdict
+from unisono.planner.model_kinds import attending
 from unisono.planner.simulate import GIB, Answer, Question, gib
+from unisono.planner.stalls import Loading, fed, with_waits
 from unisono.planner.stragglers import Law
-from unisono.planner.waits import Loading, fed, with_waits
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.words import nbytes
 from unisono.spec.words import seconds as duration

@@ -5,15 +5,15 @@ from typing import Protocol, cast
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice, member
-from unisono.planner import devices, homes
-from unisono.planner.alike import is_uniform, stages_in
-from unisono.planner.fewest import fewest
-from unisono.planner.homes import with_homes
-from unisono.planner.kinds import Model, attending
+from unisono.planner import devices, offload
+from unisono.planner.grouping import is_uniform, stages_in
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MemoryVerdict
-from unisono.planner.parts import Price
-from unisono.planner.question import Question
+from unisono.planner.model_kinds import Model, attending
+from unisono.planner.offload import with_homes
+from unisono.planner.price_parts import Price
+from unisono.planner.recompute import fewest
+from unisono.planner.request import Question
 from unisono.programs.pipeline import Placed, Timetable
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
@@ -57,7 +57,7 @@ class Machine(Protocol):
 def machine(cluster: Cluster) -> Machine:
     """The functions of what plans run on."""
     if cluster.rows:
-        return cast(Machine, contributed("unisono.planner.unlike"))
+        return cast(Machine, contributed("unisono.planner.heterogeneous"))
     return devices
 
 
@@ -77,7 +77,7 @@ def verdict(ask: Question) -> MemoryVerdict:
     """Memory of the fullest rank, and whether it fits. Raises UsageError for what has no price."""
     first, *_ = _rungs(ask)
     ask = _again(first)
-    return homes.verdict(ask, machine(ask.cluster).verdict(ask))
+    return offload.verdict(ask, machine(ask.cluster).verdict(ask))
 
 
 def layers(ask: Question) -> tuple[float, ...]:
@@ -127,7 +127,7 @@ def _again(ask: Question) -> Question:
         return replace(ask, plan=replace(ask.plan, recompute=recompute))
 
     def found(one: Question) -> MemoryVerdict:
-        return homes.verdict(one, where.verdict(one))
+        return offload.verdict(one, where.verdict(one))
 
     if model is None or "recompute" in where.unmeasured(played("auto:full=1").plan):
         return next((one for one in map(played, modes) if found(one).fits), played("full"))

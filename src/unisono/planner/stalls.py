@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from unisono.plan.grammar import member
 from unisono.planner.machines.order import stride
-from unisono.planner.parts import Price
+from unisono.planner.price_parts import Price
 from unisono.planner.work.sample import Sample
 from unisono.spec.errors import UsageError
 

@@ -10,14 +10,14 @@ from dataclasses import fields, replace
 from unisono.plan import Plan
 from unisono.plan.away import Away, away_in, away_of
 from unisono.plan.ranges import ranges_of, text_of
-from unisono.planner.alike import in_order, is_uniform
 from unisono.planner.alive import alive
-from unisono.planner.kinds import attending
+from unisono.planner.grouping import in_order, is_uniform
 from unisono.planner.machines.chip import Traffic
 from unisono.planner.memory import MemoryVerdict
-from unisono.planner.parts import Price
-from unisono.planner.question import Question
-from unisono.planner.work.away import Copied, copied
+from unisono.planner.model_kinds import attending
+from unisono.planner.price_parts import Price
+from unisono.planner.request import Question
+from unisono.planner.work.offload_copies import Copied, copied
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 

@@ -19,7 +19,7 @@ from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Kept, RowShare, kept_of, share_of
-from unisono.planner.parts import Blocks, Kernels, Totals
+from unisono.planner.price_parts import Blocks, Kernels, Totals
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight, of, serves
 from unisono.planner.transformers import blocks, kernels

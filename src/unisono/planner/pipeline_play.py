@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from unisono.planner.cuts import shares
 from unisono.planner.machines.chip import Traffic
-from unisono.planner.parts import Price, Rows
+from unisono.planner.price_parts import Price, Rows
 from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_rows
 from unisono.programs.schedules import Schedule, Unflushed

@@ -1,16 +1,16 @@
 """Why a plan is the best, and where others lose against it: sentences and rows of `plan` and `plan=auto`."""
 
-from unisono.planner import tell, ties, trust
+from unisono.planner import error_bars, formatting, tie_breaks
+from unisono.planner.formatting import Column, Row, Told, bound, more_than
 from unisono.planner.memory import MARGIN
 from unisono.planner.search import Ranking
 from unisono.planner.simulate import Answer
-from unisono.planner.tell import Column, Row, Told, bound, more_than
 from unisono.spec.words import nbytes, seconds
 
 _FRONT = (
-    Column("s a step", "step_s", tell.figure), Column("memory", "mem_gib", tell.gibibytes),
-    Column("cost of a step", "cost", tell.figure), Column("devices", "devices"),
-    Column("device-seconds", "device_s", tell.many),
+    Column("s a step", "step_s", formatting.figure), Column("memory", "mem_gib", formatting.gibibytes),
+    Column("cost of a step", "cost", formatting.figure), Column("devices", "devices"),
+    Column("device-seconds", "device_s", formatting.many),
     Column("micro_batch", "micro_batch"), Column("plan", "plan"),
 )  # fmt: skip
 _SHOWN = 8  # of the front
@@ -19,22 +19,23 @@ _SHOWN = 8  # of the front
 def why(answer: Answer, best: Answer) -> str:
     """One sentence: what binds the best plan, or where another loses most against it."""
     if answer is best:
-        lost, parts = bound(answer), tell.losses(answer)
+        lost, parts = bound(answer), formatting.losses(answer)
         return (
             f"the best that fits; beside the model's arithmetic most goes to: {lost}, {seconds(parts[lost])}"
         )
     slower = answer.price.step / best.price.step - 1.0
-    own, other = (ties.unsure(one.question) for one in (answer, best))
+    own, other = (tie_breaks.unsure(one.question) for one in (answer, best))
     if slower < -5e-4 and own > other:
-        untried = ", ".join(trust.untried(answer.question.plan, answer.question.stack))
-        return f"bolder: might gain {tell.share(-slower)}, within an error of {tell.share(own)}; unmeasured: {untried}"
+        untried = ", ".join(error_bars.untried(answer.question.plan, answer.question.stack))
+        sure = formatting.share(own)
+        return f"bolder: might gain {formatting.share(-slower)}, within an error of {sure}; unmeasured: {untried}"
     if slower < 5e-4:
         more = answer.verdict.memory.total - best.verdict.memory.total
         return f"as fast, with {nbytes(more)} more" if more > 0.0 else "as fast"
     more_s = more_than(answer, best)
     what = max(more_s, key=more_s.__getitem__)
     reason = f", most of it {what}: {seconds(more_s[what])} more" if more_s[what] > 0.0 else ""
-    return f"{tell.share(slower)} slower{reason}"
+    return f"{formatting.share(slower)} slower{reason}"
 
 
 def told(found: Ranking, *more: str) -> Told:
@@ -54,11 +55,11 @@ def told(found: Ranking, *more: str) -> Told:
     if not best:
         return facts, ""
     head = [
-        *tell.summary(best[0]),
+        *formatting.summary(best[0]),
         (
             "searched",
             f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit with"
-            f" {tell.share(MARGIN)} of their memory to spare, as allocators differ by that",
+            f" {formatting.share(MARGIN)} of their memory to spare, as allocators differ by that",
         ),
     ]
     if counts.priced < counts.searched:
@@ -68,7 +69,7 @@ def told(found: Ranking, *more: str) -> Told:
         }
         said = "; ".join(f"{many:,} skipped because {reason}" for reason, many in skipped.items() if many)
         head.append(("", f"{counts.priced:,} priced; {said}"))
-    text = tell.lines(head)
+    text = formatting.lines(head)
     for place, answer in enumerate(best, 1):
         text += ["", f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})"]
         text += [
@@ -86,7 +87,7 @@ def told(found: Ranking, *more: str) -> Told:
         head = "less memory for more time: no plan is both faster and smaller than one of these"
         some = f" ({len(few)} of {len(front)}, which --json has)" if len(few) < len(front) else ""
         text += ["", f"{head}{some}"]
-        text += tell.table([column for column in _FRONT if column.key not in hidden], few)
+        text += formatting.table([column for column in _FRONT if column.key not in hidden], few)
     return facts, "\n".join(text)
 
 
@@ -94,17 +95,17 @@ def _about(answer: Answer) -> list[str]:
     verdict = answer.verdict
     said = [
         f"{nbytes(verdict.memory.total)} of {nbytes(verdict.capacity)}, {seconds(answer.price.step)} a step,"
-        f" {tell.rate(answer)}, MFU {tell.share(answer.mfu)}, bubble {tell.share(answer.bubble)}"
+        f" {formatting.rate(answer)}, MFU {formatting.share(answer.mfu)}, bubble {formatting.share(answer.bubble)}"
     ]
-    return said + [text for name, text in tell.shared_out(answer) if name == "recompute"]
+    return said + [text for name, text in formatting.shared_out(answer) if name == "recompute"]
 
 
 def _plan(answer: Answer, best: Answer) -> Row:
-    return {**tell.figures(answer), "stages": tell.stages(answer), "why": why(answer, best)}
+    return {**formatting.figures(answer), "stages": formatting.stages(answer), "why": why(answer, best)}
 
 
 def _point(answer: Answer) -> Row:
     ask = answer.question
     spent, hourly = answer.price.step * ask.plan.world, ask.cluster.cost_per_hour
     cost = None if hourly is None else spent / 3600.0 * hourly
-    return {**tell.figures(answer), "devices": ask.plan.world, "device_s": spent, "cost": cost}
+    return {**formatting.figures(answer), "devices": ask.plan.world, "device_s": spent, "cost": cost}

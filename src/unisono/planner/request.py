@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from unisono.plan import Plan
-from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.model_kinds import Model
 from unisono.planner.stack import Stack
 from unisono.planner.stragglers import Law
 from unisono.planner.timetables import serves

@@ -6,9 +6,9 @@ from math import ceil, hypot, log2
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
+from unisono.planner.model_kinds import Model
 from unisono.planner.source import Source
 from unisono.planner.stack import FittedRange, FittedRows, Stack
 from unisono.planner.timetables import chunks, of

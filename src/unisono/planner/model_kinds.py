@@ -7,7 +7,7 @@ from unisono.plan import Plan
 from unisono.planner import general, transformers
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import Memory
-from unisono.planner.parts import Passes
+from unisono.planner.price_parts import Passes
 from unisono.planner.stack import Stack
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer

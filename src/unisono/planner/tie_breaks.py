@@ -7,8 +7,8 @@ is quicker by more than it may be off.
 from collections.abc import Sequence
 from math import hypot, inf
 
+from unisono.planner.error_bars import APART, untried
 from unisono.planner.simulate import Answer, Question
-from unisono.planner.trust import APART, untried
 
 
 def unsure(ask: Question) -> float:
