@@ -27,7 +27,7 @@ from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.planner import search
 from unisono.planner.clusters import cluster
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.space import space_on
 from unisono.planner.stack import stack
 from unisono.programs.schedules import SCHEDULES
@@ -95,7 +95,7 @@ def main() -> int:
 
 def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
     """(how much longer the chosen plan takes than the quickest, as a share; a line on both)."""
-    tried = [one.question for one in best_of_meshes(search.search(space, 64).best)]
+    tried = [one.request for one in best_of_meshes(search.search(space, 64).best)]
     took = {(one.plan, one.micro_batch): field.play(one.plan, one.micro_batch, 1.0) for one in tried}
     chosen = min(took, key=took.__getitem__)
     programs = {program(one): one for one in [*search.candidates(space), chosen]}
@@ -126,7 +126,7 @@ def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
 def priced(space: search.Space, one: tuple[Plan, int]) -> float:
     """Seconds of a step, by the calibration."""
     plan, micro_batch = one
-    ask = Question(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1)
+    ask = PlanRequest(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1)
     return simulate(ask).price.step
 
 

@@ -33,7 +33,7 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster, Link
 from unisono.planner.predict import of_ranks
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
 from unisono.verbs._sizes import model_of
 
@@ -207,7 +207,7 @@ def priced(recipe: Recipe, plan: str, ranks: int, where: Cluster) -> tuple[float
     resolved = resolve(recipe, plan, ranks)
     model = model_of(Loaded(recipe, Plan(), {}), {})
     batch, software = resolved.batch, stack(where.stack)
-    got = simulate(Question(model, resolved.plan, where, software, batch.micro_batch, batch.micros))
+    got = simulate(PlanRequest(model, resolved.plan, where, software, batch.micro_batch, batch.micros))
     return got.price.step, got.verdict.memory.total + where.device.reserved
 
 

@@ -62,7 +62,7 @@ def main() -> int:
             f" {told.priced:,} priced, {told.feasible:,} fit, {told.played} played"
         )
         best = found.best[0]
-        print(f"  best    {best.question.plan}: {best.price.step:.4g} s, {len(found.front)} on the front")
+        print(f"  best    {best.request.plan}: {best.price.step:.4g} s, {len(found.front)} on the front")
         missed |= found.seconds > most
     return 1 if missed else 0
 

@@ -8,7 +8,7 @@ from tests.planner.cores import MACHINE, MODEL, here
 from unisono.measure.file import as_toml, link_between
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
 from unisono.planner.studies.sensitivity import sensitivities
 from unisono.spec.errors import UsageError
@@ -66,7 +66,7 @@ def test_ranks_share_cores_and_memory_evenly(tmp_path: Path, ranks: int) -> None
 
 @pytest.mark.parametrize("text", PLANS)
 def test_plans_have_a_price_and_an_advice(tmp_path: Path, text: str) -> None:
-    ask = Question(
+    ask = PlanRequest(
         MODEL, Plan.parse(text), here(tmp_path), stack("plain-cpu"), 4, Plan.parse(text).micros or 1
     )
     answer = simulate(ask)

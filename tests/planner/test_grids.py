@@ -14,7 +14,7 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.model_kinds import kind
 from unisono.planner.pricing import closed, verdict
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.planner.work.blocks import block
 from unisono.planner.work.grid_kept import block_bytes, head_bytes, stem_bytes
@@ -84,7 +84,7 @@ def test_a_grid_has_a_price_on_devices() -> None:
     on, where, found = stack("plain"), cluster("dgx-a100:1"), {}
     for text in ("tp=4", "tp=2x2"):
         plan = Plan.parse(f"{text} precision=bf16")
-        found[text] = Question(sizes, plan, where, on, 4, 1)
+        found[text] = PlanRequest(sizes, plan, where, on, 4, 1)
         assert not kind(sizes).problems(sizes, plan)
     row, grid = (closed(ask) for ask in found.values())
     assert grid.step > row.step and grid.comm["tp"].bytes > row.comm["tp"].bytes

@@ -11,7 +11,7 @@ from unisono.planner import shape
 from unisono.planner.clusters import cluster, device, of_size
 from unisono.planner.collectives import all_reduce, bus, exchange, message
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
-from unisono.planner.simulate import Question
+from unisono.planner.simulate import PlanRequest
 from unisono.planner.stack import stack
 from unisono.spec.errors import UsageError
 
@@ -25,10 +25,10 @@ def built(nodes: int, kind: str, ratio: float = 1.0) -> Cluster:
     return replace(where, links=links)
 
 
-def asked(plan: str, nodes: int = 64, micros: int = 16) -> Question:
+def asked(plan: str, nodes: int = 64, micros: int = 16) -> PlanRequest:
     where = cluster(f"dgx-a100:{nodes}")
     made = Plan.parse(f"{plan} precision=bf16 micros={micros}")
-    return Question(gpt(32, 64, 8192, 2048), made, where, stack(where.stack), 1, micros)
+    return PlanRequest(gpt(32, 64, 8192, 2048), made, where, stack(where.stack), 1, micros)
 
 
 def test_crossing_rails_costs_a_way_through_the_node() -> None:

@@ -8,7 +8,7 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.grouping import is_uniform
 from unisono.planner.pricing import closed
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.planner.timetables import of
 
@@ -34,7 +34,7 @@ def without_price(kind: str, plan: Plan) -> bool:
 def held(kind: str, plan: Plan) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one."""
     resolved, many = resolve(recipe(kind), str(plan), plan.world).plan, plan.pp
-    ask = Question(model(kind), resolved, cluster("dgx-a100:1"), stack("plain"), 1, resolved.micros or 1)
+    ask = PlanRequest(model(kind), resolved, cluster("dgx-a100:1"), stack("plain"), 1, resolved.micros or 1)
     rows = [sent(seen, 1000 if plan.codec == "plain" else 64) for seen in rehearsed(kind, plan)]
     for axis, traffic in closed(ask).comm.items():
         if (axis, kind) == ("tp", "convnet") and plan.precision != "fp32":

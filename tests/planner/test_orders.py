@@ -21,7 +21,7 @@ from unisono.planner.machines.order import USUAL, evenly, stride
 from unisono.planner.model_kinds import Model
 from unisono.planner.price import price
 from unisono.planner.search import search
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.planner.studies import orders
@@ -53,7 +53,7 @@ def two_levels(node: int, world: int, slower: float, topology: str = "switched")
 def step(
     model: Model, plan: Plan, where: Cluster, order: tuple[str, ...], micro_batch: int = 1, micros: int = 8
 ) -> float:
-    ask = Question(model, plan, replace(where, order=order), stack("plain"), micro_batch, micros)
+    ask = PlanRequest(model, plan, replace(where, order=order), stack("plain"), micro_batch, micros)
     return simulate(ask).price.step
 
 
@@ -121,7 +121,7 @@ def test_experts_lie_where_the_axes_that_they_re_use_lie(text: str, order: str, 
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Question:
+def asked(draw: st.DrawFn) -> PlanRequest:
     """A plan of up to four axes on a cluster of two levels, of any topology."""
     model = draw(st.sampled_from([DENSE, SPARSE, TABLES]))
     pick = st.sampled_from([1, 2, 4])
@@ -138,14 +138,16 @@ def asked(draw: st.DrawFn) -> Question:
     kind = draw(st.sampled_from(TOPOLOGIES))
     node = draw(st.sampled_from([2, 4, 8]))
     where = two_levels(min(node, plan.world), plan.world, draw(st.sampled_from([1.0, 4.0, 50.0])), kind)
-    return Question(
+    return PlanRequest(
         model, plan, where, stack("plain"), draw(st.sampled_from([1, 4])), draw(st.sampled_from([1, 8]))
     )
 
 
 @given(asked(), st.permutations(USUAL))
 @settings(max_examples=150, deadline=None)
-def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(ask: Question, order: list[str]) -> None:
+def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(
+    ask: PlanRequest, order: list[str]
+) -> None:
     plan, own = ask.plan, tuple(order)
     few = orders.distinct(ask)
     assert few[0][0].cluster.order == USUAL
@@ -156,7 +158,7 @@ def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(ask: Questio
 
 @given(asked())
 @settings(max_examples=30, deadline=None)
-def test_the_usual_order_named_is_the_usual_order(ask: Question) -> None:
+def test_the_usual_order_named_is_the_usual_order(ask: PlanRequest) -> None:
     named = orders.under(ask, orders.read("tp,cp,shard,dp,pp"))
     assert named == ask and simulate(named).price == simulate(ask).price
     bare = orders.read(USUAL[0])
@@ -165,7 +167,7 @@ def test_the_usual_order_named_is_the_usual_order(ask: Question) -> None:
 
 @given(asked(), st.permutations(USUAL))
 @settings(max_examples=50, deadline=None)
-def test_on_one_flat_level_every_order_costs_the_same(ask: Question, order: list[str]) -> None:
+def test_on_one_flat_level_every_order_costs_the_same(ask: PlanRequest, order: list[str]) -> None:
     flat = replace(ask, cluster=two_levels(ask.plan.world, ask.plan.world, 1.0))
     assume(evenly(ask.plan, tuple(order)))
     assert simulate(orders.under(flat, tuple(order))).price == simulate(flat).price
@@ -189,7 +191,7 @@ def test_two_axes_on_two_levels_by_hand() -> None:
     assert across["dp"].bytes == sent
     assert across["dp"].seconds == pytest.approx(2 * (1e-6 + 10e-6) + sent / (20e9 * made.dp_bus))
     assert across["tp"].seconds > 5 * inside["tp"].seconds
-    ask = Question(DENSE, plan, where, made, 1, 1)
+    ask = PlanRequest(DENSE, plan, where, made, 1, 1)
     told = orders.told(simulate(orders.under(ask, orders.read("dp"))))[0]["order"]
     assert told["levels"]["tp"] == {"ranks": 2, "apart": 4, "ways": {"outer": 2}}
     assert told["levels"]["dp"] == {"ranks": 4, "apart": 1, "ways": {"inner": 2, "outer": 2}}
@@ -222,9 +224,9 @@ def test_where_weights_are_more_than_activations_another_axis_belongs_inside() -
     """ZeRO-3 gathers all weights for a micro-batch of few tokens: more bytes than what tp sums."""
     wide = gpt(8, 64, 8192, 128)
     plan = Plan.parse("tp=8 shard=8 zero=3 precision=bf16")
-    found = orders.compared(Question(wide, plan, two_levels(8, 64, 20.0), stack("plain"), 1, 4))
+    found = orders.compared(PlanRequest(wide, plan, two_levels(8, 64, 20.0), stack("plain"), 1, 4))
     best = orders.best(found)
-    assert best is not found[0] and best.question.cluster.order[:2] == ("shard", "tp")
+    assert best is not found[0] and best.request.cluster.order[:2] == ("shard", "tp")
     assert orders.gain(best, found[0]) > 0.1
     more = more_than(best, found[0])
     assert more["exposed on shard"] < 0.0 < more["exposed on tp"]
@@ -233,7 +235,7 @@ def test_where_weights_are_more_than_activations_another_axis_belongs_inside() -
 def test_stages_in_a_node_send_over_its_links() -> None:
     """And the event simulation plays those messages."""
     plan, where = Plan.parse("pp=8 dp=8 precision=bf16"), two_levels(8, 64, 100.0)
-    ask = Question(DENSE, plan, where, stack("plain"), 4, 8)
+    ask = PlanRequest(DENSE, plan, where, stack("plain"), 4, 8)
     near, far = simulate(orders.under(ask, orders.read("pp"))).price, simulate(ask).price
     assert near.comm["pp"].bytes == far.comm["pp"].bytes
     assert near.comm["pp"].exposed < 0.1 * far.comm["pp"].exposed
@@ -242,7 +244,7 @@ def test_stages_in_a_node_send_over_its_links() -> None:
 
 @given(asked())
 @settings(max_examples=20, deadline=None)
-def test_all_orders_are_compared_and_another_is_best_where_it_is_quicker(ask: Question) -> None:
+def test_all_orders_are_compared_and_another_is_best_where_it_is_quicker(ask: PlanRequest) -> None:
     found = orders.compared(ask)
     usual, steps = found[0], [one.price.step for one in found]
     assert usual.price == simulate(ask).price
@@ -262,7 +264,7 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
     dp_first = orders.read("dp,tp,pp")
     assert ("dp", "inner") in list(orders.uneven(plan, where, dp_first))
     assert not any(orders.uneven(plan, where, orders.read("tp,pp,dp")))
-    ask = Question(DENSE, plan, where, stack("plain"), 1, 8)
+    ask = PlanRequest(DENSE, plan, where, stack("plain"), 1, 8)
     for other, _ in orders.distinct(ask)[1:]:
         assert not any(orders.uneven(plan, where, other.cluster.order))
     answer = simulate(orders.under(ask, dp_first))
@@ -274,7 +276,9 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
     ("model", "plan"), [(SPARSE, "shard=8 dp=8 ep=8 zero=1"), (TABLES, "shard=8 dp=8 ep=8")]
 )
 def test_experts_and_tables_cross_what_their_axes_cross(model: Model, plan: str) -> None:
-    ask = Question(model, Plan.parse(f"{plan} precision=bf16"), two_levels(8, 64, 20.0), stack("plain"), 8, 1)
+    ask = PlanRequest(
+        model, Plan.parse(f"{plan} precision=bf16"), two_levels(8, 64, 20.0), stack("plain"), 8, 1
+    )
     near = simulate(ask).price.comm["ep"]
     far = simulate(orders.under(ask, orders.read("dp,shard"))).price.comm["ep"]
     assert far.bytes == near.bytes and far.seconds > 10 * near.seconds
@@ -283,7 +287,7 @@ def test_experts_and_tables_cross_what_their_axes_cross(model: Model, plan: str)
 def test_an_order_that_is_hardly_quicker_is_not_called_best() -> None:
     """The usual one stays until another is quicker by a hundredth."""
     plan, where = Plan.parse("pp=8 dp=8 precision=bf16"), two_levels(8, 64, 100.0)
-    usual, other, *_ = orders.compared(Question(DENSE, plan, where, stack("plain"), 4, 8))
+    usual, other, *_ = orders.compared(PlanRequest(DENSE, plan, where, stack("plain"), 4, 8))
     step = usual.price.step
     near, far = (replace(other, price=replace(other.price, step=share * step)) for share in (0.995, 0.985))
     assert orders.best([usual, near]) is usual and orders.best([usual, far]) is far
@@ -303,7 +307,7 @@ def test_plan_names_an_order_only_where_it_is_quicker_than_its_best() -> None:
     other = facts["order"]["quicker"]
     assert other["gain"] >= orders.WORTH and other["axes"][0] == "shard"
     assert "quicker" in said and "--launch.order shard,tp" in said
-    asked = next(one.question for one in found if str(one.question.plan) == other["plan"])
+    asked = next(one.request for one in found if str(one.request.plan) == other["plan"])
     turned = simulate(orders.under(asked, orders.read(",".join(other["axes"]))))
     assert turned.price.step == other["step_s"] and turned.verdict.fits
     alike = search(best_of(two_levels(8, 64, 20.0), DENSE, 512, "tp=8 dp=8 precision=bf16")).best
@@ -372,7 +376,7 @@ def test_mistakes_have_a_remedy(words: list[str], hint: str, capsys: pytest.Capt
 
 
 def test_experts_apart_are_refused() -> None:
-    apart = Question(
+    apart = PlanRequest(
         SPARSE, Plan.parse("tp=2 dp=2 shard=2 ep=4"), two_levels(4, 8, 10.0), stack("plain"), 1, 1
     )
     with pytest.raises(UsageError, match="side by side"):

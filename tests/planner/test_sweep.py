@@ -51,8 +51,8 @@ def test_each_point_is_the_best_plan_there() -> None:
     assert [row["devices"] for row in rows] == [4, 8, 32]
     for row in rows:
         alone = search(replace(base, cluster=sized(row["devices"])), top=1).best[0]
-        assert (row["plan"], row["step_s"]) == (str(alone.question.plan), alone.price.step)
-        assert alone.question.plan.tp == 2 and row["global_batch"] == 256
+        assert (row["plan"], row["step_s"]) == (str(alone.request.plan), alone.price.step)
+        assert alone.request.plan.tp == 2 and row["global_batch"] == 256
         per = row["tokens_per_s"] / row["devices"] / (rows[0]["tokens_per_s"] / rows[0]["devices"])
         assert row["efficiency"] == pytest.approx(per)
 

@@ -11,7 +11,7 @@ from unisono.planner.clusters import cluster
 from unisono.planner.error_bars import untried
 from unisono.planner.explanation import why
 from unisono.planner.search import search
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
 
@@ -21,14 +21,14 @@ def test_on_devices_what_nobody_measured_is_first_only_where_it_gains_more_than_
     """With cp held, which no row has, it counts against none."""
     within = Space(MODEL, cluster("dgx-h100:8"), stack("plain"), 64, None, Plan.parse(held))
     found = search(within, 40).best
-    plain, best = within.stack, found[0].question.plan
+    plain, best = within.stack, found[0].request.plan
     bold = set(untried(Plan.parse(held), plain))
     assert set(untried(best, plain)) == bold
     rest = [one.price.step for one in found[1:]]
     assert rest == sorted(rest)
     for one in found:
-        if one.price.step * (1.0 + tie_breaks.unsure(one.question)) < found[0].price.step:
-            raise AssertionError(f"{one.question.plan} is surely quicker than {best}")
+        if one.price.step * (1.0 + tie_breaks.unsure(one.request)) < found[0].price.step:
+            raise AssertionError(f"{one.request.plan} is surely quicker than {best}")
     quicker = [one for one in found if one.price.step < 0.999 * found[0].price.step]
     assert all(why(one, found[0]).startswith("bolder: might gain") for one in quicker)
 
@@ -47,4 +47,4 @@ def test_of_two_measured_plans_the_quicker_is_first():
 
 def device_answer(plan: str):
     asked = Plan.parse(f"{plan} precision=bf16")
-    return simulate(Question(MODEL, asked, cluster("dgx-h100"), stack("plain"), 1, 8 // asked.shard))
+    return simulate(PlanRequest(MODEL, asked, cluster("dgx-h100"), stack("plain"), 1, 8 // asked.shard))

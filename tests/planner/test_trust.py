@@ -11,7 +11,7 @@ from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.error_bars import APART, DEVICE, Trust, techniques, trust
-from unisono.planner.simulate import DoesNotFit, Question, demand, simulate
+from unisono.planner.simulate import DoesNotFit, PlanRequest, demand, simulate
 from unisono.planner.stack import names, stack
 from unisono.spec import words
 
@@ -115,7 +115,7 @@ def test_what_no_row_anywhere_has_is_named(text: str) -> None:
 
 
 def test_a_plan_that_does_not_fit_still_says_how_long_a_step_would_take() -> None:
-    ask = Question(DENSE, Plan.parse("dp=8 precision=bf16"), cluster("dgx-h100:1"), stack("plain"), 8, 1)
+    ask = PlanRequest(DENSE, Plan.parse("dp=8 precision=bf16"), cluster("dgx-h100:1"), stack("plain"), 8, 1)
     with pytest.raises(DoesNotFit) as refused:
         demand(simulate(ask))
     told = refused.value.as_dict()

@@ -18,7 +18,7 @@ from unisono.plan import Plan
 from unisono.planner.alive import fullest
 from unisono.planner.clusters import cluster
 from unisono.planner.pricing import closed, price, verdict
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.planner.work import activations, virtual
 from unisono.planner.work.stage import OURS
@@ -170,9 +170,9 @@ def test_a_rank_keeps_what_is_said(name: str, text: str) -> None:
     assert said == pytest.approx(played(name, text, samples, kept_bytes)[-1], rel=0.03)
 
 
-def ask(text: str, where: str = "dgx-a100:1") -> Question:
+def ask(text: str, where: str = "dgx-a100:1") -> PlanRequest:
     plan = Plan.parse(f"{text} precision=bf16" if where != "host" else text)
-    return Question(model("llama"), plan, cluster(where), stack("plain"), 4, 4)
+    return PlanRequest(model("llama"), plan, cluster(where), stack("plain"), 4, 4)
 
 
 def test_shards_cost_seconds_and_bytes() -> None:

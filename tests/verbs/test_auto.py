@@ -12,7 +12,7 @@ from unisono.cli import main
 from unisono.measure.file import as_toml
 from unisono.plan import Plan
 from unisono.planner import simulate
-from unisono.planner.from_recipe import question
+from unisono.planner.from_recipe import request_of
 from unisono.planner.search import candidates, search
 from unisono.planner.space import space_of, space_on
 from unisono.spec.errors import ConfigProblems, UsageError
@@ -53,7 +53,7 @@ def test_nothing_that_was_searched_is_faster(measured, keys, ranks):
     file = str(Path(measured["XDG_CACHE_HOME"], "unisono", "cluster.toml"))
 
     def step(plan: str) -> float:
-        return simulate.simulate(question(loaded(plan), model_of(loaded(plan), {}), file, None)).price.step
+        return simulate.simulate(request_of(loaded(plan), model_of(loaded(plan), {}), file, None)).price.step
 
     if ranks == 2 and keys == "auto":
         assert all(
@@ -66,7 +66,7 @@ def test_the_quickest_of_those_played_is_chosen_one_of_each_mesh(measured):
     seen: list[Plan] = []
 
     def play(_, answers):
-        seen.extend(one.question.plan for one in answers)
+        seen.extend(one.request.plan for one in answers)
         return [float(len(answers) - place) for place in range(len(answers))]
 
     got, said = auto.choose(loaded("auto"), 4, measured, play)
@@ -130,7 +130,7 @@ def test_the_choice_is_priced_no_higher_than_the_recipes_own_plan_and_trains_def
 
     def step(plan: str) -> float:
         got = config.load(recipe, [*flags, ("plan", plan)])
-        return simulate.simulate(question(got, model_of(got, {}), file, None)).price.step
+        return simulate.simulate(request_of(got, model_of(got, {}), file, None)).price.step
 
     own, compared = config.load(recipe, flags), 0
     for ranks in (2, 4):
@@ -151,4 +151,4 @@ def test_a_plan_of_ones_own_is_looked_at_though_no_search_would_list_it():
     here = space_on(got, space.model, Plan(), alone.cluster, space.stack)
     assert cut in {plan.schedule for plan, _ in here.besides(4)}
     every = search(here, top=10_000).best
-    assert cut in {one.question.plan.schedule for one in every}
+    assert cut in {one.request.plan.schedule for one in every}

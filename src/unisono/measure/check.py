@@ -9,7 +9,7 @@ from unisono.config import Loaded
 from unisono.launch.nursery import Nursery
 from unisono.planner.clusters import names
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import PlanResult
 from unisono.spec.errors import Infeasible, UsageError
 
 ENTRY = "unisono.measure.rank:main"
@@ -38,7 +38,7 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
     return _told(rows), _page(rows)
 
 
-def played(got: Loaded, answers: Sequence[Answer]) -> list[float]:
+def played(got: Loaded, answers: Sequence[PlanResult]) -> list[float]:
     """Seconds of the median step of each plan on this machine, played one after the other for a second each."""
     with Nursery(ENTRY) as nursery:
         return [_seconds(nursery, got, answer) for answer in answers]
@@ -54,9 +54,9 @@ def played_here(within: Space) -> None:
         )  # fmt: skip
 
 
-def _seconds(nursery: Nursery, got: Loaded, answer: Answer) -> float:
+def _seconds(nursery: Nursery, got: Loaded, answer: PlanResult) -> float:
     """The median step of a plan here."""
-    plan, ask = answer.question.plan, answer.question
+    plan, ask = answer.request.plan, answer.request
     recipe = got.recipe
     train = recipe.train.model_copy(update={"micro_batch": ask.micro_batch})
     argument = {
@@ -72,12 +72,12 @@ def _seconds(nursery: Nursery, got: Loaded, answer: Answer) -> float:
     return max(result["step"] for result in outcome.results if result is not None)
 
 
-def _told(rows: list[tuple[Answer, float]]) -> Mapping[str, Any]:
+def _told(rows: list[tuple[PlanResult, float]]) -> Mapping[str, Any]:
     best = min(seconds for _, seconds in rows)
     return {
         "check": [
             {
-                "plan": str(answer.question.plan), "step_s": answer.price.step, "measured_s": seconds,
+                "plan": str(answer.request.plan), "step_s": answer.price.step, "measured_s": seconds,
                 "error_pct": 100.0 * (answer.price.step / seconds - 1.0),
             }
             for answer, seconds in rows
@@ -86,7 +86,7 @@ def _told(rows: list[tuple[Answer, float]]) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _page(rows: list[tuple[Answer, float]]) -> str:
+def _page(rows: list[tuple[PlanResult, float]]) -> str:
     told = _told(rows)
     wide = max(len(row["plan"]) for row in told["check"])
     lines = [f"{'plan':<{wide}}  {'priced':>10}  {'measured':>10}  {'error':>8}"]

@@ -205,7 +205,11 @@ def _moments(
     for weights, under in blocks.between:
         grads = max(late * (ends + weights / own.among), (added + late * widest) * (micros > 1))
         found.append((some[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
-    fewer = 0.0 if micros > held else blocks.kept + share.stem * activations.stem_bytes(model, *sizes, shards=shards)
+    fewer = (
+        0.0
+        if micros > held
+        else blocks.kept + share.stem * activations.stem_bytes(model, *sizes, shards=shards)
+    )
     if in_one_piece(plan, own.own, (way.zero for way in ways)):
         everything = own.own - own.apart
         # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
@@ -336,7 +340,9 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     first = _kept(model, low, micro_batch, e, bottom), again(low, bottom), again(high, top), working, ahead
     if away_of(high).activations:
         return _Blocks(kept_now, *first, made=made, between=tuple(between))
-    done = _kept(model, high, micro_batch, e, top, "none") - activations.attention_bytes(model, micro_batch, high, e)
+    done = _kept(model, high, micro_batch, e, top, "none") - activations.attention_bytes(
+        model, micro_batch, high, e
+    )
     at_work = first[2] - done + tokens * ITEM * _attending(model, high) / high.tp
     unit = ITEM * (dealt_elements(model, high) - model.d_model * model.qkv_width / high.tp)
     last = _kept(model, high, micro_batch, e, top)

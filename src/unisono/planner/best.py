@@ -11,7 +11,7 @@ from unisono.planner.clusters import of_size
 from unisono.planner.formatting import room
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.remedies import AWAY
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import PlanResult
 from unisono.planner.space import meshes
 from unisono.planner.studies import orders
 from unisono.planner.toml_tables import is_file
@@ -36,14 +36,14 @@ def run(
     return {**facts, **ordered}, page
 
 
-def _alone(within: search.Space, best: Answer) -> str:
+def _alone(within: search.Space, best: PlanResult) -> str:
     """A line where one device alone is as quick as the best plan of all: small models on many devices mostly wait."""
     one = replace(within, cluster=replace(within.cluster, devices=1))
-    found = search.search(one, 1).best if best.question.plan.world > 1 else ()
+    found = search.search(one, 1).best if best.request.plan.world > 1 else ()
     if not found or found[0].price.step > best.price.step:
         return ""
     took = seconds(found[0].price.step)
-    return f"one device alone would be quicker: {took} a step under {found[0].question.plan}"
+    return f"one device alone would be quicker: {took} a step under {found[0].request.plan}"
 
 
 def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> Infeasible:
@@ -56,21 +56,19 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
         named = f"--cluster {larger[0].name}"
         if is_file(cluster_name):
             named = f"nodes = {larger[0].devices // larger[0].node} in {cluster_name}"
-        fix = f"{named}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
+        fix = f"{named}, where {larger[1].request.plan} fits: {larger[1].price.step:.4g} s a step"
     if (away := _put_away(within)) is not None:
-        fix = (
-            f'{fix}; or --plan "{away.question.plan}", on as many devices: {seconds(away.price.step)} a step'
-        )
+        fix = f'{fix}; or --plan "{away.request.plan}", on as many devices: {seconds(away.price.step)} a step'
     short = found.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {found.nearest.question.plan}, needs {nbytes(short.memory.total)} and"
+        f"no plan fits: the nearest, {found.nearest.request.plan}, needs {nbytes(short.memory.total)} and"
         f" {within.cluster.device.name} has {room(short)}",
         where=where,
         fix=fix,
     )
 
 
-def _put_away(within: search.Space) -> Answer | None:
+def _put_away(within: search.Space) -> PlanResult | None:
     """The quickest plan on these devices with no more in the hosts' memory than it needs to fit, of plans without a
     pipeline whose weights are dealt; None where none fits, or nobody has said how fast such copies are."""
     keys: dict[str, Any] = {"recompute": "full", "pp": 1, "cp": 1, "zero": 3}
@@ -117,7 +115,7 @@ def _deals(within: search.Space) -> bool:
     return next(meshes(within), None) is not None
 
 
-def _larger(within: search.Space, name: str) -> tuple[Cluster, Answer] | None:
+def _larger(within: search.Space, name: str) -> tuple[Cluster, PlanResult] | None:
     """The smallest cluster of this kind on which something would fit, and its best plan."""
     if within.cluster.cores:
         return None  # what was measured of one machine says little of many

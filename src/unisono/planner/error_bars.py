@@ -1,4 +1,4 @@
-"""How far a price may be off: the stack's own error on rows held out, and more the further a question is from them."""
+"""How far a price may be off: the stack's own error on rows held out, and more the further a request is from them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ BETWEEN: Annotated[tuple[float, float], Source("fitted", _BETWEEN)] = (0.10, 0.0
 @dataclass(frozen=True, slots=True)
 class Trust:
     """error: mean relative error that is to be expected of a step's seconds. because: what makes it more than the
-    stack's own, as text, the largest first. unheld: what of the question was never held to a measurement."""
+    stack's own, as text, the largest first. unheld: what of the request was never held to a measurement."""
 
     error: float
     because: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def _families(stack: Stack) -> tuple[FittedRows, ...]:
 def _beyond(
     model: Model, plan: Plan, cluster: Cluster, name: str, rows: FittedRange | None
 ) -> Iterator[tuple[float, str]]:
-    """(relative error, why) of each way in which a question is outside of such rows. name: of the stack."""
+    """(relative error, why) of each way in which a request is outside of such rows. name: of the stack."""
     if rows is None:
         return
     for one in techniques(plan):
@@ -118,7 +118,7 @@ def techniques(plan: Plan) -> tuple[str, ...]:
 
 
 def unheld(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[str, ...]:
-    """What of a question was never held to a measurement, in words: its kind of model, its software, its precision."""
+    """What of a request was never held to a measurement, in words: its kind of model, its software, its precision."""
     found: list[str] = []
     if not model.measured:
         found.append("no model of this kind")

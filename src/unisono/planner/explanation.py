@@ -4,7 +4,7 @@ from unisono.planner import error_bars, formatting, tie_breaks
 from unisono.planner.formatting import Column, Row, Told, bound, more_than
 from unisono.planner.memory import MARGIN
 from unisono.planner.search import Ranking
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import PlanResult
 from unisono.spec.words import nbytes, seconds
 
 _FRONT = (
@@ -16,7 +16,7 @@ _FRONT = (
 _SHOWN = 8  # of the front
 
 
-def why(answer: Answer, best: Answer) -> str:
+def why(answer: PlanResult, best: PlanResult) -> str:
     """One sentence: what binds the best plan, or where another loses most against it."""
     if answer is best:
         lost, parts = bound(answer), formatting.losses(answer)
@@ -24,9 +24,9 @@ def why(answer: Answer, best: Answer) -> str:
             f"the best that fits; beside the model's arithmetic most goes to: {lost}, {seconds(parts[lost])}"
         )
     slower = answer.price.step / best.price.step - 1.0
-    own, other = (tie_breaks.unsure(one.question) for one in (answer, best))
+    own, other = (tie_breaks.unsure(one.request) for one in (answer, best))
     if slower < -5e-4 and own > other:
-        untried = ", ".join(error_bars.untried(answer.question.plan, answer.question.stack))
+        untried = ", ".join(error_bars.untried(answer.request.plan, answer.request.stack))
         sure = formatting.share(own)
         return f"bolder: might gain {formatting.share(-slower)}, within an error of {sure}; unmeasured: {untried}"
     if slower < 5e-4:
@@ -71,7 +71,7 @@ def told(found: Ranking, *more: str) -> Told:
         head.append(("", f"{counts.priced:,} priced; {said}"))
     text = formatting.lines(head)
     for place, answer in enumerate(best, 1):
-        text += ["", f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})"]
+        text += ["", f"{place}. {answer.request.plan}   (micro_batch {answer.request.micro_batch})"]
         text += [
             f"   {line}" for line in (*_about(answer), why(answer, best[0]), *(more if place == 1 else ()))
         ]
@@ -91,7 +91,7 @@ def told(found: Ranking, *more: str) -> Told:
     return facts, "\n".join(text)
 
 
-def _about(answer: Answer) -> list[str]:
+def _about(answer: PlanResult) -> list[str]:
     verdict = answer.verdict
     said = [
         f"{nbytes(verdict.memory.total)} of {nbytes(verdict.capacity)}, {seconds(answer.price.step)} a step,"
@@ -100,12 +100,12 @@ def _about(answer: Answer) -> list[str]:
     return said + [text for name, text in formatting.shared_out(answer) if name == "recompute"]
 
 
-def _plan(answer: Answer, best: Answer) -> Row:
+def _plan(answer: PlanResult, best: PlanResult) -> Row:
     return {**formatting.figures(answer), "stages": formatting.stages(answer), "why": why(answer, best)}
 
 
-def _point(answer: Answer) -> Row:
-    ask = answer.question
+def _point(answer: PlanResult) -> Row:
+    ask = answer.request
     spent, hourly = answer.price.step * ask.plan.world, ask.cluster.cost_per_hour
     cost = None if hourly is None else spent / 3600.0 * hourly
     return {**formatting.figures(answer), "devices": ask.plan.world, "device_s": spent, "cost": cost}

@@ -9,7 +9,7 @@ from unisono.planner import replicas
 from unisono.planner.grouping import again_in_words, is_uniform
 from unisono.planner.memory import MARGIN, MemoryVerdict
 from unisono.planner.model_kinds import attending
-from unisono.planner.simulate import GIB, Answer, Question, gib
+from unisono.planner.simulate import GIB, PlanRequest, PlanResult, gib
 from unisono.planner.stalls import Loading, fed, with_waits
 from unisono.planner.stragglers import Law
 from unisono.spec.fidelity import Fidelity
@@ -87,11 +87,11 @@ def lasting(seconds: float) -> str:
 # --- where a step goes -----------------------------------------------------------------------------------------------
 
 
-def waterfall(answer: Answer) -> list[tuple[str, float]]:
+def waterfall(answer: PlanResult) -> list[tuple[str, float]]:
     """(what, seconds): the ideal, and what comes on top of it, all of them 0 or more; the sum is the step. What takes
     less than its arithmetic at peak (attention's masked half, which is not computed; products of eight bits) is taken
     off the ideal."""
-    ask, got, model = answer.question, answer.price, answer.question.model
+    ask, got, model = answer.request, answer.price, answer.request.model
     peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
     ideal, attention = model.step_flops(ask.batch) / peak, 0.0
     if got.attention:
@@ -115,27 +115,27 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
     return [(what, seconds) for what, seconds in steps if seconds > 1e-9 * got.step]
 
 
-def losses(answer: Answer) -> dict[str, float]:
+def losses(answer: PlanResult) -> dict[str, float]:
     """The waterfall without the ideal."""
     return {what: seconds for what, seconds in waterfall(answer) if not what.startswith("ideal")}
 
 
-def bound(answer: Answer) -> str:
+def bound(answer: PlanResult) -> str:
     """What takes most of the time beyond the arithmetic itself."""
     lost = losses(answer)
     return max(lost, key=lost.__getitem__)
 
 
-def more_than(answer: Answer, other: Answer) -> dict[str, float]:
+def more_than(answer: PlanResult, other: PlanResult) -> dict[str, float]:
     """Seconds by which the parts of one step are longer than those of another, the greatest difference first."""
     own, base = dict(waterfall(answer)), dict(waterfall(other))
     more = {what: own.get(what, 0.0) - base.get(what, 0.0) for what in [*base, *own]}
     return dict(sorted(more.items(), key=lambda part: -abs(part[1])))
 
 
-def figures(answer: Answer) -> dict[str, Any]:
+def figures(answer: PlanResult) -> dict[str, Any]:
     """One plan as a row beside others."""
-    ask, got = answer.question, answer.price
+    ask, got = answer.request, answer.price
     return {
         "plan": str(ask.plan), "micro_batch": ask.micro_batch, "step_s": got.step, "tokens_per_s": answer.rate,
         "error_pct": answer.error_pct, "mem_gib": answer.verdict.memory.total / GIB, "mfu": answer.mfu,
@@ -144,7 +144,7 @@ def figures(answer: Answer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def parts(answer: Answer) -> list[Row]:
+def parts(answer: PlanResult) -> list[Row]:
     """The waterfall as rows."""
     return [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)]
 
@@ -158,14 +158,14 @@ _TRAFFIC = (
 # --- one price -------------------------------------------------------------------------------------------------------
 
 
-def fidelity(ask: Question) -> tuple[Fidelity, str]:
+def fidelity(ask: PlanRequest) -> tuple[Fidelity, str]:
     """How close the plan's result comes to one device's, and why."""
     return replicas.fidelity(ask.plan)
 
 
-def facts(answer: Answer) -> dict[str, Any]:
+def facts(answer: PlanResult) -> dict[str, Any]:
     """The object of the contract, and what else is known."""
-    ask, got = answer.question, answer.price
+    ask, got = answer.request, answer.price
     exact, why = fidelity(ask)
     hours, hourly = 24 * answer.days * ask.plan.world, ask.cluster.cost_per_hour
     return figures(answer) | {
@@ -194,7 +194,7 @@ def facts(answer: Answer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stages(answer: Answer) -> list[Row]:
+def stages(answer: PlanResult) -> list[Row]:
     """Blocks of each row of the pipeline, and those of them that are computed again."""
     again = answer.played.recompute
     return [
@@ -215,10 +215,10 @@ def loading(data: Loading, step: float) -> Row:
     }  # fmt: skip
 
 
-def stragglers(answer: Answer, law: Law) -> Told:
+def stragglers(answer: PlanResult, law: Law) -> Told:
     """What ranks wait for the slowest of them, which is part of the answer's price."""
-    price, plan = answer.price, answer.question.plan
-    calm = with_waits(price.bare, replace(answer.question, stragglers=None)).step
+    price, plan = answer.price, answer.request.plan
+    calm = with_waits(price.bare, replace(answer.request, stragglers=None)).step
     facts = {"law": law.name, "step_s": price.step, "waiting_s": price.straggling, "without_s": calm}
     said = (
         f"{law.name}: {duration(price.straggling)} of a step are waiting among {plan.world} ranks; without"
@@ -227,13 +227,13 @@ def stragglers(answer: Answer, law: Law) -> Told:
     return {"stragglers": facts}, lines([("stragglers", said)])[0]
 
 
-def page(answer: Answer) -> str:
+def page(answer: PlanResult) -> str:
     """The same for people: memory, speed, days and error first, then where a step goes."""
     told, memory = facts(answer), gib(answer.verdict.memory)
     said = [*summary(answer), *shared_out(answer)]
     if told["fidelity"] == Fidelity.LOSSY.name:
         said.append(("fidelity", f"LOSSY: {told['fidelity_why']}"))
-    said.append(("data", _loaded(told["data"], answer.question.model.context)))
+    said.append(("data", _loaded(told["data"], answer.request.model.context)))
     traffic = [{"axis": axis, **row} for axis, row in told["comm"].items()]
     kept = [f"{name} {gibibytes(part)}" for name, part in memory.items() if part and name != "total"]
     text = [*lines(said), "", *_drawn(answer)]
@@ -241,7 +241,7 @@ def page(answer: Answer) -> str:
     return "\n".join([*text, "", f"  memory of the fullest rank: {', '.join(kept)}"])
 
 
-def where(ask: Question) -> str:
+def where(ask: PlanRequest) -> str:
     """Whose figures these are: `dgx-a100:8: 64 a100 ...`, `here: 4 ranks on 2 cores, as unisono calibrate ...`."""
     used, cluster = ask.plan.world, ask.cluster
     if cluster.cores:
@@ -253,14 +253,14 @@ def where(ask: Question) -> str:
     )
 
 
-def rate(answer: Answer) -> str:
+def rate(answer: PlanResult) -> str:
     """`226,243 tokens/s`; samples of what has no tokens."""
-    return f"{many(answer.rate)} {'tokens' if answer.question.model.context > 1 else 'samples'}/s"
+    return f"{many(answer.rate)} {'tokens' if answer.request.model.context > 1 else 'samples'}/s"
 
 
-def summary(answer: Answer) -> list[tuple[str, str]]:
+def summary(answer: PlanResult) -> list[tuple[str, str]]:
     """The first lines of a page: what is priced, what it takes, how far that may be trusted, and on what batch."""
-    ask, verdict = answer.question, answer.verdict
+    ask, verdict = answer.request, answer.verdict
     row = f" (pipeline row {verdict.row})" if ask.plan.pp > 1 else ""
     near = "" if verdict.is_safe else f": less to spare than the {share(MARGIN)} by which allocators differ"
     batch = (
@@ -281,9 +281,9 @@ def summary(answer: Answer) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def training(answer: Answer) -> str:
+def training(answer: PlanResult) -> str:
     """`2.33 days for 47,684 steps of 2,097,152 tokens: 3,582 device-hours`, and what they cost."""
-    ask, told = answer.question, facts(answer)
+    ask, told = answer.request, facts(answer)
     cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
     each = f" of {many(ask.batch * ask.model.context)} tokens" if ask.model.context > 1 else ""
     length = f"{lasting(86400 * answer.days)} for {ask.steps:,} steps{each}"
@@ -292,8 +292,8 @@ def training(answer: Answer) -> str:
     return f"{length}: {spent}{cost}"
 
 
-def errors(answer: Answer) -> list[tuple[str, str]]:
-    """How far a price may be off, and what of the question was never held to a measurement."""
+def errors(answer: PlanResult) -> list[tuple[str, str]]:
+    """How far a price may be off, and what of the request was never held to a measurement."""
     mean = answer.error_pct
     told = "not known" if mean is None else f"± {mean:.0f} % of a step's seconds, in the mean"
     reasons = [f"never measured: {reason}" for reason in answer.trust.unheld]
@@ -301,7 +301,7 @@ def errors(answer: Answer) -> list[tuple[str, str]]:
     return [("error", told), *(("", reason) for reason in reasons)]
 
 
-def _lacking(ask: Question) -> list[tuple[str, str]]:
+def _lacking(ask: PlanRequest) -> list[tuple[str, str]]:
     """A line where a plan names a precision that the device does not have."""
     name, device = ask.plan.precision, ask.cluster.device
     if name in device.peak or ask.cluster.cores:
@@ -310,7 +310,7 @@ def _lacking(ask: Question) -> list[tuple[str, str]]:
     return [("precision", f"{device.name} has no {name}: priced at the {rate}")]
 
 
-def shared_out(answer: Answer) -> list[tuple[str, str]]:
+def shared_out(answer: PlanResult) -> list[tuple[str, str]]:
     """Blocks of each stage; what recompute=auto and codec=auto come to."""
     said, parts, at = list[tuple[str, str]](), list[str](), 0
     for blocks, alike in groupby(answer.stages):
@@ -321,16 +321,16 @@ def shared_out(answer: Answer) -> list[tuple[str, str]]:
         at += count
     if at > 1:
         said.append(("stages", "; ".join(parts)))
-    if answer.question.plan.recompute == "auto":
+    if answer.request.plan.recompute == "auto":
         said.append(("recompute", f"auto is {_again(answer)} here"))
-    if (codec := answer.question.plan.codec) != (taken := answer.played.codec):
+    if (codec := answer.request.plan.codec) != (taken := answer.played.codec):
         said.append(("codec", f"{codec} takes {taken} here"))
     return said
 
 
-def _again(answer: Answer) -> str:
+def _again(answer: PlanResult) -> str:
     """What recompute=auto comes to: a mode, or how many blocks."""
-    plan, model = answer.played, attending(answer.question.model)
+    plan, model = answer.played, attending(answer.request.model)
     if model is None or is_uniform(plan):
         return plan.recompute
     return again_in_words(model, plan, answer.stages)
@@ -348,7 +348,7 @@ def _loaded(data: Row, tokens: int) -> str:
     return f"{needs}; hidden: {data['limit']} gives {many(data['gives'])}"
 
 
-def _drawn(answer: Answer) -> list[str]:
+def _drawn(answer: PlanResult) -> list[str]:
     """The waterfall as a table, without what is too small to be seen."""
     step = answer.price.step
     unit, times = ("s", 1.0) if step >= 0.1 else ("ms", 1e3)

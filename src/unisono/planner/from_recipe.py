@@ -30,9 +30,9 @@ _CHINCHILLA, _LENGTH = 20, "training for"
 NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
 
 
-def question(
+def request_of(
     loaded: Loaded, model: Model, cluster_name: str, made: Stack | None = None, order: str | None = None
-) -> simulate.Question:
+) -> simulate.PlanRequest:
     """What is asked. order: of the axes, as `--order` has it. Raises UsageError, ConfigProblems with all that is wrong
     with the plan.
 
@@ -49,12 +49,14 @@ def question(
         more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
     assumed, later = (*assumed, *more), unplayed(loaded, plan)
     sizes = batch.micro_batch, batch.micros, steps
-    ask = simulate.Question(model, plan, where, made, *sizes, assumed=assumed, unplayed=later)
+    ask = simulate.PlanRequest(model, plan, where, made, *sizes, assumed=assumed, unplayed=later)
     order = order or loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
-def question_on(loaded: Loaded, model: Model, mixture: Mixture, made: Stack | None) -> simulate.Question:
+def request_on_mixture(
+    loaded: Loaded, model: Model, mixture: Mixture, made: Stack | None
+) -> simulate.PlanRequest:
     """The same on devices of several kinds; the cluster is that of all as if they were one. Raises as above."""
     if attending(model) is None:
         raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
@@ -64,7 +66,7 @@ def question_on(loaded: Loaded, model: Model, mixture: Mixture, made: Stack | No
     unpriced(plan)
     made, steps = made or stack(mixture.stack), loaded.recipe.train.steps
     sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
-    return simulate.Question(model, plan, mixture.whole(), made, *sizes, assumed=assumed, unplayed=later)
+    return simulate.PlanRequest(model, plan, mixture.whole(), made, *sizes, assumed=assumed, unplayed=later)
 
 
 def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan, tuple[str, ...]]:
@@ -110,7 +112,7 @@ def length(loaded: Loaded, model: Model, where: Cluster | Mixture, batch: int) -
 
 
 def of_tokens(asked: Any, tokens: float | None) -> Any:
-    """A question, or a space, of as many steps as so many tokens take; as it is where nobody has said how many."""
+    """A request, or a space, of as many steps as so many tokens take; as it is where nobody has said how many."""
     if tokens is None:
         return asked
     steps = ceil(tokens / (asked.batch * asked.model.context))

@@ -12,7 +12,7 @@ from unisono.planner.grouping import is_uniform, numbers_of
 from unisono.planner.memory import MARGIN, rows_seen
 from unisono.planner.model_kinds import attending
 from unisono.planner.pricing import closed, machine, verdict
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.work.transformer import Transformer
 
 # By key, of the value that a plan has, what is quicker and needs more memory, the quickest first.
@@ -23,7 +23,7 @@ _QUICKER = {
 _UNSURE = 1.5  # times what is promised, below which blocks are not counted; no price depends on it
 
 
-def between(ask: Question, held: frozenset[str], saved: float = 0.0) -> Iterator[Question]:
+def between(ask: PlanRequest, held: frozenset[str], saved: float = 0.0) -> Iterator[PlanRequest]:
     """Of a plan that fits, the same with as many blocks as fit played in each quicker way, where that is some and not
     all of them. held: keys that stay as they are. saved: seconds of a step that it has to save at least, as far as can
     be told before blocks are counted."""
@@ -43,7 +43,7 @@ def between(ask: Question, held: frozenset[str], saved: float = 0.0) -> Iterator
                 yield some
 
 
-def _promised(ask: Question, key: str, value: str | int) -> float:
+def _promised(ask: PlanRequest, key: str, value: str | int) -> float:
     """Seconds that the quicker way saves at most: what it saves of all blocks, times the part of them for which there
     is room on the fullest rank, and half as much again, since other rows may have more room."""
     every = replace(ask, plan=replace(ask.plan, **{key: value}))
@@ -53,11 +53,11 @@ def _promised(ask: Question, key: str, value: str | int) -> float:
     return part * (closed(ask).step - closed(every).step)
 
 
-def _most(ask: Question, model: Transformer, key: str, value: str) -> Question | None:
+def _most(ask: PlanRequest, model: Transformer, key: str, value: str) -> PlanRequest | None:
     plan = ask.plan
     rows = numbers_of(model, plan, rows_of(model, plan.schedule, plan.pp, ask.stack.balanced))
 
-    def told(many: Iterable[int]) -> Question:
+    def told(many: Iterable[int]) -> PlanRequest:
         """With the last so many blocks of each row."""
         numbers = sorted({n for own, k in zip(rows, many, strict=True) for n in own[len(own) - k :]})
         return replace(ask, plan=replace(plan, blocks=text_of(_ranges(numbers, key, value))))

@@ -16,7 +16,7 @@ from unisono.planner.machines.chip import Traffic
 from unisono.planner.memory import MemoryVerdict
 from unisono.planner.model_kinds import attending
 from unisono.planner.price_parts import Price
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.work.offload_copies import Copied, copied
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
@@ -24,7 +24,7 @@ from unisono.spec.errors import UsageError
 AXIS = "home"  # under which copies are told beside traffic
 
 
-def with_homes(got: Price, ask: Question) -> Price:
+def with_homes(got: Price, ask: PlanRequest) -> Price:
     """The price with what is copied. Raises UsageError where nobody has said how fast that is."""
     if not put_away(ask.plan):
         return got
@@ -53,7 +53,7 @@ def at_home(plan: Plan) -> Plan:
     return replace(plan, offload="none", blocks=text_of(ranges))
 
 
-def verdict(ask: Question, found: MemoryVerdict) -> MemoryVerdict:
+def verdict(ask: PlanRequest, found: MemoryVerdict) -> MemoryVerdict:
     """The fullest rank with what stays, by the ledger of what is alive; what a host's ranks put into its memory stays
     there. found: the verdict without offload."""
     away = put_away(ask.plan)
@@ -72,7 +72,7 @@ def verdict(ask: Question, found: MemoryVerdict) -> MemoryVerdict:
     return replace(found, row=row, memory=replace(rows[row], slack=slack * rows[row].total))
 
 
-def _model(ask: Question) -> Transformer:
+def _model(ask: PlanRequest) -> Transformer:
     model = attending(ask.model)
     if model is None:
         raise UsageError(
@@ -83,7 +83,7 @@ def _model(ask: Question) -> Transformer:
     return model
 
 
-def _on_cores(each: list[Copied], ask: Question, pace: float) -> Traffic:
+def _on_cores(each: list[Copied], ask: PlanRequest, pace: float) -> Traffic:
     """Copies read and write, with the cores that compute; in the mean over rows. pace: seconds of a byte, of those that
     are read and of those that are written."""
     moved = sum(one.of_step(ask.micros) for one in each) / len(each)
@@ -91,7 +91,7 @@ def _on_cores(each: list[Copied], ask: Question, pace: float) -> Traffic:
     return Traffic(moved, 2.0 * pace * moved, 2.0 * pace * moved, 2.0 * pace * update)
 
 
-def _on_device(each: list[Copied], ask: Question, got: Price) -> Traffic:
+def _on_device(each: list[Copied], ask: PlanRequest, got: Price) -> Traffic:
     """Of the row that shows most. A forward pass is a third of a micro-batch's computing, or a quarter where all of it
     is computed again; of some blocks, in between."""
     rate = _rate(ask)
@@ -107,7 +107,7 @@ def _on_device(each: list[Copied], ask: Question, got: Price) -> Traffic:
     return max(found, key=lambda traffic: (traffic.exposed, traffic.bytes))
 
 
-def _again(ask: Question) -> float:
+def _again(ask: PlanRequest) -> float:
     """Of the model's blocks, those that are computed again wholly."""
     if is_uniform(ask.plan) or attending(ask.model) is None:
         return float(ask.plan.recompute == "full")
@@ -115,7 +115,7 @@ def _again(ask: Question) -> float:
     return sum(way.recompute == "full" for way in ways) / len(ways)
 
 
-def _rate(ask: Question) -> float:
+def _rate(ask: PlanRequest) -> float:
     """Bytes/s of one device to its home and back, each way."""
     cluster = ask.cluster
     rate, missing = (

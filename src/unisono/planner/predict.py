@@ -13,7 +13,7 @@ from unisono.planner.model_kinds import Model, kind
 from unisono.planner.offload import AXIS
 from unisono.planner.price_parts import Price
 from unisono.planner.pricing import closed, verdict
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import Stack
 from unisono.planner.stack import stack as stack_named
 from unisono.spec.errors import UsageError
@@ -45,7 +45,7 @@ def predict(
     what has no price."""
     for problem in kind(model).problems(model, plan):
         raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)
-    ask = Question(model, plan, roomy(cluster, plan.world), stack, micro_batch, micros)
+    ask = PlanRequest(model, plan, roomy(cluster, plan.world), stack, micro_batch, micros)
     seconds = closed(ask)
     mem_mib = (verdict(ask).memory.total + cluster.device.reserved) / MIB
     error = trust(model, plan, ask.cluster, stack).error if ask.known else None

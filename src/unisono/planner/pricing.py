@@ -13,7 +13,7 @@ from unisono.planner.model_kinds import Model, attending
 from unisono.planner.offload import with_homes
 from unisono.planner.price_parts import Price
 from unisono.planner.recompute import fewest
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.programs.pipeline import Placed, Timetable
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
@@ -22,34 +22,33 @@ __all__ = ["Model"]
 
 
 class Machine(Protocol):
-    """What a question runs on: devices under a stack; devices of several kinds, a row each.
-    """
+    """What a request runs on: devices under a stack; devices of several kinds, a row each."""
 
     def unmeasured(self, plan: Plan, /) -> tuple[str, ...]:
         """Keys of the plan whose values were never measured there, and follow from nothing that was."""
         ...
 
-    def closed(self, ask: Question, /) -> Price:
+    def closed(self, ask: PlanRequest, /) -> Price:
         """Seconds of a step by closed forms, where it has them."""
         ...
 
-    def price(self, ask: Question, /) -> Price:
+    def price(self, ask: PlanRequest, /) -> Price:
         """Seconds of a step, its timetable played."""
         ...
 
-    def verdict(self, ask: Question, /) -> MemoryVerdict:
+    def verdict(self, ask: PlanRequest, /) -> MemoryVerdict:
         """Memory of the fullest rank, and whether it fits."""
         ...
 
-    def layers(self, ask: Question, /) -> tuple[float, ...]:
+    def layers(self, ask: PlanRequest, /) -> tuple[float, ...]:
         """Blocks of each row of the pipeline, stem and head not counted."""
         ...
 
-    def placed(self, ask: Question, timetable: Timetable, /) -> list[Placed]:
+    def placed(self, ask: PlanRequest, timetable: Timetable, /) -> list[Placed]:
         """When each pass of each row runs."""
         ...
 
-    def modes(self, ask: Question, /) -> tuple[str, ...]:
+    def modes(self, ask: PlanRequest, /) -> tuple[str, ...]:
         """What recompute=auto may come to, the quickest first."""
         ...
 
@@ -61,36 +60,36 @@ def machine(cluster: Cluster) -> Machine:
     return devices
 
 
-def price(ask: Question) -> Price:
+def price(ask: PlanRequest) -> Price:
     """Seconds of a step, its timetable played. Raises UsageError for what has no price."""
     ask = settled(ask)
     return with_homes(machine(ask.cluster).price(ask), ask)
 
 
-def closed(ask: Question) -> Price:
+def closed(ask: PlanRequest) -> Price:
     """Seconds of a step, by closed forms where the machine has them. Raises UsageError for what has no price."""
     ask = settled(ask)
     return with_homes(machine(ask.cluster).closed(ask), ask)
 
 
-def verdict(ask: Question) -> MemoryVerdict:
+def verdict(ask: PlanRequest) -> MemoryVerdict:
     """Memory of the fullest rank, and whether it fits. Raises UsageError for what has no price."""
     first, *_ = _rungs(ask)
     ask = _again(first)
     return offload.verdict(ask, machine(ask.cluster).verdict(ask))
 
 
-def layers(ask: Question) -> tuple[float, ...]:
+def layers(ask: PlanRequest) -> tuple[float, ...]:
     """Blocks of each row of the pipeline, stem and head not counted."""
     return machine(ask.cluster).layers(ask)
 
 
-def placed(ask: Question, timetable: Timetable) -> list[Placed]:
+def placed(ask: PlanRequest, timetable: Timetable) -> list[Placed]:
     """When each pass of each row runs in the priced step."""
     return machine(ask.cluster).placed(settled(ask), timetable)
 
 
-def settled(ask: Question) -> Question:
+def settled(ask: PlanRequest) -> PlanRequest:
     """What a plan that leaves something open comes to: recompute as in `_again`; a codec that is chosen by measuring is
     the one that would be chosen if steps took what they are priced at. Raises UsageError for what has no price."""
     every = _rungs(ask)
@@ -102,8 +101,8 @@ def settled(ask: Question) -> Question:
     return asks[codec.taken([with_homes(where.closed(one), one).step for one in asks])]
 
 
-def _rungs(ask: Question) -> list[Question]:
-    """The question, or with each codec that a choice has. Replicas on one host meet in its memory: there it is the
+def _rungs(ask: PlanRequest) -> list[PlanRequest]:
+    """The request, or with each codec that a choice has. Replicas on one host meet in its memory: there it is the
     first."""
     codec = member("codec", ask.plan.codec)
     names = list(codec.rungs) if codec is not None and ask.plan.dp > 1 else []
@@ -115,7 +114,7 @@ def _rungs(ask: Question) -> list[Question]:
     return found
 
 
-def _again(ask: Question) -> Question:
+def _again(ask: PlanRequest) -> PlanRequest:
     """recompute=auto is as little as fits, block by block where blocks have prices of their own, else the quickest mode
     that fits; where nothing does, full."""
     if ask.plan.recompute != "auto":
@@ -123,10 +122,10 @@ def _again(ask: Question) -> Question:
     where, model = machine(ask.cluster), attending(ask.model)
     modes = where.modes(ask)
 
-    def played(recompute: str) -> Question:
+    def played(recompute: str) -> PlanRequest:
         return replace(ask, plan=replace(ask.plan, recompute=recompute))
 
-    def found(one: Question) -> MemoryVerdict:
+    def found(one: PlanRequest) -> MemoryVerdict:
         return offload.verdict(one, where.verdict(one))
 
     if model is None or "recompute" in where.unmeasured(played("auto:full=1").plan):
@@ -141,7 +140,7 @@ def _again(ask: Question) -> Question:
     return played("full" if some is None else some.recompute)
 
 
-def _known(ask: Question) -> None:
+def _known(ask: PlanRequest) -> None:
     """Raises UsageError for what has no price: policies, codecs and collectives that nothing plays; and what was never
     measured on the machine."""
     plan = ask.plan

@@ -1,4 +1,4 @@
-"""What is asked of a machine: a model, a plan, a batch."""
+"""The request for a price: a model, a plan, a cluster, a batch."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,12 @@ from unisono.planner.timetables import serves
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps. stragglers:
-    how unevenly ranks work, None where all are as quick as they are priced. assumed: what nobody named and was taken,
-    in words. unplayed: what of it `train` cannot play yet."""
+class PlanRequest:
+    """A plan to be priced: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps.
+
+    stragglers: how unevenly ranks work, None where all are as quick as they are priced. assumed: choices that nobody
+    named and the planner took, in words. unplayed: parts of the plan that `train` cannot play yet.
+    """
 
     model: Model
     plan: Plan

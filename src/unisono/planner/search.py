@@ -26,7 +26,7 @@ from unisono.planner.pipeline_play import actions, span
 from unisono.planner.pricing import closed, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.search_arrays import Array, SearchShared, like
-from unisono.planner.simulate import Answer, Question, gain, simulate
+from unisono.planner.simulate import PlanRequest, PlanResult, gain, simulate
 from unisono.planner.space import CHUNKS, MeshSizes, Space, meshes, overlaps, places, plan_at, plans
 from unisono.planner.space import in_chunks as chunked
 from unisono.planner.tie_breaks import simplest
@@ -62,9 +62,9 @@ class Ranking:
 
     counts: Counts
     seconds: float
-    best: tuple[Answer, ...]
-    front: tuple[Answer, ...] = ()
-    nearest: Answer | None = None
+    best: tuple[PlanResult, ...]
+    front: tuple[PlanResult, ...] = ()
+    nearest: PlanResult | None = None
 
     @property
     def searched(self) -> int:
@@ -181,7 +181,7 @@ def on_fewer(space: Space, found: Ranking, objective: str = "time") -> Ranking:
         answers += other.front
         seconds += other.seconds
         counts = Counts(*(a + b for a, b in zip(astuple(counts), astuple(other.counts), strict=True)))
-    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.question.plan.world) for a in answers]
+    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.request.plan.world) for a in answers]
 
     def beaten(one: tuple[float, ...]) -> bool:
         return any(p != one and all(x <= y for x, y in zip(p, one, strict=True)) for p in points)
@@ -191,7 +191,7 @@ def on_fewer(space: Space, found: Ranking, objective: str = "time") -> Ranking:
     return replace(found, front=tuple(kept), counts=counts, seconds=seconds)
 
 
-def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, Answer] | None:
+def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, PlanResult] | None:
     """The first of 1, 2, 4 … nodes of which a plan fits, and its fastest plan; scaled(nodes) makes the cluster."""
     nodes = 1
     while nodes <= _MOST_NODES:
@@ -204,16 +204,16 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
     return None
 
 
-def answer_at(space: Space, mesh: MeshSizes, place: int) -> Answer:
+def answer_at(space: Space, mesh: MeshSizes, place: int) -> PlanResult:
     """The answer of the plan at a place in the mesh's flat arrays."""
     plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
-    return simulate(question_at(space, plan, size))
+    return simulate(request_at(space, plan, size))
 
 
-def question_at(space: Space, plan: Plan, micro_batch: int) -> Question:
+def request_at(space: Space, plan: Plan, micro_batch: int) -> PlanRequest:
     """What is asked of one plan of a space."""
     sizes, unplayed = (micro_batch, plan.micros or 1, space.steps), (*space.unplayed, *later(plan))
-    return Question(
+    return PlanRequest(
         space.model, plan, space.cluster, space.stack, *sizes, assumed=space.assumed, unplayed=unplayed
     )
 
@@ -248,7 +248,7 @@ def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):
         plan, size = plan_at(mesh, at)
-        ask = Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
+        ask = PlanRequest(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
         found, step[at] = verdict(ask), closed(ask).step
         memory[at], fits[at] = found.memory.total, found.is_safe
     return Screened(step, memory, fits)
@@ -271,9 +271,9 @@ def _played(
     space: Space, every: list[MeshSizes], pools: tuple[_Pool, _Pool], counts: Counts, top: int, begun: float
 ) -> Ranking:
     """The best of the screen by event simulation, and so put in order. pools: of all plans, and of the surer ones."""
-    (pool, sure), answers = pools, dict[tuple[int, int], Answer]()
+    (pool, sure), answers = pools, dict[tuple[int, int], PlanResult]()
 
-    def answer(row: Mapping[int, float] | Any) -> Answer:
+    def answer(row: Mapping[int, float] | Any) -> PlanResult:
         key = int(row[2]), int(row[3])
         if key not in answers:
             answers[key] = answer_at(space, every[key[0]], key[1])
@@ -282,19 +282,19 @@ def _played(
     budget = _ACTIONS if space.all_keys else _ACTIONS // 4
     chosen = _within(map(answer, pool.rows[: max(top, _PLAYED)]), budget, max(top, 8))
     surer = _within(map(answer, sure.rows[:_SURER]), budget // 4, 4)
-    keys: Mapping[str, Callable[[Answer], tuple[float, ...]]] = {
+    keys: Mapping[str, Callable[[PlanResult], tuple[float, ...]]] = {
         # Of plans that take equally long, one that computes nothing twice: it needs memory that is there.
         "time": lambda one: (
-            one.price.step, one.question.plan.recompute != "none", one.verdict.memory.total
+            one.price.step, one.request.plan.recompute != "none", one.verdict.memory.total
         ),
         "memory": lambda one: (one.verdict.memory.total, one.price.step),
     }  # fmt: skip
-    known = [one.question for one in chosen]
+    known = [one.request for one in chosen]
     own = [one for one in map(simulate, _besides(space)) if one.verdict.is_safe]
-    chosen += [one for one in own if one.question not in known]
+    chosen += [one for one in own if one.request not in known]
     if not pool.by:
         both = [*_better(space, chosen, top, keys["time"]), *_better(space, surer, top, keys["time"])]
-        chosen = [*{one.question.plan: one for one in both}.values()]
+        chosen = [*{one.request.plan: one for one in both}.values()]
     chosen.sort(key=keys["memory" if pool.by else "time"])
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
@@ -309,60 +309,60 @@ def _played(
 
 
 def _better(
-    space: Space, some: Sequence[Answer], top: int, key: Callable[[Answer], tuple[float, ...]]
-) -> list[Answer]:
+    space: Space, some: Sequence[PlanResult], top: int, key: Callable[[PlanResult], tuple[float, ...]]
+) -> list[PlanResult]:
     """The answers with what single plans are looked at for: blocks played in several ways, and tp in chunks."""
     found = sorted(some, key=key)
     found = sorted([*found, *_between(space, found)], key=key)
-    cut = {id(one) for one in [one for one in found if one.question.plan.tp > 1][:top]}
+    cut = {id(one) for one in [one for one in found if one.request.plan.tp > 1][:top]}
     return [in_chunks(space, one) if id(one) in cut else one for one in found]
 
 
-def _within(answers: Iterator[Answer], budget: int, least: int) -> list[Answer]:
+def _within(answers: Iterator[PlanResult], budget: int, least: int) -> list[PlanResult]:
     """Answers, until timetables that nobody had played have so many actions together; `least` of them in any case."""
-    found = list[Answer]()
+    found = list[PlanResult]()
     while budget >= 0 or len(found) < least:
         before, got = span.cache_info().misses, next(answers, None)
         if got is None:
             break
         found.append(got)
-        plan = got.question.plan
+        plan = got.request.plan
         if span.cache_info().misses > before:
             budget -= min(
-                actions(plan.schedule, plan.pp, got.question.micros),
+                actions(plan.schedule, plan.pp, got.request.micros),
                 actions(plan.schedule, plan.pp, 7 * plan.pp),
             )
     return found
 
 
-def in_chunks(space: Space, one: Answer) -> Answer:
+def in_chunks(space: Space, one: PlanResult) -> PlanResult:
     """The same plan with products of tp in as few chunks as are about as quick, where nobody has said how many."""
-    if not overlaps(space, one.question.plan):
+    if not overlaps(space, one.request.plan):
         return one
-    found = one if one.question.plan.chunks == CHUNKS[0] else None
+    found = one if one.request.plan.chunks == CHUNKS[0] else None
     for count in CHUNKS:
-        cut = chunked(one.question.plan, count)
-        tried = one if count == one.question.plan.chunks else simulate(replace(one.question, plan=cut))
+        cut = chunked(one.request.plan, count)
+        tried = one if count == one.request.plan.chunks else simulate(replace(one.request, plan=cut))
         if space.legal(cut) and (found is None or gain(tried, found) > _WORTH) and tried.verdict.is_safe:
             found = tried
     return found or one
 
 
-def _between(space: Space, chosen: Sequence[Answer]) -> list[Answer]:
+def _between(space: Space, chosen: Sequence[PlanResult]) -> list[PlanResult]:
     """Of the best plans those that play some blocks a quicker way, where that is worth a longer name."""
     under = chosen[0].price.step * (1.0 - _WORTH) if chosen else 0.0
     asked = [
         ask
         for one in chosen[:_MIXED]
-        for ask in between(one.question, space.held.said, one.price.step - under)
+        for ask in between(one.request, space.held.said, one.price.step - under)
     ]
     answers = [simulate(ask) for ask in asked if space.legal(ask.plan)]
     return [one for one in answers if gain(one, chosen[0]) > _WORTH]
 
 
-def _besides(space: Space) -> list[Question]:
+def _besides(space: Space) -> list[PlanRequest]:
     """The user's own plans, where they are of as many devices and samples as are searched."""
-    found = [question_at(space, *one) for one in space.besides(space.cluster.devices)]
+    found = [request_at(space, *one) for one in space.besides(space.cluster.devices)]
     return [ask for ask in found if ask.batch == space.batch]
 
 
@@ -387,9 +387,9 @@ def _spaced(rows: Array) -> Array:
     return rows[np.unique(np.linspace(0, len(rows) - 1, _FRONT).round().astype(int))]
 
 
-def _best_of(answers: list[Answer]) -> list[Answer]:
+def _best_of(answers: list[PlanResult]) -> list[PlanResult]:
     """Those that none of the others beats, by seconds."""
-    kept: list[Answer] = []
+    kept: list[PlanResult] = []
     for one in sorted(answers, key=lambda a: (a.price.step, a.verdict.memory.total)):
         if not kept or one.verdict.memory.total < kept[-1].verdict.memory.total:
             kept.append(one)

@@ -12,7 +12,7 @@ from unisono.planner.memory import Memory, MemoryVerdict
 from unisono.planner.price_parts import Price
 from unisono.planner.pricing import Model, price, verdict
 from unisono.planner.remedies import put_away, remedies
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.stalls import with_waits
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
@@ -21,11 +21,11 @@ GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A price and a verdict. bubble: share of the pipeline's time in which its busiest row
-    waits (Qi et al., 2023): (p-1)/(m+p-1) for 1f1b."""
+class PlanResult:
+    """The price of a request and whether it fits. bubble: share of the pipeline's time in which its busiest row waits
+    (Qi et al., 2023), for example (p-1)/(m+p-1) of 1f1b."""
 
-    question: Question
+    request: PlanRequest
     price: Price
     verdict: MemoryVerdict
     bubble: float
@@ -33,34 +33,34 @@ class Answer:
     @property
     def tflops(self) -> float:
         """10^12 FLOP/s of one device, recomputation not counted."""
-        ask = self.question
+        ask = self.request
         return ask.model.step_flops(ask.batch) / ask.plan.world / self.price.step / 1e12
 
     @property
     def mfu(self) -> float:
         """Share of the device's peak in the plan's precision (Chowdhery et al., 2022)."""
-        return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
+        return self.tflops * 1e12 / self.request.cluster.device.flops(self.request.plan.precision)
 
     @property
     def stages(self) -> tuple[float, ...]:
         """Blocks of each row of the pipeline; of rows with several stages all of them together."""
-        return pricing.layers(self.question)
+        return pricing.layers(self.request)
 
     @property
     def played(self) -> Plan:
         """The plan with what recompute=auto and codec=auto come to."""
-        return pricing.settled(self.question).plan
+        return pricing.settled(self.request).plan
 
     @property
     def trust(self) -> Trust:
         """How far the step's seconds may be off, and why."""
-        ask = self.question
+        ask = self.request
         return trust(ask.model, ask.plan, ask.cluster, ask.stack)
 
     @property
     def error_pct(self) -> float | None:
         """Mean relative error of such prices; None where no such model has been held beside measurements."""
-        return 100.0 * self.trust.error if self.question.known else None
+        return 100.0 * self.trust.error if self.request.known else None
 
     @property
     def trusted(self) -> str:
@@ -72,17 +72,17 @@ class Answer:
     @property
     def rate(self) -> float:
         """Tokens per second; of models whose samples have none, samples."""
-        return self.question.batch * self.question.model.context / self.price.step
+        return self.request.batch * self.request.model.context / self.price.step
 
     @property
     def days(self) -> float:
-        return self.price.step * self.question.steps / 86400.0
+        return self.price.step * self.request.steps / 86400.0
 
 
 class DoesNotFit(Infeasible):
     """The plan needs more memory than a device has; `short` bytes more."""
 
-    def __init__(self, what: str, answer: Answer, **given: Any) -> None:
+    def __init__(self, what: str, answer: PlanResult, **given: Any) -> None:
         super().__init__(what, **given)
         self.answer = answer
 
@@ -96,34 +96,36 @@ class DoesNotFit(Infeasible):
         }
 
 
-def closed(ask: Question) -> Price:
+def closed(ask: PlanRequest) -> Price:
     """The price by closed forms, without playing its timetable: for studies that ask many."""
     return with_waits(pricing.closed(ask), ask)
 
 
-def rate(ask: Question) -> float:
+def rate(ask: PlanRequest) -> float:
     """Tokens per second by closed forms."""
     return ask.batch * ask.model.context / closed(ask).step
 
 
-def simulate(ask: Question) -> Answer:
+def simulate(ask: PlanRequest) -> PlanResult:
     """The answer, whether it fits or not."""
     got = price(ask)
     bubble = got.idle / (got.idle + got.busiest) if ask.plan.pp > 1 else 0.0
-    return Answer(ask, with_waits(got, ask), verdict(ask), bubble)
+    return PlanResult(ask, with_waits(got, ask), verdict(ask), bubble)
 
 
-def gain(answer: Answer, other: Answer) -> float:
+def gain(answer: PlanResult, other: PlanResult) -> float:
     """Share of the other's step that an answer saves."""
     return 1.0 - answer.price.step / other.price.step
 
 
-def demand(answer: Answer, cut: str = "", priced: Callable[[Question], Answer | None] | None = None) -> None:
+def demand(
+    answer: PlanResult, cut: str = "", priced: Callable[[PlanRequest], PlanResult | None] | None = None
+) -> None:
     """Raises DoesNotFit, with the cheapest remedy, where memory is short. cut: another cut into stages that fits.
     priced: the answer of a changed plan, None where it cannot be."""
     if answer.verdict.fits:
         return
-    ask, memory = answer.question, answer.verdict.memory
+    ask, memory = answer.request, answer.verdict.memory
     device, remedy = ask.cluster.of_row(answer.verdict.row).device.name, _remedy(ask, priced or simulate)
     parts = sorted(gib(memory).items(), key=lambda part: -part[1])
     largest = ", ".join(f"{name} {nbytes(size * GIB)}" for name, size in parts if name != "total" and size)
@@ -137,9 +139,9 @@ def demand(answer: Answer, cut: str = "", priced: Callable[[Question], Answer | 
     )
 
 
-def _remedy(ask: Question, priced: Callable[[Question], Answer | None]) -> str:
+def _remedy(ask: PlanRequest, priced: Callable[[PlanRequest], PlanResult | None]) -> str:
     """The change that fits and makes the step longest least; where none fits, the one that needs least."""
-    tried: list[tuple[str, Answer]] = []
+    tried: list[tuple[str, PlanResult]] = []
     sizes = ask.micro_batch, ask.micros
     for said, plan, micro_batch, micros in (
         *remedies(ask.plan, *sizes, ask.model.n_layer), *put_away(ask.plan, *sizes)

@@ -8,16 +8,13 @@ Mohan et al., "Analyzing and mitigating data stalls in DNN training", 2021).
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from unisono.plan.grammar import member
 from unisono.planner.machines.order import stride
 from unisono.planner.price_parts import Price
+from unisono.planner.request import PlanRequest
 from unisono.planner.work.sample import Sample
 from unisono.spec.errors import UsageError
-
-if TYPE_CHECKING:
-    from unisono.planner.simulate import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,8 @@ class Loading:
         return self.each / self.limit[1]
 
 
-def fed(ask: "Question") -> Loading:
-    """What the question's plan asks of each host. Ranks that work on the same samples read them once a host."""
+def fed(ask: PlanRequest) -> Loading:
+    """What the request's plan asks of each host. Ranks that work on the same samples read them once a host."""
     model, plan, cluster = ask.model, ask.plan, ask.cluster
     loader, own = cluster.loader, ask.micro_batch * ask.micros
     host = min(loader.devices or cluster.node, cluster.devices)
@@ -76,7 +73,7 @@ def fed(ask: "Question") -> Loading:
     )
 
 
-def with_waits(got: Price, ask: "Question") -> Price:
+def with_waits(got: Price, ask: PlanRequest) -> Price:
     """The price with stragglers, where any are asked for, and with what data is waited for beyond all else.
 
     Random is what ranks do between meetings with other replicas. Raises UsageError for a policy that lets ranks go

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from math import hypot, inf
 
 from unisono.planner.error_bars import APART, untried
-from unisono.planner.simulate import Answer, Question
+from unisono.planner.simulate import PlanRequest, PlanResult
 
 
-def unsure(ask: Question) -> float:
+def unsure(ask: PlanRequest) -> float:
     """The relative error that a plan's techniques add to its price beside the stack's own, which all plans share: of
     techniques that the stack was not fitted to."""
     return hypot(*(APART[one] for one in untried(ask.plan, ask.stack)))
 
 
-def simplest(answers: Sequence[Answer], most: float = inf) -> list[Answer]:
+def simplest(answers: Sequence[PlanResult], most: float = inf) -> list[PlanResult]:
     """The answers, quickest first; of those too near to the quickest to be told from it, the surest goes to the front.
     most: seconds of a step that it may have: who has a plan is told of no slower one."""
     if not answers:
         return []
-    limit = min((1.0 + unsure(answers[0].question)) * answers[0].price.step, most)
+    limit = min((1.0 + unsure(answers[0].request)) * answers[0].price.step, most)
     near = [one for one in answers if one.price.step <= limit] or [answers[0]]
-    first = min(near, key=lambda one: unsure(one.question))  # of equals the quickest
+    first = min(near, key=lambda one: unsure(one.request))  # of equals the quickest
     return [first, *(one for one in answers if one is not first)]

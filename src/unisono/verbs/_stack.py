@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono import config
-from unisono.planner.from_recipe import question
+from unisono.planner.from_recipe import request_of
 from unisono.planner.simulate import simulate
 from unisono.planner.stack import Stack, own, scaled, stack
 from unisono.planner.toml_tables import Table, is_file
@@ -30,7 +30,7 @@ def _factor(made: Stack, run: Table, folder: Path, environ: Mapping[str, str]) -
     if "micro_batch" in run.values:
         flags.append(("train.micro_batch", str(run.count("micro_batch", 1))))
     got = config.load(str(folder / run.text("recipe")), flags)
-    ask = question(got, model_of(got, environ), run.text("cluster"), made)
+    ask = request_of(got, model_of(got, environ), run.text("cluster"), made)
     took, factor, tries = run.number("step_s")[0], 1.0, 0
     while factor > _LEAST and tries < _TRIES:
         tries += 1

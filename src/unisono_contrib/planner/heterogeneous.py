@@ -30,7 +30,7 @@ from unisono.planner.memory import (
 from unisono.planner.model_kinds import attending
 from unisono.planner.price import composed
 from unisono.planner.price_parts import Passes, Price, Rows, owned
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight
 from unisono.planner.transformers import detail, message_bytes, passes
@@ -47,7 +47,7 @@ def unmeasured(plan: Plan) -> tuple[str, ...]:
     return ("blocks", *(("recompute",) if choice(plan.recompute).options else ()))
 
 
-def closed(ask: Question) -> Price:
+def closed(ask: PlanRequest) -> Price:
     """A step; gradients and the update go at the pace of the pool where they take longest."""
     plan, cluster, stack, micro_batch, micros = ask.plan, ask.cluster, ask.stack, ask.micro_batch, ask.micros
     model = dealt(ask)
@@ -163,19 +163,19 @@ def cut(
     return replace(plan, schedule=with_cut(plan.schedule, [len(part) for part in found]))
 
 
-def price(ask: Question) -> Price:
+def price(ask: PlanRequest) -> Price:
     return devices.with_timetable(ask, closed(ask), _rows(ask))
 
 
-def placed(ask: Question, timetable: Timetable) -> list[Placed]:
+def placed(ask: PlanRequest, timetable: Timetable) -> list[Placed]:
     return devices.drawn(ask, timetable, _rows(ask))
 
 
-def _rows(ask: Question) -> Rows:
+def _rows(ask: PlanRequest) -> Rows:
     return rows(dealt(ask), ask.plan, ask.cluster, ask.stack, ask.micro_batch)
 
 
-def dealt(ask: Question) -> Transformer:
+def dealt(ask: PlanRequest) -> Transformer:
     """The model. Raises UsageError for a network of parts, which nobody deals to unlike devices."""
     model = attending(ask.model)
     if model is None:
@@ -184,7 +184,7 @@ def dealt(ask: Question) -> Transformer:
     return model
 
 
-def verdict(ask: Question) -> MemoryVerdict:
+def verdict(ask: PlanRequest) -> MemoryVerdict:
     """The row that lacks most, or has least left for its size."""
     plan, cluster, stack, micro_batch, micros = ask.plan, ask.cluster, ask.stack, ask.micro_batch, ask.micros
     model = dealt(ask)

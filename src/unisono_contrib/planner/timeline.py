@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unisono.planner import pricing
 from unisono.planner.price_parts import Price
-from unisono.planner.request import Question
+from unisono.planner.request import PlanRequest
 from unisono.programs.pipeline import Placed, Timetable, bubble
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
@@ -39,7 +39,7 @@ class Timeline:
         return self.computed + sum(seconds for _, seconds in self.after)
 
 
-def timeline(ask: Question, price: Price) -> Timeline:
+def timeline(ask: PlanRequest, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
@@ -58,7 +58,7 @@ def timeline(ask: Question, price: Price) -> Timeline:
     return Timeline(made, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(made.rows)))
 
 
-def timetable(ask: Question) -> Timetable:
+def timetable(ask: PlanRequest) -> Timetable:
     """The plan's timetable. Raises UsageError."""
     if 6 * ask.plan.pp * ask.micros > LARGEST:
         raise UsageError(

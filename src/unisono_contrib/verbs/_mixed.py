@@ -9,10 +9,10 @@ from unisono.plan import Plan
 from unisono.planner import formatting, search, simulate
 from unisono.planner.clusters import cluster, names
 from unisono.planner.formatting import Told, room
-from unisono.planner.from_recipe import assuming, question_on, unpriced
+from unisono.planner.from_recipe import assuming, request_on_mixture, unpriced
 from unisono.planner.machines.mixture import Mixture, placements
 from unisono.planner.pools import mixture
-from unisono.planner.simulate import Answer, Question
+from unisono.planner.simulate import PlanRequest, PlanResult
 from unisono.planner.space import Space, space_on
 from unisono.planner.stack import stack
 from unisono.spec.errors import Infeasible, UsageError
@@ -36,21 +36,21 @@ def _refuse(given: Any, flags: tuple[str, ...], where: Mixture) -> None:
         raise UsageError(what, where="--cluster", fix=fix, code="C04")
 
 
-def priced(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, Question]:
+def priced(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, PlanRequest]:
     """What `simulate` is asked. Raises UsageError, ConfigProblems with all that is wrong with the plan."""
     where = mixture(given.cluster)
     _refuse(given, _SIMULATE, where)
     if given.cost_per_hour is not None:
         pools = tuple(replace(pool, cost_per_hour=given.cost_per_hour) for pool in where.pools)
         where = replace(where, pools=pools)
-    return where, asked(question_on(loaded, model_of(loaded, environ), where, given.stack), given)
+    return where, asked(request_on_mixture(loaded, model_of(loaded, environ), where, given.stack), given)
 
 
-def simulated(where: Mixture, ask: Question) -> Told:
+def simulated(where: Mixture, ask: PlanRequest) -> Told:
     """(the object of --json, the page). Raises DoesNotFit where no placement fits."""
     found = mixtures.everywhere(where, ask)
 
-    def elsewhere(other: Question) -> Answer | None:
+    def elsewhere(other: PlanRequest) -> PlanResult | None:
         return mixtures.everywhere(where, other)[0].answer if any(placements(where, other.plan)) else None
 
     simulate.demand(found[0].answer, priced=elsewhere)
@@ -93,12 +93,12 @@ def _nothing(where: Mixture, space: Space, found: mixtures.MixedRanking) -> Infe
         )
         if larger is not None:
             on, best = larger
-            text = f"--cluster {on.name}, where {best.question.plan} fits: {seconds(best.price.step)} a step"
+            text = f"--cluster {on.name}, where {best.request.plan} fits: {seconds(best.price.step)} a step"
             fixes.append((on.devices, text))
     fix = min(fixes)[1] if fixes else "more devices, or a smaller --train.micro_batch"
     if found.nearest is None:
         what = f"no plan deals a batch of {space.batch} and {space.model.n_layer} layers to these pools"
         return Infeasible(what, where=told, fix=fix)
     short = found.nearest.answer.verdict
-    what = f"the nearest, {found.nearest.answer.question.plan}, needs {nbytes(short.memory.total)} on a rank"
+    what = f"the nearest, {found.nearest.answer.request.plan}, needs {nbytes(short.memory.total)} on a rank"
     return Infeasible(f"no plan fits: {what} that has {room(short)}", where=told, fix=fix)

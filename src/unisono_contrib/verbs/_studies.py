@@ -15,7 +15,7 @@ from unisono.planner.formatting import Told
 from unisono.planner.from_recipe import NOT_BUILT, judged, of_tokens
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import kind
-from unisono.planner.simulate import Answer, Question
+from unisono.planner.simulate import PlanRequest, PlanResult
 from unisono.planner.studies import orders
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._sizes import model_of
@@ -30,7 +30,7 @@ _SINGLE = (
 )  # fmt: skip
 
 
-def single(ask: Question, given: Any) -> Told:
+def single(ask: PlanRequest, given: Any) -> Told:
     """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
     ask = asked(ask, given)
     if given.out is not None:
@@ -41,7 +41,11 @@ def single(ask: Question, given: Any) -> Told:
     simulate.demand(answer, recut.sentence(better, answer) if better is not None else "")
     ordered = orders.told(answer, every)
     shown = [ordered[1]] if given.order is not None else []
-    told = [(formatting.facts(answer), formatting.page(answer)), recut.told(better, answer), *_extras(answer, given)]
+    told = [
+        (formatting.facts(answer), formatting.page(answer)),
+        recut.told(better, answer),
+        *_extras(answer, given),
+    ]
     facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
     page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
     if given.out is None and given.trace is None:
@@ -52,8 +56,8 @@ def single(ask: Question, given: Any) -> Told:
     return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
 
 
-def asked(ask: Question, given: Any) -> Question:
-    """The question with what the flags change of it: length of the training, price of an hour, loader, stragglers.
+def asked(ask: PlanRequest, given: Any) -> PlanRequest:
+    """The request with what the flags change of it: length of the training, price of an hour, loader, stragglers.
 
     Raises UsageError.
     """
@@ -78,9 +82,9 @@ def equipped(cluster: Cluster, given: Any) -> Cluster:
     return replace(cluster, loader=loader)
 
 
-def _extras(answer: Answer, given: Any) -> Iterator[Told]:
+def _extras(answer: PlanResult, given: Any) -> Iterator[Told]:
     """What comes after the price. Raises UsageError."""
-    ask = answer.question
+    ask = answer.request
     if ask.stragglers is not None:
         yield formatting.stragglers(answer, ask.stragglers)
     if given.mtbf is not None:
@@ -112,13 +116,13 @@ def _law(text: str) -> stragglers.Law:
     return stragglers.measured(times)
 
 
-def _failing(answer: Answer, given: Any) -> Told:
+def _failing(answer: PlanResult, given: Any) -> Told:
     if missing := [flag for flag in ("checkpoint_gb_s", "restart_s") if getattr(given, flag) is None]:
         flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
         fix = "--mtbf 50000 --checkpoint-gb-s 100 --restart-s 300"
         raise UsageError(f"--mtbf needs {flags}", where="unisono simulate", fix=fix, code="C04")
     hours, unit = given.mtbf
-    ask = answer.question
+    ask = answer.request
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
     return failures.told(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
 

@@ -41,7 +41,7 @@ class SimulateVerb(RecipeVerb):
         given = loaded(call, args.file, demo=args.demo)
         args.cluster, _ = cluster_asked(call)
         args.stack = stack_asked(call)
-        from unisono.planner.from_recipe import question
+        from unisono.planner.from_recipe import request_of
         from unisono.planner.pools import is_mixture
         from unisono.verbs._sizes import model_of
         from unisono_contrib.verbs import _studies as studies
@@ -59,7 +59,7 @@ class SimulateVerb(RecipeVerb):
         elif (study := studies.many(given, call.environ, args)) is not None:
             result, page = study
         else:
-            ask = question(given, model_of(given, call.environ), args.cluster, args.stack, args.order)
+            ask = request_of(given, model_of(given, call.environ), args.cluster, args.stack, args.order)
             if settings.dry_run:
                 return _would_price(call, ask, ask.cluster.name)
             result, page = studies.single(ask, args)

@@ -17,7 +17,7 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.pools import mixture
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.experts import Experts, Latent
 from unisono.planner.work.networks import Network
@@ -191,7 +191,7 @@ def answer(text: str) -> list[float | str]:
 
 
 def _alone(where: Cluster, model, plan: Plan, made, micro_batch: int, micros: int) -> list[float | str]:
-    ask = Question(model, plan, where, made, micro_batch, micros)
+    ask = PlanRequest(model, plan, where, made, micro_batch, micros)
     if not ask.served:
         return ["unserved"]
     got = simulate(ask)
@@ -209,7 +209,7 @@ def _alone(where: Cluster, model, plan: Plan, made, micro_batch: int, micros: in
 
 def _mixed(at: str, model, plan: Plan, made, micro_batch: int, micros: int) -> list[float | str]:
     where = mixture(at)
-    best = everywhere(where, Question(model, plan, where.whole(), made, micro_batch, micros))[0].answer
+    best = everywhere(where, PlanRequest(model, plan, where.whole(), made, micro_batch, micros))[0].answer
     return [best.price.step, best.price.idle, best.price.optimizer, best.bubble, best.verdict.short,
             best.verdict.memory.total]  # fmt: skip
 

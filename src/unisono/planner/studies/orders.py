@@ -15,7 +15,7 @@ from unisono.planner.formatting import Column, Told, figure, figures, lines, mor
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
 from unisono.planner.price_parts import Price
-from unisono.planner.simulate import Answer, Question, closed, gain, simulate
+from unisono.planner.simulate import PlanRequest, PlanResult, closed, gain, simulate
 from unisono.spec.errors import UsageError
 
 BEST = "best"
@@ -45,8 +45,8 @@ def read(text: str) -> Order:
     return (*names, *(axis for axis in USUAL if axis not in names))
 
 
-def under(ask: Question, order: Order) -> Question:
-    """The same question with the axes in that order. Raises UsageError where it has no price."""
+def under(ask: PlanRequest, order: Order) -> PlanRequest:
+    """The same request with the axes in that order. Raises UsageError where it has no price."""
     if not evenly(ask.plan, order):
         raise UsageError(
             f"--order: ep={ask.plan.ep} reaches over several axes, which then do not lie side by side",
@@ -55,8 +55,8 @@ def under(ask: Question, order: Order) -> Question:
     return replace(ask, cluster=replace(ask.cluster, order=order))
 
 
-def distinct(ask: Question) -> list[tuple[Question, Price]]:
-    """The question in all orders that differ by closed forms, with what these say, the usual one first. Others than
+def distinct(ask: PlanRequest) -> list[tuple[PlanRequest, Price]]:
+    """The request in all orders that differ by closed forms, with what these say, the usual one first. Others than
     that are left out where groups would lie unevenly over a level, since prices count as if all lay like the first.
     Raises UsageError where orders mean nothing."""
     plan, usual = ask.plan, under(ask, USUAL)
@@ -89,21 +89,23 @@ def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, st
 # --- all orders ------------------------------------------------------------------------------------------------------
 
 
-def compared(ask: Question) -> list[Answer]:
+def compared(ask: PlanRequest) -> list[PlanResult]:
     """The plan under every order that differs, the usual one first. Raises UsageError where orders mean nothing."""
     return [simulate(one) for one, _ in distinct(ask)]
 
 
-def best(every: Sequence[Answer]) -> Answer:
+def best(every: Sequence[PlanResult]) -> PlanResult:
     """The quickest; the usual order, which is the first, where none is quicker than that by a hundredth."""
     first = min(every, key=lambda one: one.price.step)
     return first if gain(first, every[0]) >= WORTH else every[0]
 
 
-def quicker(best: Answer, every: Sequence[tuple[Answer, Sequence[tuple[Question, Price]]]]) -> Answer | None:
+def quicker(
+    best: PlanResult, every: Sequence[tuple[PlanResult, Sequence[tuple[PlanRequest, Price]]]]
+) -> PlanResult | None:
     """Of some plans, each with its orders that differ, the best under another order than the usual one, where that
     beats `best` by a hundredth. What closed forms promise most of is played."""
-    promised: list[tuple[float, int, Question]] = []
+    promised: list[tuple[float, int, PlanRequest]] = []
     for usual, ((_, alone), *others) in every:
         for ask, price in others:
             promised.append((usual.price.step + price.step - alone.step, len(promised), ask))
@@ -117,9 +119,9 @@ def quicker(best: Answer, every: Sequence[tuple[Answer, Sequence[tuple[Question,
 # --- as told ---------------------------------------------------------------------------------------------------------
 
 
-def told(answer: Answer, every: Sequence[Answer] = ()) -> Told:
+def told(answer: PlanResult, every: Sequence[PlanResult] = ()) -> Told:
     """How a plan's axes lie on the cluster's levels; and under every other order, where they were asked for."""
-    plan, cluster = answer.question.plan, answer.question.cluster
+    plan, cluster = answer.request.plan, answer.request.cluster
     own, levels = of_many(plan, cluster.order), dict[str, Any]()
     played = "" if own == of_many(plan, USUAL) else f"; --launch.order {','.join(own)} plays it"
     said = [("order", f"{', '.join(own) or 'one rank'}: the innermost first{played}")]
@@ -143,16 +145,16 @@ def told(answer: Answer, every: Sequence[Answer] = ()) -> Told:
     if rows:
         quick = f"none is quicker than the usual one by {100 * WORTH:.0f} % or more"
         if (first := best(every)) is not every[0]:
-            order = ", ".join(of_many(plan, first.question.cluster.order))
+            order = ", ".join(of_many(plan, first.request.cluster.order))
             quick = f"{order} is {share(gain(first, every[0]))} quicker than the usual one"
         said.append(("orders", f"{len(rows)} differ here; {quick}"))
     text = lines(said) + (table(_COLUMNS, rows[:_SHOWN]) if len(rows) > 1 else [])
     return {"order": facts}, "\n".join(text)
 
 
-def _row(one: Answer, usual: Answer) -> dict[str, Any]:
+def _row(one: PlanResult, usual: PlanResult) -> dict[str, Any]:
     more = {what: s for what, s in more_than(one, usual).items() if abs(s) >= 1e-3 * usual.price.step}
-    axes = of_many(one.question.plan, one.question.cluster.order)
+    axes = of_many(one.request.plan, one.request.cluster.order)
     return {"axes": list(axes), "step_s": one.price.step, "gain": gain(one, usual), "more_s": more}
 
 
@@ -167,16 +169,16 @@ _COLUMNS = (
 _SHOWN = 5
 
 
-def told_of(answers: Sequence[Answer]) -> Told:
+def told_of(answers: Sequence[PlanResult]) -> Told:
     """For `plan`, of its best plans and what is quicker than the first in another order: the key `order`, and a
     sentence, "" where orders cannot differ."""
-    every = [(one, distinct(one.question)) for one in answers]
+    every = [(one, distinct(one.request)) for one in answers]
     found = quicker(answers[0], every)
     if found is None:
         alike = all(len(orders) == 1 for _, orders in every)
         said = "" if alike else f"no other order of the axes is quicker by {100 * WORTH:.0f} % or more"
         return {"order": {"quicker": None}}, said
-    own = next(place for place, one in enumerate(answers, 1) if one.question.plan == found.question.plan)
+    own = next(place for place, one in enumerate(answers, 1) if one.request.plan == found.request.plan)
     which = "it" if own == 1 else f"plan {own}"
     row = {**figures(found), **_row(found, answers[0])}
     return {"order": {"quicker": row}}, (

@@ -32,7 +32,7 @@ class Network:
 
     @property
     def scales(self) -> dict[str, int]:
-        """Sizes by which a question is near to what a stack was fitted to: none was."""
+        """Sizes by which a request is near to what a stack was fitted to: none was."""
         return {}
 
     def holders(self, ranks: int) -> int:

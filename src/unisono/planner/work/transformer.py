@@ -66,7 +66,7 @@ class Transformer:
 
     @property
     def scales(self) -> dict[str, int]:
-        """Sizes by which a question is near to what a stack was fitted to, or far from it."""
+        """Sizes by which a request is near to what a stack was fitted to, or far from it."""
         return {"width": self.d_model, "context": self.context}
 
     def holders(self, ranks: int) -> int:

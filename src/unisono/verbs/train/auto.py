@@ -12,14 +12,14 @@ from unisono.planner import predict, search
 from unisono.planner.explanation import why
 from unisono.planner.formatting import room
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import PlanResult
 from unisono.planner.space import space_on
 from unisono.spec import words
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.model import Facts
 from unisono.verbs._sizes import model_of
 
-Play = Callable[[Loaded, Sequence[Answer]], list[float]]
+Play = Callable[[Loaded, Sequence[PlanResult]], list[float]]
 """Seconds of a step of each plan, played on this machine (`measure.check.played`)."""
 PLAYED = 4
 """Meshes of which the best plan is played."""
@@ -53,40 +53,40 @@ def choose(
     if play is not None and cluster.cores and model.played and model.attends:
         return _measured(known, loaded, best_of_meshes(ranking.best), play)
     best = ranking.best[0]
-    plan = replace(best.question.plan, said=frozenset())
+    plan = replace(best.request.plan, said=frozenset())
     lines = [
         f"plan auto  {plan}: {words.seconds(best.price.step)} a step, {best.trusted}",
         f"           the best of {ranking.feasible} that fit on {cluster.devices} ranks; {why(best, best)}",
     ]
     for other in ranking.best[1:3]:
-        lines.append(f"           not {other.question.plan}: {why(other, best)}")
+        lines.append(f"           not {other.request.plan}: {why(other, best)}")
     return replace(loaded, plan=plan), lines
 
 
-def best_of_meshes(answers: Sequence[Answer]) -> list[Answer]:
+def best_of_meshes(answers: Sequence[PlanResult]) -> list[PlanResult]:
     """The best plan of each mesh, of as many meshes as are played. answers: the best first."""
-    found: dict[tuple[int, ...], Answer] = {}
+    found: dict[tuple[int, ...], PlanResult] = {}
     for answer in answers:
-        plan = answer.question.plan
+        plan = answer.request.plan
         found.setdefault((plan.dp, plan.shard, plan.cp, plan.tp, plan.pp), answer)
     return list(found.values())[:PLAYED]
 
 
 def _measured(
-    known: Loaded, loaded: Loaded, answers: Sequence[Answer], play: Play
+    known: Loaded, loaded: Loaded, answers: Sequence[PlanResult], play: Play
 ) -> tuple[Loaded, list[str]]:
     """The quickest plan as played. known: the recipe with a vocabulary, by which plans are played."""
-    took = dict(zip((str(one.question.plan) for one in answers), play(known, answers), strict=True))
-    best = min(answers, key=lambda one: took[str(one.question.plan)])
-    quickest = took[str(best.question.plan)]
+    took = dict(zip((str(one.request.plan) for one in answers), play(known, answers), strict=True))
+    best = min(answers, key=lambda one: took[str(one.request.plan)])
+    quickest = took[str(best.request.plan)]
     lines = [
-        f"plan auto  {best.question.plan}: {words.seconds(quickest)} a step, the quickest of those played here"
+        f"plan auto  {best.request.plan}: {words.seconds(quickest)} a step, the quickest of those played here"
     ]
     for text, seconds in took.items():
-        if text != str(best.question.plan):
+        if text != str(best.request.plan):
             slower = words.percent(seconds / quickest - 1.0)
             lines.append(f"           not {text}: {words.seconds(seconds)} a step, {slower} slower")
-    return replace(loaded, plan=replace(best.question.plan, said=frozenset())), lines
+    return replace(loaded, plan=replace(best.request.plan, said=frozenset())), lines
 
 
 def sized(loaded: Loaded) -> Loaded:
@@ -108,7 +108,7 @@ def _none(loaded: Loaded, ranking: search.Ranking, cluster: Cluster) -> Infeasib
         )
     short = ranking.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {ranking.nearest.question.plan}, needs {words.nbytes(short.memory.total)} a rank"
+        f"no plan fits: the nearest, {ranking.nearest.request.plan}, needs {words.nbytes(short.memory.total)} a rank"
         f" and there are {room(short)}",
         where=f"plan auto on {cluster.devices} ranks",
         fix="a smaller --train.micro_batch, or more memory",

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from unisono.plan.checks import divisors
 from unisono.planner.formatting import Column, Told, figure, many, share, table
 from unisono.planner.pricing import verdict
-from unisono.planner.simulate import Question, closed
+from unisono.planner.simulate import PlanRequest, closed
 from unisono.planner.source import Source
 from unisono_contrib.planner.studies.sensitivity import dealt
 
 # Of the best throughput, within which a batch is called large enough.
-CLOSE: Annotated[float, Source("specification", "what the question asks for: within 5 % of the best")] = 0.05
+CLOSE: Annotated[float, Source("specification", "what the request asks for: within 5 % of the best")] = 0.05
 _DOUBLINGS = 12
 _LARGEST = 16  # samples of a micro-batch
 _COLUMNS = (
@@ -26,7 +26,7 @@ _COLUMNS = (
 _TO_THE_LOSS = (Column("time", "time", "{:.2f}".format), Column("samples", "samples", "{:.2f}".format))
 
 
-def advise(ask: Question, noise: float | None = None) -> list[dict[str, Any]]:
+def advise(ask: PlanRequest, noise: float | None = None) -> list[dict[str, Any]]:
     """Batches from one sample of each data rank on, doubling, on the plan's mesh, each with its fastest split that fits
     in memory. hardware: tokens per second beside the best. time, samples: to the same loss, beside the least of all."""
     rows = list[dict[str, Any]]()
@@ -51,7 +51,7 @@ def advise(ask: Question, noise: float | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def told(ask: Question, noise: float | None = None) -> Told:
+def told(ask: PlanRequest, noise: float | None = None) -> Told:
     """The key `batches`. noise: the gradient noise scale in samples, None where nobody has said."""
     head, rows, fastest = "which batch, on the same mesh", advise(ask, noise), None
     if not rows:

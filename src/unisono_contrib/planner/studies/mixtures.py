@@ -13,7 +13,7 @@ from unisono.planner.machines.mixture import Mixture, Placement, placements
 from unisono.planner.memory import MemoryVerdict, squeezed
 from unisono.planner.pricing import verdict
 from unisono.planner.search import Counts, Ranking
-from unisono.planner.simulate import GIB, Answer, Question, closed, simulate
+from unisono.planner.simulate import GIB, PlanRequest, PlanResult, closed, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
@@ -36,7 +36,7 @@ class PlacedAnswer:
 
     mixture: Mixture
     where: Placement
-    answer: Answer
+    answer: PlanResult
 
     @property
     def said(self) -> str:
@@ -61,14 +61,16 @@ class PlacedAnswer:
 
     def _memory(self, row: int) -> float:
         """Bytes of a rank of a row."""
-        ask, stages = self.answer.question, self.answer.stages
+        ask, stages = self.answer.request, self.answer.stages
         sizes = (row, ask.micro_batch, ask.micros)
-        need = heterogeneous.memory_of_row(heterogeneous.dealt(ask), self.answer.played, ask.stack, stages, *sizes)
+        need = heterogeneous.memory_of_row(
+            heterogeneous.dealt(ask), self.answer.played, ask.stack, stages, *sizes
+        )
         return squeezed(need, ask.cluster.of_row(row).device.room).total
 
 
-def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
-    """The plan in every placement: those that fit first, the quickest first. Of the question all but the cluster is
+def everywhere(mixture: Mixture, ask: PlanRequest) -> list[PlacedAnswer]:
+    """The plan in every placement: those that fit first, the quickest first. Of the request all but the cluster is
     read. Raises UsageError where there is no place."""
     found = [
         PlacedAnswer(mixture, where, _answer(mixture, ask, where)) for where in placements(mixture, ask.plan)
@@ -78,7 +80,7 @@ def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
     return sorted(found, key=lambda one: (one.answer.verdict.short, one.answer.price.step))
 
 
-def _asked(mixture: Mixture, ask: Question, where: Placement) -> list[Question]:
+def _asked(mixture: Mixture, ask: PlanRequest, where: Placement) -> list[PlanRequest]:
     """The plan where it lies, with the cut that suits its rows; of replicas for each kind of device."""
     each = [replace(ask, cluster=cluster) for cluster in mixture.clusters(where)]
     if where.kind != "rows":
@@ -92,7 +94,7 @@ def _tightest(verdicts: Sequence[MemoryVerdict]) -> MemoryVerdict:
     return max(verdicts, key=lambda one: (one.short, one.memory.total / one.capacity))
 
 
-def _answer(mixture: Mixture, ask: Question, where: Placement) -> Answer:
+def _answer(mixture: Mixture, ask: PlanRequest, where: Placement) -> PlanResult:
     answers = [simulate(one) for one in _asked(mixture, ask, where)]
     slowest = max(answers, key=lambda one: one.price.step)
     return replace(slowest, verdict=_tightest([one.verdict for one in answers]))
@@ -102,13 +104,13 @@ def _answer(mixture: Mixture, ask: Question, where: Placement) -> Answer:
 class _Guess:
     """A plan where it is best by closed forms, which say no more than what is played."""
 
-    ask: Question
+    ask: PlanRequest
     where: Placement
     step: float
     verdict: MemoryVerdict
 
 
-def _guesses(mixture: Mixture, ask: Question) -> list[_Guess]:
+def _guesses(mixture: Mixture, ask: PlanRequest) -> list[_Guess]:
     """One for each place."""
     found: list[_Guess] = []
     for where in placements(mixture, ask.plan):
@@ -136,7 +138,7 @@ def _played(mixture: Mixture, guesses: Sequence[_Guess], top: int) -> list[Place
     return found
 
 
-def _nowhere(mixture: Mixture, ask: Question) -> UsageError:
+def _nowhere(mixture: Mixture, ask: PlanRequest) -> UsageError:
     """Why a plan cannot be laid on the pools, and what could be."""
     plan = ask.plan
     row = plan.world // plan.pp
@@ -187,7 +189,7 @@ class MixedRanking:
 
     found: Ranking
     placed: tuple[PlacedAnswer, ...]
-    alone: tuple[tuple[Cluster, Answer | None], ...]
+    alone: tuple[tuple[Cluster, PlanResult | None], ...]
     nearest: PlacedAnswer | None
 
 
@@ -206,7 +208,7 @@ def find(base: Space, mixture: Mixture, top: int = 4) -> MixedRanking:
         if guess > _SURE * least:
             break
         plan, micro_batch = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
-        made = _guesses(mixture, search.question_at(whole, plan, micro_batch))
+        made = _guesses(mixture, search.request_at(whole, plan, micro_batch))
         safe = [one for one in made if one.verdict.is_safe]
         tried, fitting = tried + made, fitting + safe
         priced, several = priced + 1, several + bool(safe)
@@ -287,7 +289,7 @@ def told_of(mixed: MixedRanking) -> Told:
             {**dict.fromkeys(("step_s", "plan", "micro_batch")), **row, **(figures(one) if one else {})}
         )
         best = "no plan deals this batch to it and fits"
-        text.append(f"  {pool.name}: {f'{seconds(one.price.step)}  {one.question.plan}' if one else best}")
+        text.append(f"  {pool.name}: {f'{seconds(one.price.step)}  {one.request.plan}' if one else best}")
     places = [told([one]) for one in mixed.placed]
     facts, page = explanation.told(mixed.found, places[0][1].replace("\n", "\n   ") if places else "")
     for row, (own, _) in zip(facts["plans"], places, strict=True):

@@ -9,7 +9,7 @@ from unisono.planner.formatting import Row, Told
 from unisono.planner.machines.cluster import Link
 from unisono.planner.model_kinds import attending
 from unisono.planner.pricing import verdict
-from unisono.planner.simulate import Question, rate
+from unisono.planner.simulate import PlanRequest, rate
 from unisono.planner.source import Source
 
 _STEP = Source(
@@ -36,7 +36,7 @@ def change(kind: str, what: str, gain: float, to: str = "", fits: bool = True) -
     return {"kind": kind, "what": what, "gain": gain, "to": to or None, "fits": fits, "says": says}
 
 
-def sensitivities(ask: Question) -> list[Row]:
+def sensitivities(ask: PlanRequest) -> list[Row]:
     """All changes that have a price, the most useful first."""
     now = rate(ask)
     found = [
@@ -47,10 +47,10 @@ def sensitivities(ask: Question) -> list[Row]:
     return sorted([*found, _memory(ask, now)], key=lambda row: -row["gain"])
 
 
-Offer = tuple[str, str, Question, str]  # kind, what, the changed question, to
+Offer = tuple[str, str, PlanRequest, str]  # kind, what, the changed request, to
 
 
-def _hardware(ask: Question) -> Iterator[Offer]:
+def _hardware(ask: PlanRequest) -> Iterator[Offer]:
     where, own, more, percent = ask.cluster, ask.cluster.device, 1.0 + MORE, f"{100 * MORE:.0f} %"
     peak = {dtype: flops * more for dtype, flops in own.peak.items()}
     offers = [
@@ -83,7 +83,7 @@ def faster(link: Link, factor: float) -> Link:
     )
 
 
-def _planned(ask: Question) -> Iterator[Offer]:
+def _planned(ask: PlanRequest) -> Iterator[Offer]:
     """Other ways to compute the same step on the same devices."""
     for mode, said in _AGAIN.items():
         if mode != ask.plan.recompute:
@@ -110,12 +110,12 @@ def _planned(ask: Question) -> Iterator[Offer]:
             yield "plan", f"{word} the micro-batch ({size})", dealt(ask, size, micros), f"micro_batch={size}"
 
 
-def dealt(ask: Question, micro_batch: int, micros: int) -> Question:
+def dealt(ask: PlanRequest, micro_batch: int, micros: int) -> PlanRequest:
     """The same with other micro-batches."""
     return replace(ask, micro_batch=micro_batch, micros=micros, plan=replace(ask.plan, micros=micros))
 
 
-def _recipes(ask: Question) -> Iterator[Offer]:
+def _recipes(ask: PlanRequest) -> Iterator[Offer]:
     """Twice and half the global batch: more or fewer micro-batches to accumulate."""
     for micros, word in ((ask.micros * 2, "twice"), (ask.micros // 2, "half")):
         if micros * 2 == ask.micros or micros > ask.micros:
@@ -123,7 +123,7 @@ def _recipes(ask: Question) -> Iterator[Offer]:
             yield "recipe", f"{word} the global batch ({other.batch})", other, f"global_batch={other.batch}"
 
 
-def _memory(ask: Question, now: float) -> Row:
+def _memory(ask: PlanRequest, now: float) -> Row:
     """What more memory would let the plan do, beyond what it may do already: less computed again, larger
     micro-batches, fewer weights gathered."""
     device = ask.cluster.device
@@ -147,12 +147,12 @@ def _memory(ask: Question, now: float) -> Row:
     )
 
 
-def _memory_keys(ask: Question) -> dict[str, object]:
+def _memory_keys(ask: PlanRequest) -> dict[str, object]:
     """What decides how much of a step is kept."""
     return {"recompute": ask.plan.recompute, "zero": ask.plan.zero, "micro_batch": ask.micro_batch}
 
 
-def _roomier(ask: Question) -> Iterator[Question]:
+def _roomier(ask: PlanRequest) -> Iterator[PlanRequest]:
     zeros = range(1, ask.plan.zero + 1) if ask.plan.shard > 1 else (ask.plan.zero,)
     for mode in ("none", "selective", "full"):
         for zero in zeros:

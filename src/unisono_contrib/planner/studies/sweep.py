@@ -12,7 +12,7 @@ from unisono.planner.formatting import Column, Row, Told, figure, figures, lines
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import Model, attending
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import GIB, Answer
+from unisono.planner.simulate import GIB, PlanResult
 from unisono.spec.errors import UsageError
 from unisono.spec.words import whole
 
@@ -128,7 +128,7 @@ def _with_context(model: Model, context: int) -> Model:
     return replace(found, context=context)
 
 
-def _nothing(space: Space, nearest: Answer | None) -> str:
+def _nothing(space: Space, nearest: PlanResult | None) -> str:
     if nearest is not None:
         return f"memory: the nearest plan is {nearest.verdict.short / GIB:.1f} GiB short"
     dealt = f"{space.batch} samples and {space.model.n_layer} layers to {space.cluster.devices} devices"
