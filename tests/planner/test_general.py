@@ -16,8 +16,7 @@ from unisono.planner.price import price
 from unisono.planner.pricing import closed, verdict
 from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.work.channels import longest_share
-from unisono.planner.work.networks import Network, cut, held
+from unisono.planner.work.networks import Network, cut, held, longest_share
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
 from unisono_contrib.models.dlrm import dlrm

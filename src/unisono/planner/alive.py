@@ -20,7 +20,7 @@ from unisono.planner.source import Source
 from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import activations, virtual_kept
-from unisono.planner.work.dealt import held_experts
+from unisono.planner.work.expert_parallel import held_experts
 from unisono.planner.work.passes import dealt_elements, each_block, handed_elements
 from unisono.planner.work.replica_traffic import leafwise
 from unisono.planner.work.stage import Transfer

@@ -11,7 +11,7 @@ CPU with PyTorch 2.13, and held to that by tests/models/test_kept.py.
 from unisono.plan import Plan
 from unisono.planner.machines.order import virtual_of
 from unisono.planner.work import virtual_kept
-from unisono.planner.work.dealt import INDEX
+from unisono.planner.work.expert_parallel import INDEX
 from unisono.planner.work.experts import Experts, matrices
 from unisono.planner.work.transformer import Transformer
 

@@ -1,15 +1,89 @@
 """What is no transformer, in numbers: a workload of parts, and what prices ask of it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner.work import tables
-from unisono.planner.work.channels import crossings, longest_share
+from unisono.planner.source import Source
 from unisono.planner.work.sample import UNSAID, Sample
 from unisono.planner.work.stage import ITEM, MatrixProduct, PartPass, Transfer
 from unisono.programs.balance import balance
-from unisono.spec.workload import Workload, WorkPart, joined
+from unisono.spec.workload import Channels, Product, Tables, Workload, WorkPart, joined
+
+_NUMBERS = Source("specification", "numbers of rows travel as 64-bit integers")
+INDEX: Annotated[float, _NUMBERS] = 8.0
+
+
+def table_calls(
+    own: Tables, plan: Plan, samples: float, item: float, *, backward: bool
+) -> Iterator[Transfer]:
+    """Of one pass over dealt tables, of so many samples of one rank. item: bytes of an element."""
+    if plan.ep == 1:
+        return
+    n = plan.ep
+    if not own.count:  # nobody has said how they are cut
+        yield Transfer("ep", "all_to_all", own.given * samples * item)
+        return
+    width = own.given / own.count
+    most = (
+        -(-own.count // n) if own.cut == "table" else own.count
+    )  # tables of one rank; what is short is filled up
+    if not backward and own.cut == "table":
+        yield Transfer("ep", "all_to_all", n * samples * most * own.indices / own.count * INDEX)
+    elif not backward:
+        yield Transfer("ep", "all_gather", n * samples * own.indices * INDEX)
+    if own.cut == "row":
+        way = "all_gather" if backward else "reduce_scatter"
+        yield Transfer("ep", way, n * samples * own.given * item)
+    else:
+        part = width if own.cut == "table" else -(-width // n)
+        yield Transfer("ep", "all_to_all", n * samples * most * part * item)
+
+
+def longest_share(part: WorkPart, tp: int) -> WorkPart:
+    """The part as the rank with most units has it: the first one, where they are not dealt evenly."""
+    own = part.channels
+    if own is None or tp == 1:
+        return part
+    most = -(-own.units // tp)
+
+    def here(size: int) -> int:
+        return size * most // own.units
+
+    products = tuple(_dealt(one, own.units, most) for one in part.products)
+    return replace(
+        part,
+        parameters=part.parameters - own.parameters + here(own.parameters),
+        flops=sum(one.flops for one in products),
+        activations=part.activations - own.activations + here(own.activations),
+        products=products,
+        moved=part.moved - own.moved + here(own.moved),
+    )
+
+
+def _dealt(product: Product, units: int, most: int) -> Product:
+    if product.dealt == "columns":
+        return product._replace(columns=product.columns * most // units)
+    if product.dealt == "inner":
+        return product._replace(inner=product.inner * most // units, read=product.read * most // units)
+    return product
+
+
+def crossings(
+    own: Channels, plan: Plan, samples: float, *, backward: bool, wide: bool, again: bool = False
+) -> Iterator[Transfer]:
+    """Sums over the ranks of tp in one pass over a part. wide: what is entered is fp32 under autocast. again: of a
+    forward pass that is computed again."""
+    if plan.tp == 1:
+        return
+    item = ITEM[plan.precision]
+    if backward and own.entered:
+        fp32 = wide and not plan.arithmetic.narrow
+        yield Transfer("tp", "all_reduce", float(own.entered * samples * (max(4, item) if fp32 else item)))
+    elif not backward and (own.again or not again):
+        yield Transfer("tp", "all_reduce", float(own.left * samples * item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +210,7 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool, again
         found += one.gradients if backward else (one,)
     calls: tuple[Transfer, ...] = ()
     if part.tables:
-        calls = tuple(tables.passing(part.tables, plan, samples, float(item), backward=backward))
+        calls = tuple(table_calls(part.tables, plan, samples, float(item), backward=backward))
     if part.channels:
         wide = part.channels.widens or part.channels.normed
         calls += tuple(crossings(part.channels, plan, samples, backward=backward, wide=wide, again=again))

@@ -3,7 +3,7 @@
 from unisono.plan import Plan
 from unisono.planner.grouping import in_order
 from unisono.planner.machines.order import virtual_of
-from unisono.planner.work.dealt import held_experts
+from unisono.planner.work.expert_parallel import held_experts
 from unisono.planner.work.transformer import Transformer, on_rank
 
 

@@ -6,7 +6,7 @@ that deal their inputs, put in order; under autocast a cast of a weight for ever
 shard. Of the ranks of cp the last one is counted. Held to what ranks keep by tests/planner/test_virtual.py.
 """
 
-from unisono.planner.work.dealt import FLAG, INDEX
+from unisono.planner.work.expert_parallel import FLAG, INDEX
 from unisono.planner.work.transformer import Transformer
 from unisono.planner.work.virtual import columns_of, rows_of
 
