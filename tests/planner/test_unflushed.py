@@ -5,8 +5,8 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.devices import price as priced
-from unisono.planner.devices import verdict
+from unisono.planner.pricing import price as priced
+from unisono.planner.pricing import verdict
 from unisono.planner.replicas import fidelity
 from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack

@@ -11,7 +11,8 @@ from unisono.planner.cuts import rows_of
 from unisono.planner.grouping import is_uniform, numbers_of
 from unisono.planner.memory import MARGIN, rows_seen
 from unisono.planner.model_kinds import attending
-from unisono.planner.pricing import closed, machine, verdict
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.pricing import modes as quick_modes
 from unisono.planner.request import PlanRequest
 from unisono.planner.work.transformer import Transformer
 
@@ -32,7 +33,7 @@ def between(ask: PlanRequest, held: frozenset[str], saved: float = 0.0) -> Itera
         return
     keys = [key for key in _QUICKER if key not in held and (key != "zero" or plan.shard > 1)]
     for key in keys:
-        modes = machine(ask.cluster).modes(ask) if key == "recompute" else ()
+        modes = quick_modes(ask) if key == "recompute" else ()
         for value in _QUICKER[key].get(getattr(plan, key), ()):
             if key == "recompute" and value not in modes:
                 continue

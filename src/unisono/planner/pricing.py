@@ -1,4 +1,4 @@
-"""One door for all that has a price: a kind of model says what it does, a machine how long that takes."""
+"""The price of a request: a kind of model says what a step does, a machine how long that takes."""
 
 from dataclasses import replace
 from typing import Protocol, cast
@@ -9,12 +9,13 @@ from unisono.planner import devices, offload
 from unisono.planner.grouping import is_uniform, stages_in
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MemoryVerdict
-from unisono.planner.model_kinds import Model, attending
+from unisono.planner.model_kinds import Model, attending, kind
 from unisono.planner.offload import with_homes
-from unisono.planner.price_parts import Price
+from unisono.planner.pipeline_play import costs, span, with_play
+from unisono.planner.price_parts import Price, Rows
 from unisono.planner.recompute import fewest
 from unisono.planner.request import PlanRequest
-from unisono.programs.pipeline import Placed, Timetable
+from unisono.programs.pipeline import Placed, Timetable, play_costs
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 
@@ -22,39 +23,27 @@ __all__ = ["Model"]
 
 
 class Machine(Protocol):
-    """What a request runs on: devices under a stack; devices of several kinds, a row each."""
+    """The devices of a request, under a stack: equal ones (`devices`), or a kind for each row (`heterogeneous`)."""
 
     def unmeasured(self, plan: Plan, /) -> tuple[str, ...]:
         """Keys of the plan whose values were never measured there, and follow from nothing that was."""
         ...
 
     def closed(self, ask: PlanRequest, /) -> Price:
-        """Seconds of a step by closed forms, where it has them."""
+        """Seconds of a step by closed forms."""
         ...
 
-    def price(self, ask: PlanRequest, /) -> Price:
-        """Seconds of a step, its timetable played."""
+    def rows(self, ask: PlanRequest, /) -> Rows:
+        """Seconds of one micro-batch on each row of the pipeline."""
         ...
 
     def verdict(self, ask: PlanRequest, /) -> MemoryVerdict:
         """Memory of the fullest rank, and whether it fits."""
         ...
 
-    def layers(self, ask: PlanRequest, /) -> tuple[float, ...]:
-        """Blocks of each row of the pipeline, stem and head not counted."""
-        ...
-
-    def placed(self, ask: PlanRequest, timetable: Timetable, /) -> list[Placed]:
-        """When each pass of each row runs."""
-        ...
-
-    def modes(self, ask: PlanRequest, /) -> tuple[str, ...]:
-        """What recompute=auto may come to, the quickest first."""
-        ...
-
 
 def machine(cluster: Cluster) -> Machine:
-    """The functions of what plans run on."""
+    """The functions that price plans on this cluster."""
     if cluster.rows:
         return cast(Machine, contributed("unisono.planner.heterogeneous"))
     return devices
@@ -63,7 +52,13 @@ def machine(cluster: Cluster) -> Machine:
 def price(ask: PlanRequest) -> Price:
     """Seconds of a step, its timetable played. Raises UsageError for what has no price."""
     ask = settled(ask)
-    return with_homes(machine(ask.cluster).price(ask), ask)
+    where, schedule = machine(ask.cluster), ask.plan.schedule
+    price = where.closed(ask)
+    if ask.plan.pp > 1:
+        rows = where.rows(ask)
+        seconds = span(schedule, ask.model.n_layer, ask.micros, rows)
+        price = price if seconds is None else with_play(price, seconds, ask.micros, schedule, rows)
+    return with_homes(price, ask)
 
 
 def closed(ask: PlanRequest) -> Price:
@@ -81,12 +76,20 @@ def verdict(ask: PlanRequest) -> MemoryVerdict:
 
 def layers(ask: PlanRequest) -> tuple[float, ...]:
     """Blocks of each row of the pipeline, stem and head not counted."""
-    return machine(ask.cluster).layers(ask)
+    return kind(ask.model).layers(ask.model, ask.plan, ask.stack.balanced)
 
 
 def placed(ask: PlanRequest, timetable: Timetable) -> list[Placed]:
-    """When each pass of each row runs in the priced step."""
-    return machine(ask.cluster).placed(settled(ask), timetable)
+    """When each pass of each row runs in the priced step, with the messages that wait for it."""
+    ask = settled(ask)
+    return play_costs(timetable, *costs(ask.plan.schedule, timetable, machine(ask.cluster).rows(ask)))
+
+
+def modes(ask: PlanRequest) -> tuple[str, ...]:
+    """Values that recompute=auto may take, the quickest first. `selective` leaves out the scores of attention, which
+    fused attention does not keep."""
+    written = attending(ask.model) is not None and not ask.stack.fused_attention
+    return ("none", "selective") if written else ("none",)
 
 
 def settled(ask: PlanRequest) -> PlanRequest:
@@ -120,7 +123,7 @@ def _again(ask: PlanRequest) -> PlanRequest:
     if ask.plan.recompute != "auto":
         return ask
     where, model = machine(ask.cluster), attending(ask.model)
-    modes = where.modes(ask)
+    quick = modes(ask)
 
     def played(recompute: str) -> PlanRequest:
         return replace(ask, plan=replace(ask.plan, recompute=recompute))
@@ -129,14 +132,14 @@ def _again(ask: PlanRequest) -> PlanRequest:
         return offload.verdict(one, where.verdict(one))
 
     if model is None or "recompute" in where.unmeasured(played("auto:full=1").plan):
-        return next((one for one in map(played, modes) if found(one).fits), played("full"))
+        return next((one for one in map(played, quick) if found(one).fits), played("full"))
 
     def lacking(plan: Plan) -> int | None:
         got = found(played(plan.recompute))
         return None if got.fits else got.row
 
     stages = stages_in(model, ask.plan, layers(ask))
-    some = fewest(ask.plan, *stages, lacking, selective="selective" in modes)
+    some = fewest(ask.plan, *stages, lacking, selective="selective" in quick)
     return played("full" if some is None else some.recompute)
 
 

@@ -10,10 +10,8 @@ from dataclasses import replace
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice
-from unisono.planner import devices
 from unisono.planner.collectives import message
 from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
-from unisono.planner.devices import layers, modes
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
@@ -36,10 +34,7 @@ from unisono.planner.timetables import ends, in_flight
 from unisono.planner.transformers import detail, message_bytes, passes
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.balance import balance
-from unisono.programs.pipeline import Placed, Timetable
 from unisono.spec.errors import UsageError
-
-__all__ = ["layers", "modes"]
 
 
 def unmeasured(plan: Plan) -> tuple[str, ...]:
@@ -61,7 +56,7 @@ def closed(ask: PlanRequest) -> Price:
     return max(found, key=lambda one: one.step)
 
 
-def rows(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:
+def rows_on(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:
     """What each row takes for one micro-batch, on its own devices."""
     each = {
         pool: detail(model, plan, cluster.pools[pool], stack, micro_batch).rows for pool in set(cluster.rows)
@@ -82,7 +77,7 @@ def _passes(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
 ) -> Passes:
     """The rows' own seconds; all else as on each pool, by its share of the blocks."""
-    own = rows(model, plan, cluster, stack, micro_batch)
+    own = rows_on(model, plan, cluster, stack, micro_batch)
     counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
     share = {
         pool: sum(n for n, at in zip(counts, cluster.rows, strict=True) if at == pool) / model.n_layer
@@ -163,16 +158,9 @@ def cut(
     return replace(plan, schedule=with_cut(plan.schedule, [len(part) for part in found]))
 
 
-def price(ask: PlanRequest) -> Price:
-    return devices.with_timetable(ask, closed(ask), _rows(ask))
-
-
-def placed(ask: PlanRequest, timetable: Timetable) -> list[Placed]:
-    return devices.drawn(ask, timetable, _rows(ask))
-
-
-def _rows(ask: PlanRequest) -> Rows:
-    return rows(dealt(ask), ask.plan, ask.cluster, ask.stack, ask.micro_batch)
+def rows(ask: PlanRequest) -> Rows:
+    """Seconds of one micro-batch on each row, on its own devices."""
+    return rows_on(dealt(ask), ask.plan, ask.cluster, ask.stack, ask.micro_batch)
 
 
 def dealt(ask: PlanRequest) -> Transformer:
