@@ -299,7 +299,7 @@ def test_the_best_of_the_search_is_nearly_the_best_of_all(name: str) -> None:
         if any(placements(where, plan)):
             ask = PlanRequest(MODEL, plan, where.whole(), base.stack, size, plan.micros or 1)
             every += [one.answer.price.step for one in everywhere(where, ask)[:1] if one.answer.verdict.fits]
-    assert len(every) > 20 and found.found.counts.priced <= len(every)
+    assert len(every) > 20 and found.ranking.counts.priced <= len(every)
     assert found.placed[0].answer.price.step <= 1.01 * min(every)
 
 

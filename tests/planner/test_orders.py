@@ -172,7 +172,7 @@ def test_on_one_flat_level_every_order_costs_the_same(ask: PlanRequest, order: l
     assume(evenly(ask.plan, tuple(order)))
     assert simulate(orders.under(flat, tuple(order))).price == simulate(flat).price
     assert [one.cluster.order for one, _ in orders.distinct(flat)] == [USUAL]
-    assert orders.told_of([simulate(flat)]) == ({"order": {"quicker": None}}, "")
+    assert orders.describe_best([simulate(flat)]) == ({"order": {"quicker": None}}, "")
 
 
 def test_two_axes_on_two_levels_by_hand() -> None:
@@ -192,7 +192,7 @@ def test_two_axes_on_two_levels_by_hand() -> None:
     assert across["dp"].seconds == pytest.approx(2 * (1e-6 + 10e-6) + sent / (20e9 * made.dp_bus))
     assert across["tp"].seconds > 5 * inside["tp"].seconds
     ask = PlanRequest(DENSE, plan, where, made, 1, 1)
-    told = orders.told(simulate(orders.under(ask, orders.read("dp"))))[0]["order"]
+    told = orders.describe(simulate(orders.under(ask, orders.read("dp"))))[0]["order"]
     assert told["levels"]["tp"] == {"ranks": 2, "apart": 4, "ways": {"outer": 2}}
     assert told["levels"]["dp"] == {"ranks": 4, "apart": 1, "ways": {"inner": 2, "outer": 2}}
 
@@ -268,7 +268,7 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
     for other, _ in orders.distinct(ask)[1:]:
         assert not any(orders.uneven(plan, where, other.cluster.order))
     answer = simulate(orders.under(ask, dp_first))
-    _, text = orders.told(answer)
+    _, text = orders.describe(answer)
     assert "groups of dp lie unevenly over inner" in text
 
 
@@ -303,7 +303,7 @@ def best_of(where: Cluster, model: Transformer, batch: int, held: str) -> Space:
 def test_plan_names_an_order_only_where_it_is_quicker_than_its_best() -> None:
     wide = gpt(8, 64, 8192, 128)
     found = search(best_of(two_levels(8, 64, 20.0), wide, 32, "tp=8 shard=8 zero=3 precision=bf16")).best
-    facts, said = orders.told_of(found)
+    facts, said = orders.describe_best(found)
     other = facts["order"]["quicker"]
     assert other["gain"] >= orders.WORTH and other["axes"][0] == "shard"
     assert "quicker" in said and "--launch.order shard,tp" in said
@@ -311,8 +311,8 @@ def test_plan_names_an_order_only_where_it_is_quicker_than_its_best() -> None:
     turned = simulate(orders.under(asked, orders.read(",".join(other["axes"]))))
     assert turned.price.step == other["step_s"] and turned.verdict.fits
     alike = search(best_of(two_levels(8, 64, 20.0), DENSE, 512, "tp=8 dp=8 precision=bf16")).best
-    assert orders.told_of(alike)[0]["order"]["quicker"] is None
-    assert orders.told_of(alike)[1].startswith("no other order")
+    assert orders.describe_best(alike)[0]["order"]["quicker"] is None
+    assert orders.describe_best(alike)[1].startswith("no other order")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.cuts import given, rows_of, with_cut
+from unisono.planner.cuts import cut_of, rows_of, with_cut
 from unisono.planner.simulate import PlanRequest, gain, simulate
 from unisono.planner.stack import stack
 from unisono_contrib.planner.studies.recut import best, better
@@ -42,7 +42,7 @@ def test_no_cut_has_a_cheaper_dearest_stage(text: str, gib: float) -> None:
     found = best(asked)
     assert (found is None) == (not busiest)
     if found is not None:
-        assert busiest[given(found.plan.schedule)] <= min(busiest.values()) * (1 + 1e-9)
+        assert busiest[cut_of(found.plan.schedule)] <= min(busiest.values()) * (1 + 1e-9)
 
 
 def test_a_large_head_gets_fewer_blocks_before_it() -> None:

@@ -11,7 +11,7 @@ from unisono.planner.formatting import Row
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono_contrib.planner.studies.sensitivity import change, faster, sensitivities, told
+from unisono_contrib.planner.studies.sensitivity import change, describe, faster, sensitivities
 
 
 def asked(plan: str, nodes: int = 16, micro_batch: int = 1, micros: int = 32) -> PlanRequest:
@@ -83,8 +83,8 @@ def test_sentences() -> None:
     assert change("buy", "10 % faster nvlink", 0.0131)["says"] == "10 % faster nvlink: 1.3 % faster training"
     assert "does not fit" in change("plan", "x", 0.2, fits=False)["says"]
     assert "loss" in change("recipe", "x", 0.2)["says"]
-    assert "nothing" in told([change("buy", "x", 0.0)])[1]
-    page = told(sensitivities(asked("dp=4 tp=8 pp=4")))[1]
+    assert "nothing" in describe([change("buy", "x", 0.0)])[1]
+    page = describe(sensitivities(asked("dp=4 tp=8 pp=4")))[1]
     assert page.startswith("what would help\n  ") and len(page.splitlines()) <= 7
 
 

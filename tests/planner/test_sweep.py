@@ -104,12 +104,12 @@ def test_no_memory_is_a_point_without_a_plan() -> None:
     rows = sw.sweep(big, over, sized)
     assert rows[0]["plan"] is None and "GiB short" in rows[0]["why_none"]
     assert rows[1]["efficiency"] == 1.0
-    assert "GiB short" in sw.told(big, over, rows)[1]
+    assert "GiB short" in sw.describe(big, over, rows)[1]
 
 
 def told_of(base: Space, text: str) -> tuple[dict[str, Any], str]:
     over = sw.axis(text)
-    facts, page = sw.told(base, over, sw.sweep(base, over, sized))
+    facts, page = sw.describe(base, over, sw.sweep(base, over, sized))
     return facts["sweep"], page
 
 

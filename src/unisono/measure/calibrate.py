@@ -67,7 +67,7 @@ def measured(say: Callable[[str], None], tick: Callable[[float], None]) -> Measu
     peak = {"fp32": _best(alone["float32"])}
     if "bfloat16" in alone:
         peak["bf16"] = _best(alone["bfloat16"])
-    copied, seconds = max(alone["copies"], key=lambda one: one[0])
+    copied, seconds = max(alone["copies"], key=lambda timing: timing[0])
     return MeasuredMachine(
         device=alone["name"] if gpus else "core",
         count=gpus or cores,

@@ -29,13 +29,13 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
             f"--check plays transformers that train can play, not kind {kind.kind}", where="unisono plan",
             fix="without --check", code="C22",
         )  # fmt: skip
-    found = search(within, top)
-    if not found.best:
+    ranking = search(within, top)
+    if not ranking.best:
         raise Infeasible(
             "no plan fits", where=within.cluster.name, fix="unisono plan without --check says more"
         )
-    rows = list(zip(found.best, played(got, found.best), strict=True))
-    return _told(rows), _page(rows)
+    rows = list(zip(ranking.best, played(got, ranking.best), strict=True))
+    return _facts(rows), _page(rows)
 
 
 def played(got: Loaded, answers: Sequence[PlanResult]) -> list[float]:
@@ -72,7 +72,7 @@ def _seconds(nursery: Nursery, got: Loaded, answer: PlanResult) -> float:
     return max(result["step"] for result in outcome.results if result is not None)
 
 
-def _told(rows: list[tuple[PlanResult, float]]) -> Mapping[str, Any]:
+def _facts(rows: list[tuple[PlanResult, float]]) -> Mapping[str, Any]:
     best = min(seconds for _, seconds in rows)
     return {
         "check": [
@@ -87,14 +87,14 @@ def _told(rows: list[tuple[PlanResult, float]]) -> Mapping[str, Any]:
 
 
 def _page(rows: list[tuple[PlanResult, float]]) -> str:
-    told = _told(rows)
-    wide = max(len(row["plan"]) for row in told["check"])
+    facts = _facts(rows)
+    wide = max(len(row["plan"]) for row in facts["check"])
     lines = [f"{'plan':<{wide}}  {'priced':>10}  {'measured':>10}  {'error':>8}"]
-    for row in told["check"]:
+    for row in facts["check"]:
         lines.append(
             f"{row['plan']:<{wide}}  {1e3 * row['step_s']:>7.1f} ms  {1e3 * row['measured_s']:>7.1f} ms"
             f"  {row['error_pct']:>+6.1f} %"
         )
-    regret = told["regret_pct"]
+    regret = facts["regret_pct"]
     said = "which was the fastest of these" if regret <= 0.0 else f"{regret:.1f} % above the fastest of these"
-    return "\n".join([*lines, "", f"the prices would have chosen {told['check'][0]['plan']}, {said}"])
+    return "\n".join([*lines, "", f"the prices would have chosen {facts['check'][0]['plan']}, {said}"])

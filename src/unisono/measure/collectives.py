@@ -14,12 +14,12 @@ def all_reduces(
     group: Group, sizes: Sequence[int], device: torch.device, least: float = 0.05
 ) -> list[tuple[int, float]]:
     """(bytes, seconds) of all-reduces in fp32: the median of about `least` seconds of calls."""
-    found: list[tuple[int, float]] = []
+    timings: list[tuple[int, float]] = []
     for size in sizes:
         x = torch.zeros(max(1, size // 4 // group.size) * group.size, device=device)
         seconds = _seconds(group, lambda x=x: group.start_all_reduce(x).wait(), device, least)
-        found.append((size, seconds))
-    return found
+        timings.append((size, seconds))
+    return timings
 
 
 def _seconds(group: Group, call: Callable[[], object], device: torch.device, least: float) -> float:

@@ -52,12 +52,12 @@ def largest_of_all(number: float) -> float:
 
 def _kernels(place: Place) -> dict[str, Any]:
     """Seconds of products and of copies, all ranks at once; what the device is."""
-    found: dict[str, Any] = {}
+    timings: dict[str, Any] = {}
     largest_of_all(0.0)
     gpu = is_apart(place.device)
     for dtype in ("float32", "bfloat16") if gpu else ("float32",):
-        found[dtype] = kernels.products(
+        timings[dtype] = kernels.products(
             PRODUCTS + (ON_GPU if gpu else []), place.device, getattr(torch, dtype)
         )
-    found["copies"] = kernels.copies(COPIES, place.device)
-    return found | properties(place.device)
+    timings["copies"] = kernels.copies(COPIES, place.device)
+    return timings | properties(place.device)

@@ -68,7 +68,7 @@ def play(
     largest_of_all(0.0)
     laps = [lap() for _ in range(count)]
     feed.close()
-    return {part: statistics.median(one[part] for one in laps) for part in laps[0]}
+    return {part: statistics.median(seconds_by_part[part] for seconds_by_part in laps) for part in laps[0]}
 
 
 def resident() -> float:

@@ -50,8 +50,8 @@ class _Blocks:
     ahead: float = 0.0
     last: float = 0.0
     attending: float = 0.0
-    made: float = 0.0
-    made_before: float = 0.0
+    weight_grads: float = 0.0
+    weight_grads_before: float = 0.0
     between: tuple[tuple[float, float], ...] = ()
 
 
@@ -72,7 +72,7 @@ class _Held:
     experts that `shard` does not deal. among: ranks that deal the rest. late, first: of the rest, what zero=1 and 2
     gather once a step, and what zero=1 deals, whose gradients stay. deep: whether zero=3 deals some blocks."""
 
-    own: float
+    whole: float
     apart: float
     among: int
     late: float
@@ -82,7 +82,7 @@ class _Held:
     @property
     def dealt(self) -> float:
         """What a rank has to keep and to step."""
-        return (self.own - self.apart) / self.among + self.apart
+        return (self.whole - self.apart) / self.among + self.apart
 
     @property
     def added(self) -> float:
@@ -170,67 +170,69 @@ def _gathered(plan: Plan, share: RowShare, held: _Held, units: float) -> float:
 
 
 def _moments(
-    model: Transformer, plan: Plan, share: RowShare, own: _Held, given: _Sizes
+    model: Transformer, plan: Plan, share: RowShare, held_weights: _Held, shape: _Sizes
 ) -> list[tuple[float, float, float]]:
     """(bytes beside the weights, of gradients, of activations)."""
     e, shards = 2 if plan.precision in ("bf16", "fp16") else int(ITEM), virtual_of(plan)
-    (micros, unit), sizes = (given.micros, given.unit), (given.micro_batch, plan.tp, plan.cp, e)
-    held = in_flight(plan.schedule, given.row, plan.pp, micros)
-    blocks = _blocks(model, plan, share, given.micro_batch, e, given.row)
-    ways = in_order(model, plan, given.row)
+    (micros, unit), sizes = (shape.micros, shape.unit), (shape.micro_batch, plan.tp, plan.cp, e)
+    held = in_flight(plan.schedule, shape.row, plan.pp, micros)
+    blocks = _blocks(model, plan, share, shape.micro_batch, e, shape.row)
+    ways = in_order(model, plan, shape.row)
     whole = held * blocks.kept + share.stem * held * activations.stem_bytes(model, *sizes, shards=shards)
     heads = 1.0 + float(of(plan.schedule).heaped) * (held - 1.0)
     head = share.head * activations.head_bytes(model, *sizes, shards=shards) * heads
     loss = share.head * activations.loss_bytes(model, *sizes)
     # Sums have a buffer each. Those of replicas alone take gradients as they come; others, once all are there.
     waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
-    flat, added = _summed(model, plan, share, own), _added(plan, own, micros, waits)
-    ends, late, widest = ITEM * share.ends, float(waits), given.widest
+    flat, added = _summed(model, plan, share, held_weights), _added(plan, held_weights, micros, waits)
+    ends, late, widest = ITEM * share.ends, float(waits), shape.widest
     # What a stage hands on stays until the next one has it, and what came for it until it is used.
-    carry = ITEM * given.micro_batch * handed_elements(model, plan)
+    carry = ITEM * shape.micro_batch * handed_elements(model, plan)
     sent = carry * ((0 if share.head else micros + held + 1) if plan.pp > 1 else 0)
     whole += sent
     behind = whole + head * (heads - 1.0) / heads
     top = behind + blocks.again_last + blocks.working
     bottom = sent + (held - 1.0) * blocks.kept + blocks.first + blocks.again_first + blocks.working
-    some = _gathered(plan, share, own, 0.0), _gathered(plan, share, own, 2.0 * unit)
+    beside = _gathered(plan, share, held_weights, 0.0), _gathered(plan, share, held_weights, 2.0 * unit)
     # Of the block under way, the gradients of what comes behind its activation are there.
-    last = own.dealt - 0.5 * unit / own.among
-    found = [
-        (some[0], flat, whole + head + loss),
-        (some[1], flat + late * ends + blocks.made, top),
-        (some[1], flat + late * ends + blocks.made_before, behind + blocks.attending),
-        (some[1], flat + late * last, bottom),
+    last = held_weights.dealt - 0.5 * unit / held_weights.among
+    moments = [
+        (beside[0], flat, whole + head + loss),
+        (beside[1], flat + late * ends + blocks.weight_grads, top),
+        (beside[1], flat + late * ends + blocks.weight_grads_before, behind + blocks.attending),
+        (beside[1], flat + late * last, bottom),
     ]
     for weights, under in blocks.between:
-        grads = max(late * (ends + weights / own.among), (added + late * widest) * (micros > 1))
-        found.append((some[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
+        grads = max(late * (ends + weights / held_weights.among), (added + late * widest) * (micros > 1))
+        moments.append((beside[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
     fewer = (
         0.0
         if micros > held
         else blocks.kept + share.stem * activations.stem_bytes(model, *sizes, shards=shards)
     )
-    if in_one_piece(plan, own.own, (way.zero for way in ways)):
-        everything = own.own - own.apart
+    if in_one_piece(plan, held_weights.whole, (way.zero for way in ways)):
+        everything = held_weights.whole - held_weights.apart
         # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
-        found.append((some[0], flat + everything, whole + head))
+        moments.append((beside[0], flat + everything, whole + head))
         # Gradients leave in one piece when the last backward ends: the piece, what comes of others, its sum.
-        found.append((some[0], flat + 2.0 * everything + own.dealt, sent))
+        moments.append((beside[0], flat + 2.0 * everything + held_weights.dealt, sent))
     elif plan.shard > 1:
         places = behind, fewer, blocks.last, bottom - blocks.working, carry
-        found += _scattering(plan, (ways[0].zero, ways[-1].zero), share, own, given, (flat, added), places)
+        moments += _scattering(
+            plan, (ways[0].zero, ways[-1].zero), share, held_weights, shape, (flat, added), places
+        )
         if ways[-1].zero == 3:  # what left for the block behind this one stays until the next one leaves
-            more = flat + ends + blocks.made + 2.0 * unit / own.among
-            found.append((some[1] + unit, more, top - blocks.last))
+            more = flat + ends + blocks.weight_grads + 2.0 * unit / held_weights.among
+            moments.append((beside[1] + unit, more, top - blocks.last))
     if blocks.ahead:
-        found.append((some[1], flat + (added if micros > 1 else 0.0), whole + blocks.ahead))
+        moments.append((beside[1], flat + (added if micros > 1 else 0.0), whole + blocks.ahead))
     if micros > 1:
-        found += [
-            (some[1], flat + added + late * widest, bottom),
-            (some[0], flat + added, whole + head + loss - fewer),
-            (some[1], flat + added + late * widest, top - fewer),
+        moments += [
+            (beside[1], flat + added + late * widest, bottom),
+            (beside[0], flat + added, whole + head + loss - fewer),
+            (beside[1], flat + added + late * widest, top - fewer),
         ]
-    return found
+    return moments
 
 
 def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
@@ -239,59 +241,59 @@ def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
     return plan.shard > 1 and all(zero == 1 for zero in (plan.zero, *zeros)) and nbytes <= BUCKET
 
 
-def _summed(model: Transformer, plan: Plan, share: RowShare, own: _Held) -> float:
+def _summed(model: Transformer, plan: Plan, share: RowShare, weights: _Held) -> float:
     """Bytes of gradients that travel in a buffer: over dp; and over cp where shard does not scatter them. Experts that
     no other rank of cp has wait for none there."""
     if plan.dp > 1:
-        return own.dealt
+        return weights.dealt
     if plan.cp == 1 or plan.shard > 1 or virtual_of(plan) > 1:
-        return ITEM * share.alone / own.among  # of blocks that tp leaves whole, over tp
+        return ITEM * share.alone / weights.among  # of blocks that tp leaves whole, over tp
     alone = (
         model.experts and plan.ep * plan.tp > 1 and Transfer("experts", "all_reduce", 1.0).ranks(plan) == 1
     )
-    return own.dealt - (ITEM * share.routed if alone else 0.0)
+    return weights.dealt - (ITEM * share.routed if alone else 0.0)
 
 
-def _added(plan: Plan, own: _Held, micros: int, waits: bool) -> float:
+def _added(plan: Plan, weights: _Held, micros: int, waits: bool) -> float:
     """Bytes of gradients from one micro-batch to the next: of leaves that came, a partial sum for each level of their
     tree."""
     if leafwise(plan):
-        return own.dealt * (micros.bit_length() - 1)
-    return own.added if waits else 0.0
+        return weights.dealt * (micros.bit_length() - 1)
+    return weights.added if waits else 0.0
 
 
 def _scattering(
-    plan: Plan, zeros: tuple[int, int], share: RowShare, own: _Held, given: _Sizes, grads: tuple[float, float],
+    plan: Plan, zeros: tuple[int, int], share: RowShare, weights: _Held, sizes: _Sizes, grads: tuple[float, float],
     kept_by: tuple[float, float, float, float, float],
 ) -> list[tuple[float, float, float]]:  # fmt: skip
     """The same while the gradients of the last block, of the first one, of the ends are on their way to who keeps
     them. zeros: of the first and of the last block."""
     (behind, fewer, last, first, carry), (flat, added) = kept_by, grads
-    unit, ends, many = given.unit, ITEM * share.ends, given.micros > 1
+    unit, ends, many = sizes.unit, ITEM * share.ends, sizes.micros > 1
     # What leaves, what comes, and sums of it; the block's weights are gone after a step's last backward.
-    each = 2.0 + 3.0 / own.among
+    each = 2.0 + 3.0 / weights.among
     low, high = (
-        _gathered(plan, share, own, unit) - (unit if zero == 1 or (zero == 2 and not many) else 0.0)
+        _gathered(plan, share, weights, unit) - (unit if zero == 1 or (zero == 2 and not many) else 0.0)
         for zero in zeros
     )
     before = (added - unit if zeros[1] == 1 else added + ends) if many else ends
-    done = own.dealt - 2.0 * unit / own.among + ends
-    found = [(high + each * unit, flat + before, behind - last - (fewer if many else 0.0) + carry)]
-    found.append((_gathered(plan, share, own, 0.0) + each * ends, flat + own.dealt, carry))
+    done = weights.dealt - 2.0 * unit / weights.among + ends
+    moments = [(high + each * unit, flat + before, behind - last - (fewer if many else 0.0) + carry)]
+    moments.append((_gathered(plan, share, weights, 0.0) + each * ends, flat + weights.dealt, carry))
     if zeros[0] == 3 or many:
-        found.append((low + each * unit, flat + done, first))
-    return found
+        moments.append((low + each * unit, flat + done, first))
+    return moments
 
 
 def _sparse(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
     """How much has experts: of the blocks of a row, of its first one, of its last one."""
-    some, cut = model.experts, rows_of(model, plan.schedule, plan.pp, True)
-    if some is None or (plan.pp > 1 and len(of(plan.schedule).placement(plan.pp)) > plan.pp):
+    experts, cut = model.experts, rows_of(model, plan.schedule, plan.pp, True)
+    if experts is None or (plan.pp > 1 and len(of(plan.schedule).placement(plan.pp)) > plan.pp):
         return model.sparse_share, model.sparse_share, model.sparse_share
     first = round(sum(cut[:row]))
     stop = first + round(cut[row])
-    mean = some.layers(first, stop) / max(1, stop - first)
-    return mean, float(some.sparse(first)), float(some.sparse(stop - 1))
+    mean = experts.layers(first, stop) / max(1, stop - first)
+    return mean, float(experts.sparse(first)), float(experts.sparse(stop - 1))
 
 
 def _kept(model: Transformer, way: Plan, micro_batch: int, e: int, sparse: float, mode: str = "") -> float:
@@ -312,11 +314,11 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     working = tokens * ITEM * (model.d_ff + model.d_model) / high.tp
     if virtual_of(plan) > 1:
         working = virtual_kept.working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
-    made = ITEM * model.d_model * model.d_ff / high.tp
+    weight_grads = ITEM * model.d_model * model.d_ff / high.tp
     if top and model.experts:
         # The result of each choice with its gradient, and the gradients of both factors that made it.
         chosen = model.experts.top_k * max(1, high.tp // high.ep)
-        working, made = tokens * ITEM * model.d_model * (3 * chosen + 1) / high.tp, 0.0
+        working, weight_grads = tokens * ITEM * model.d_model * (3 * chosen + 1) / high.tp, 0.0
     # Of what is at home, backward has of a block what its widest node reads: no more is fetched.
     read = tokens * ITEM * 2 * model.d_ff / high.tp
 
@@ -327,26 +329,26 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
 
     between, ahead, kept_now = [], 0.0, times * sum(each[way] for way in ways)
     for at, way in enumerate(ways):
-        before = times * sum(each[one] for one in ways[:at])
+        before = times * sum(each[earlier] for earlier in ways[:at])
         if away_of(way).activations:
-            own = _kept(model, way, micro_batch, e, mean, "none") + tokens * ITEM * model.d_model / high.tp
-            ahead = max(ahead, own + before - kept_now)
+            whole = _kept(model, way, micro_batch, e, mean, "none") + tokens * ITEM * model.d_model / high.tp
+            ahead = max(ahead, whole + before - kept_now)
         if (
             0 < at < len(ways) - 1 and way != ways[at + 1]
         ):  # the last of its kind, to which backward comes first
-            weights = ITEM * sum(dealt_elements(model, one) for one in ways[at + 1 :])
+            weights = ITEM * sum(dealt_elements(model, earlier) for earlier in ways[at + 1 :])
             weights = times * weights + 0.5 * ITEM * dealt_elements(model, way)
             between.append((weights, before + each[way] + again(way, mean) + working))
     first = _kept(model, low, micro_batch, e, bottom), again(low, bottom), again(high, top), working, ahead
     if away_of(high).activations:
-        return _Blocks(kept_now, *first, made=made, between=tuple(between))
+        return _Blocks(kept_now, *first, weight_grads=weight_grads, between=tuple(between))
     done = _kept(model, high, micro_batch, e, top, "none") - activations.attention_bytes(
         model, micro_batch, high, e
     )
     at_work = first[2] - done + tokens * ITEM * _attending(model, high) / high.tp
     unit = ITEM * (dealt_elements(model, high) - model.d_model * model.qkv_width / high.tp)
     last = _kept(model, high, micro_batch, e, top)
-    return _Blocks(kept_now, *first, last, at_work, made, unit, tuple(between))
+    return _Blocks(kept_now, *first, last, at_work, weight_grads, unit, tuple(between))
 
 
 def _attending(model: Transformer, plan: Plan) -> float:

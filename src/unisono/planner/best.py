@@ -25,30 +25,30 @@ def run(
     within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False
 ) -> tuple[Mapping[str, Any], str]:
     """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
-    found = search.search(within, top, objective)
-    if not found.best:
-        raise _nothing(within, found, cluster_name)
+    ranking = search.search(within, top, objective)
+    if not ranking.best:
+        raise _nothing(within, ranking, cluster_name)
     if fewer:
-        found = search.on_fewer(within, found, objective)
-    few = found.best[: _LOOKED if objective == "time" else 1]
-    ordered, said = orders.told_of(few)
-    facts, page = explanation.told(found, *filter(None, (said, _alone(within, found.best[0]))))
+        ranking = search.on_fewer(within, ranking, objective)
+    few = ranking.best[: _LOOKED if objective == "time" else 1]
+    ordered, said = orders.describe_best(few)
+    facts, page = explanation.describe(ranking, *filter(None, (said, _alone(within, ranking.best[0]))))
     return {**facts, **ordered}, page
 
 
 def _alone(within: search.Space, best: PlanResult) -> str:
     """A line where one device alone is as quick as the best plan of all: small models on many devices mostly wait."""
-    one = replace(within, cluster=replace(within.cluster, devices=1))
-    found = search.search(one, 1).best if best.request.plan.world > 1 else ()
-    if not found or found[0].price.step > best.price.step:
+    single = replace(within, cluster=replace(within.cluster, devices=1))
+    answers = search.search(single, 1).best if best.request.plan.world > 1 else ()
+    if not answers or answers[0].price.step > best.price.step:
         return ""
-    took = seconds(found[0].price.step)
-    return f"one device alone would be quicker: {took} a step under {found[0].request.plan}"
+    took = seconds(answers[0].price.step)
+    return f"one device alone would be quicker: {took} a step under {answers[0].request.plan}"
 
 
-def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> Infeasible:
-    where = f"{found.searched} plans on {within.cluster.name}"
-    if found.nearest is None:
+def _nothing(within: search.Space, ranking: search.Ranking, cluster_name: str) -> Infeasible:
+    where = f"{ranking.searched} plans on {within.cluster.name}"
+    if ranking.nearest is None:
         return _undealt(within, cluster_name)
     larger = _larger(within, cluster_name)
     fix = "more devices, or a smaller --train.micro_batch"
@@ -59,9 +59,9 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
         fix = f"{named}, where {larger[1].request.plan} fits: {larger[1].price.step:.4g} s a step"
     if (away := _put_away(within)) is not None:
         fix = f'{fix}; or --plan "{away.request.plan}", on as many devices: {seconds(away.price.step)} a step'
-    short = found.nearest.verdict
+    short = ranking.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {found.nearest.request.plan}, needs {nbytes(short.memory.total)} and"
+        f"no plan fits: the nearest, {ranking.nearest.request.plan}, needs {nbytes(short.memory.total)} and"
         f" {within.cluster.device.name} has {room(short)}",
         where=where,
         fix=fix,
@@ -77,8 +77,8 @@ def _put_away(within: search.Space) -> PlanResult | None:
         held = replace(within.held, **free, offload=what)
         held = replace(held, said=within.held.said | {*free, "offload"})
         with suppress(UsageError):
-            if found := search.search(replace(within, held=held), 1).best:
-                return found[0]
+            if answers := search.search(replace(within, held=held), 1).best:
+                return answers[0]
     return None
 
 

@@ -115,16 +115,16 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
     total = count * node
     decoded, read = table.number("loader_samples_s", 1.0, 0.0), table.number("loader_gb_s", 1e9, 0.0)
     cores = _cores(table)
-    made = table.text("stack", "plain")
-    if cores and made == "plain":  # as files of earlier versions say
-        made = "plain-cpu"
+    software = table.text("stack", "plain")
+    if cores and software == "plain":  # as files of earlier versions say
+        software = "plain-cpu"
     cost = table.number("cost_per_hour") if "cost_per_hour" in table.values else None
     return Cluster(
         name=table.text("name", name) + (f":{count}" if count > 1 else ""),
         device=_named_device(table),
         devices=total,
         links=_links(table, total),
-        stack=made,
+        stack=software,
         cost_per_hour=cost[0] if cost else None,
         cores=cores,
         sources={"loader_samples": decoded[1], "loader_bandwidth": read[1]}
@@ -146,12 +146,12 @@ def _cores(table: Table) -> int:
 
 def _named_device(table: Table) -> Device:
     if isinstance(table.values.get("device"), dict):
-        own = table.table("device")
-        if "like" not in own.values:
-            return _device(own, own.text("name", "device"))
-        own.known(DEVICE_KEYS)
-        like = own.text("like")
-        return _device(likeness(own, bundled("devices.toml"), "device"), own.text("name", like))
+        inner = table.table("device")
+        if "like" not in inner.values:
+            return _device(inner, inner.text("name", "device"))
+        inner.known(DEVICE_KEYS)
+        like = inner.text("like")
+        return _device(likeness(inner, bundled("devices.toml"), "device"), inner.text("name", like))
     name = table.text("device")
     if name not in bundled("devices.toml").values:
         known = tuple(bundled("devices.toml").values)
@@ -199,9 +199,9 @@ def _device(table: Table, name: str) -> Device:
     )  # fmt: skip
 
 
-def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
+def _ceiling(link: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
     """(members, bytes/s of the bus) of one size of group, or of several. Raises UsageError."""
-    value, source = own.constant("ceiling_gb_s")
+    value, source = link.constant("ceiling_gb_s")
     sizes = value if isinstance(value, dict) else {"0": value}
     numbers = [
         v
@@ -210,44 +210,44 @@ def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
     ]
     if not sizes or len(numbers) < len(sizes) or not all(whole(size) is not None for size in sizes):
         fix = "ceiling_gb_s = 200, or { 2 = 190, 8 = 225 } by the group's members"
-        raise own.wrong("ceiling_gb_s is no bus rate above 0", "ceiling_gb_s", fix)
+        raise link.wrong("ceiling_gb_s is no bus rate above 0", "ceiling_gb_s", fix)
     return tuple(sorted((int(size), float(rate) * 1e9) for size, rate in sizes.items())), source
 
 
 def _links(table: Table, total: int) -> tuple[Link, ...]:
     links: list[Link] = []
-    for own in table.tables("link"):
-        found = link_of(own, own.count("size", 0) or total)
-        if links and found.size < links[-1].size:
-            raise own.wrong(f"link {found.name} connects fewer devices than the level inside it", "size",
+    for entry in table.tables("link"):
+        link = link_of(entry, entry.count("size", 0) or total)
+        if links and link.size < links[-1].size:
+            raise entry.wrong(f"link {link.name} connects fewer devices than the level inside it", "size",
                             "links from the inside out; size = 0 connects all")  # fmt: skip
-        links.append(found)
-        if found.size >= total:
+        links.append(link)
+        if link.size >= total:
             break
     if total > 1 and (not links or links[-1].size < total):
         raise table.wrong(f"no link connects all {total} devices", "link", "a last [[link]] with size = 0")
     return tuple(links)
 
 
-def link_of(own: Table, size: int) -> Link:
+def link_of(entry: Table, size: int) -> Link:
     """The link that a table describes, between so many devices. Raises UsageError."""
-    own.known(LINK_KEYS)
-    bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
-    ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
-    over = own.number("oversubscription", 1.0, 1.0)
+    entry.known(LINK_KEYS)
+    bandwidth, latency = entry.number("bandwidth_gb_s", 1e9), entry.number("latency_us", 1e-6)
+    ceiling = _ceiling(entry) if "ceiling_gb_s" in entry.values else None
+    over = entry.number("oversubscription", 1.0, 1.0)
     if not bandwidth[0] or over[0] < 1.0:
-        raise own.wrong(
+        raise entry.wrong(
             "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
         )
-    said = own.text("topology", "switched")
+    said = entry.text("topology", "switched")
     topology = "switched" if said in _SWITCHED else said
     if topology not in TOPOLOGIES:
         known = (*TOPOLOGIES, *_SWITCHED)
         what = f"no topology is called {said!r}{meant(said, known)}"
-        raise own.wrong(what, "topology", f"one of: {' '.join(known)}")
+        raise entry.wrong(what, "topology", f"one of: {' '.join(known)}")
     sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
     return Link(
-        own.text("name"),
+        entry.text("name"),
         size,
         bandwidth[0],
         latency[0],

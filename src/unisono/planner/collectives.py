@@ -74,24 +74,24 @@ def _units(link: Link, devices: int, within: int) -> int:
 def _along(link: Link, devices: int, within: int, stride: int) -> list[tuple[int, int]]:
     """(side, how far apart members are along it), from the side that fills first."""
     left = max(1, stride // within)
-    found = []
+    sides = []
     for side in torus_sides(_units(link, devices, within), _DIMS[link.topology]):
-        found.append((side, min(left, side)))
+        sides.append((side, min(left, side)))
         left = max(1, left // side)
-    return found
+    return sides
 
 
 def _spanned(link: Link, devices: int, within: int, stride: int, ways: int) -> list[tuple[int, int, bool]]:
     """(members, how far apart, whether there is a way round) along each side that the group spans; none of switches."""
-    found, left = [], ways
+    spans, left = [], ways
     if link.topology not in _DIMS:
-        return found
+        return spans
     for side, apart in _along(link, devices, within, stride):
         members = min(left, max(1, side // apart))
         if left > 1 and members > 1:
-            found.append((members, apart, members * apart >= side))
+            spans.append((members, apart, members * apart >= side))
             left = -(-left // members)
-    return found
+    return spans
 
 
 Programs = Callable[[str, int, int, int], Program]
@@ -147,17 +147,17 @@ def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
 def levels(cluster: Cluster, stride: int, size: int) -> tuple[tuple[int, float, float], ...]:
     """(ways that a group splits, bytes/s of one member that a ring over these reaches, seconds of latency of one way
     round) at each level, the innermost first."""
-    found, within = [], 1
+    splits, within = [], 1
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways == 1:
-            found.append((1, link.bus, 0.0))
+            splits.append((1, link.bus, 0.0))
         elif link.topology == "switched":
-            found.append((ways, link.bus_of(ways), link.latency * (ways - 1)))
+            splits.append((ways, link.bus_of(ways), link.latency * (ways - 1)))
         else:
             reached, steps = ring_share(link, cluster.devices, within, stride, ways)
-            found.append((ways, link.bus * reached, link.latency * steps))
+            splits.append((ways, link.bus * reached, link.latency * steps))
         within = link.size
-    return tuple(found)
+    return tuple(splits)
 
 
 def all_reduce(
@@ -176,7 +176,7 @@ def all_reduce(
         import numpy as np
 
         return np.reshape(
-            [program_price.seconds(program, one, links) for one in np.ravel(moved)], np.shape(moved)
+            [program_price.seconds(program, nbytes, links) for nbytes in np.ravel(moved)], np.shape(moved)
         )  # type: ignore[return-value]
     net = bus(cluster, stride, size, share)
     # Every rank sends and receives all of it on the way up and on the way down.

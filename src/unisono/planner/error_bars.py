@@ -56,10 +56,10 @@ def trust(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Trust:
     never = unheld(model, plan, cluster, stack)
     error, more = min(
         (
-            (own.error, sorted(_beyond(model, plan, cluster, stack.name, own.seen), reverse=True))
-            for own in _families(stack)
+            (rows.error, sorted(_beyond(model, plan, cluster, stack.name, rows.seen), reverse=True))
+            for rows in _families(stack)
         ),
-        key=lambda found: (hypot(*(size for size, _ in found[1])), -found[0]),
+        key=lambda candidate: (hypot(*(size for size, _ in candidate[1])), -candidate[0]),
     )  # the rows that are nearest
     return Trust(hypot(error, *(size for size, _ in more)), tuple(said for _, said in more), never)
 
@@ -74,9 +74,9 @@ def _beyond(
     """(relative error, why) of each way in which a request is outside of such rows. name: of the stack."""
     if rows is None:
         return
-    for one in techniques(plan):
-        if one not in rows.techniques:
-            yield APART[one], f"{one}: in no row that {name} was fitted to"
+    for technique in techniques(plan):
+        if technique not in rows.techniques:
+            yield APART[technique], f"{technique}: in no row that {name} was fitted to"
     nodes = owners(plan)[0] * plan.tp / cluster.node
     if "zero=3" in techniques(plan) and nodes > 1:
         each = BETWEEN["zero=3" in rows.techniques]
@@ -97,13 +97,13 @@ def _beyond(
 def untried(plan: Plan, stack: Stack) -> tuple[str, ...]:
     """Techniques of a plan that no row has which its stack was fitted to."""
     seen = stack.seen.techniques if stack.seen is not None else tuple(APART)
-    return tuple(one for one in techniques(plan) if one not in seen)
+    return tuple(technique for technique in techniques(plan) if technique not in seen)
 
 
 def techniques(plan: Plan) -> tuple[str, ...]:
     """What a plan does that prices may be right or wrong about by itself."""
     schedule = of(plan.schedule)
-    found = {
+    used = {
         "tp": plan.tp > 1,
         "cp": plan.cp > 1,
         "zero=3": plan.shard > 1 and plan.zero == 3,
@@ -114,29 +114,29 @@ def techniques(plan: Plan) -> tuple[str, ...]:
         "sync": plan.dp > 1 and plan.sync != Plan().sync,
         "codec": plan.dp > 1 and plan.codec != Plan().codec,
     }
-    return tuple(name for name, is_there in found.items() if is_there)
+    return tuple(name for name, is_there in used.items() if is_there)
 
 
 def unheld(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[str, ...]:
     """What of a request was never held to a measurement, in words: its kind of model, its software, its precision."""
-    found: list[str] = []
+    reasons: list[str] = []
     if not model.measured:
-        found.append("no model of this kind")
+        reasons.append("no model of this kind")
     if cluster.cores:
-        return tuple(found)
+        return tuple(reasons)
     if cluster.device.name == "cpu":
-        found.append("this machine: these are another's cores, and unisono calibrate measures yours")
-        return tuple(found)
+        reasons.append("this machine: these are another's cores, and unisono calibrate measures yours")
+        return tuple(reasons)
     name = cluster.device.name
     if stack.autograd:
-        found.append(
+        reasons.append(
             f"no run of ours on {name}; stack {stack.name} takes the speeds that other programs reached"
         )
     if stack.seen and name.partition("-")[0] not in {other.partition("-")[0] for other in stack.seen.devices}:
-        found.append(f"no run on {name}: what its products and attention keep up is carried over")
+        reasons.append(f"no run on {name}: what its products and attention keep up is carried over")
     values = {"cp": f"cp={plan.cp}", "overlapped timetables": f"schedule={plan.schedule}", "sync": f"sync={plan.sync}",
               "codec": f"codec={plan.codec}"}  # fmt: skip
-    found += [f"no run with {values[one]}" for one in techniques(plan) if one in values]
+    reasons += [f"no run with {values[technique]}" for technique in techniques(plan) if technique in values]
     if plan.precision not in HALF:
-        found.append(f"{plan.precision} on {cluster.device.name}: all published rows are in half precision")
-    return tuple(found)
+        reasons.append(f"{plan.precision} on {cluster.device.name}: all published rows are in half precision")
+    return tuple(reasons)

@@ -1,7 +1,7 @@
 """Why a plan is the best, and where others lose against it: sentences and rows of `plan` and `plan=auto`."""
 
 from unisono.planner import error_bars, formatting, tie_breaks
-from unisono.planner.formatting import Column, Row, Told, bound, more_than
+from unisono.planner.formatting import Column, Description, Row, bound, more_than
 from unisono.planner.memory import MARGIN
 from unisono.planner.search import Ranking
 from unisono.planner.simulate import PlanResult
@@ -24,10 +24,10 @@ def why(answer: PlanResult, best: PlanResult) -> str:
             f"the best that fits; beside the model's arithmetic most goes to: {lost}, {seconds(parts[lost])}"
         )
     slower = answer.price.step / best.price.step - 1.0
-    own, other = (tie_breaks.unsure(one.request) for one in (answer, best))
-    if slower < -5e-4 and own > other:
+    risk, other = (tie_breaks.unsure(candidate.request) for candidate in (answer, best))
+    if slower < -5e-4 and risk > other:
         untried = ", ".join(error_bars.untried(answer.request.plan, answer.request.stack))
-        sure = formatting.share(own)
+        sure = formatting.share(risk)
         return f"bolder: might gain {formatting.share(-slower)}, within an error of {sure}; unmeasured: {untried}"
     if slower < 5e-4:
         more = answer.verdict.memory.total - best.verdict.memory.total
@@ -38,14 +38,14 @@ def why(answer: PlanResult, best: PlanResult) -> str:
     return f"{formatting.share(slower)} slower{reason}"
 
 
-def told(found: Ranking, *more: str) -> Told:
+def describe(ranking: Ranking, *more: str) -> Description:
     """The object of the contract; and for people. more: lines about the best plan."""
-    best, counts = found.best, found.counts
-    front = [_point(answer) for answer in found.front]
+    best, counts = ranking.best, ranking.counts
+    front = [_point(answer) for answer in ranking.front]
     facts = {
         "searched": counts.searched,
         "feasible": counts.feasible,
-        "seconds": found.seconds,
+        "seconds": ranking.seconds,
         "priced": counts.priced,
         "pruned": {"memory": counts.too_large, "dominated": counts.dominated},
         "played": counts.played,
@@ -58,7 +58,7 @@ def told(found: Ranking, *more: str) -> Told:
         *formatting.summary(best[0]),
         (
             "searched",
-            f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit with"
+            f"{counts.searched:,} plans in {ranking.seconds:.2f} s; {counts.feasible:,} fit with"
             f" {formatting.share(MARGIN)} of their memory to spare, as allocators differ by that",
         ),
     ]
@@ -85,8 +85,8 @@ def told(found: Ranking, *more: str) -> Told:
         hidden = {"devices", "device_s"} if alike else set[str]()
         hidden |= {"cost"} if front[0]["cost"] is None else set[str]()
         head = "less memory for more time: no plan is both faster and smaller than one of these"
-        some = f" ({len(few)} of {len(front)}, which --json has)" if len(few) < len(front) else ""
-        text += ["", f"{head}{some}"]
+        part = f" ({len(few)} of {len(front)}, which --json has)" if len(few) < len(front) else ""
+        text += ["", f"{head}{part}"]
         text += formatting.table([column for column in _FRONT if column.key not in hidden], few)
     return facts, "\n".join(text)
 

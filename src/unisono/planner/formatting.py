@@ -17,7 +17,7 @@ from unisono.spec.words import nbytes
 from unisono.spec.words import seconds as duration
 
 Row = Mapping[str, Any]
-Told = tuple[Mapping[str, Any], str]  # keys of --json, and the text of the page
+Description = tuple[Mapping[str, Any], str]  # keys of --json, and the text of the page
 _WORDS = 11  # columns of a line's name
 
 
@@ -78,9 +78,9 @@ def gibibytes(value: float) -> str:
 
 def lasting(seconds: float) -> str:
     """A length of time in the greatest unit of which it is two at least."""
-    for unit, one in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * one:
-            return f"{many(seconds / one)} {unit}"
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{many(seconds / length)} {unit}"
     return duration(seconds)
 
 
@@ -128,8 +128,8 @@ def bound(answer: PlanResult) -> str:
 
 def more_than(answer: PlanResult, other: PlanResult) -> dict[str, float]:
     """Seconds by which the parts of one step are longer than those of another, the greatest difference first."""
-    own, base = dict(waterfall(answer)), dict(waterfall(other))
-    more = {what: own.get(what, 0.0) - base.get(what, 0.0) for what in [*base, *own]}
+    parts, base = dict(waterfall(answer)), dict(waterfall(other))
+    more = {what: parts.get(what, 0.0) - base.get(what, 0.0) for what in [*base, *parts]}
     return dict(sorted(more.items(), key=lambda part: -abs(part[1])))
 
 
@@ -215,7 +215,7 @@ def loading(data: Loading, step: float) -> Row:
     }  # fmt: skip
 
 
-def stragglers(answer: PlanResult, law: Law) -> Told:
+def stragglers(answer: PlanResult, law: Law) -> Description:
     """What ranks wait for the slowest of them, which is part of the answer's price."""
     price, plan = answer.price, answer.request.plan
     calm = with_waits(price.bare, replace(answer.request, stragglers=None)).step
@@ -229,12 +229,12 @@ def stragglers(answer: PlanResult, law: Law) -> Told:
 
 def page(answer: PlanResult) -> str:
     """The same for people: memory, speed, days and error first, then where a step goes."""
-    told, memory = facts(answer), gib(answer.verdict.memory)
+    shown, memory = facts(answer), gib(answer.verdict.memory)
     said = [*summary(answer), *shared_out(answer)]
-    if told["fidelity"] == Fidelity.LOSSY.name:
-        said.append(("fidelity", f"LOSSY: {told['fidelity_why']}"))
-    said.append(("data", _loaded(told["data"], answer.request.model.context)))
-    traffic = [{"axis": axis, **row} for axis, row in told["comm"].items()]
+    if shown["fidelity"] == Fidelity.LOSSY.name:
+        said.append(("fidelity", f"LOSSY: {shown['fidelity_why']}"))
+    said.append(("data", _loaded(shown["data"], answer.request.model.context)))
+    traffic = [{"axis": axis, **row} for axis, row in shown["comm"].items()]
     kept = [f"{name} {gibibytes(part)}" for name, part in memory.items() if part and name != "total"]
     text = [*lines(said), "", *_drawn(answer)]
     text += ["", *table(_TRAFFIC, traffic)] if traffic else []
@@ -283,11 +283,11 @@ def summary(answer: PlanResult) -> list[tuple[str, str]]:
 
 def training(answer: PlanResult) -> str:
     """`2.33 days for 47,684 steps of 2,097,152 tokens: 3,582 device-hours`, and what they cost."""
-    ask, told = answer.request, facts(answer)
-    cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
+    ask, row = answer.request, facts(answer)
+    cost = f", {row['cost']:,.0f} at cost_per_hour" if row["cost"] is not None else ""
     each = f" of {many(ask.batch * ask.model.context)} tokens" if ask.model.context > 1 else ""
     length = f"{lasting(86400 * answer.days)} for {ask.steps:,} steps{each}"
-    hours = told["device_hours"]
+    hours = row["device_hours"]
     spent = f"{many(hours)} device-hours" if hours >= 0.1 else f"{many(3600 * hours)} device-seconds"
     return f"{length}: {spent}{cost}"
 
@@ -295,10 +295,10 @@ def training(answer: PlanResult) -> str:
 def errors(answer: PlanResult) -> list[tuple[str, str]]:
     """How far a price may be off, and what of the request was never held to a measurement."""
     mean = answer.error_pct
-    told = "not known" if mean is None else f"± {mean:.0f} % of a step's seconds, in the mean"
+    text = "not known" if mean is None else f"± {mean:.0f} % of a step's seconds, in the mean"
     reasons = [f"never measured: {reason}" for reason in answer.trust.unheld]
     reasons += [f"wider: {reason}" for reason in answer.trust.because if mean is not None]
-    return [("error", told), *(("", reason) for reason in reasons)]
+    return [("error", text), *(("", reason) for reason in reasons)]
 
 
 def _lacking(ask: PlanRequest) -> list[tuple[str, str]]:
@@ -338,8 +338,8 @@ def _again(answer: PlanResult) -> str:
 
 def _loaded(data: Row, tokens: int) -> str:
     each = f"each of {data['hosts']:,} hosts" if data["hosts"] > 1 else "the host"
-    some = f", {many(data['needs_tokens_s'])} tokens/s" if tokens > 1 else ""
-    needs = f"{each} has to load {many(data['needs_samples_s'])} samples/s{some}"
+    rate = f", {many(data['needs_tokens_s'])} tokens/s" if tokens > 1 else ""
+    needs = f"{each} has to load {many(data['needs_samples_s'])} samples/s{rate}"
     if data["exposed_s"]:
         late = duration(data["exposed_s"])
         return f"{needs}; {data['limit']} gives {many(data['gives'])}: {late} of a step are waited for"

@@ -31,7 +31,7 @@ NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
 
 
 def request_of(
-    loaded: Loaded, model: Model, cluster_name: str, made: Stack | None = None, order: str | None = None
+    loaded: Loaded, model: Model, cluster_name: str, software: Stack | None = None, order: str | None = None
 ) -> simulate.PlanRequest:
     """What is asked. order: of the axes, as `--order` has it. Raises UsageError, ConfigProblems with all that is wrong
     with the plan.
@@ -41,7 +41,7 @@ def request_of(
     where = cluster(cluster_name)
     if where.cores and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
         where = roomy(where, loaded.plan.world)
-    made = made or stack(where.stack)
+    software = software or stack(where.stack)
     keys, assumed = assuming(loaded, loaded.plan, where)
     plan, batch = planned(replace(loaded, plan=keys), where, model)
     steps, more = length(loaded, model, where, batch.global_batch)
@@ -49,13 +49,13 @@ def request_of(
         more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
     assumed, later = (*assumed, *more), unplayed(loaded, plan)
     sizes = batch.micro_batch, batch.micros, steps
-    ask = simulate.PlanRequest(model, plan, where, made, *sizes, assumed=assumed, unplayed=later)
+    ask = simulate.PlanRequest(model, plan, where, software, *sizes, assumed=assumed, unplayed=later)
     order = order or loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
 def request_on_mixture(
-    loaded: Loaded, model: Model, mixture: Mixture, made: Stack | None
+    loaded: Loaded, model: Model, mixture: Mixture, software: Stack | None
 ) -> simulate.PlanRequest:
     """The same on devices of several kinds; the cluster is that of all as if they were one. Raises as above."""
     if attending(model) is None:
@@ -64,9 +64,11 @@ def request_on_mixture(
     keys, assumed = assuming(loaded, loaded.plan, mixture)
     plan, batch = planned(replace(loaded, plan=keys), mixture, model)
     unpriced(plan)
-    made, steps = made or stack(mixture.stack), loaded.recipe.train.steps
+    software, steps = software or stack(mixture.stack), loaded.recipe.train.steps
     sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
-    return simulate.PlanRequest(model, plan, mixture.whole(), made, *sizes, assumed=assumed, unplayed=later)
+    return simulate.PlanRequest(
+        model, plan, mixture.whole(), software, *sizes, assumed=assumed, unplayed=later
+    )
 
 
 def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan, tuple[str, ...]]:
@@ -76,9 +78,9 @@ def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan
     without a word. The recipe's own plan names it too.
     """
     assumed: list[str] = []
-    own = loaded.plan
-    if "precision" not in plan.said and ("precision" in own.said or own.precision != "fp32"):
-        plan = in_precision(plan, own.precision)
+    recipe_plan = loaded.plan
+    if "precision" not in plan.said and ("precision" in recipe_plan.said or recipe_plan.precision != "fp32"):
+        plan = in_precision(plan, recipe_plan.precision)
     pools = where.pools if isinstance(where, Mixture) else (where,)
     devices = [pool.device for pool in pools if not pool.cores]
     if "precision" not in plan.said and plan.precision == "fp32":
@@ -102,22 +104,22 @@ def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan
 def length(loaded: Loaded, model: Model, where: Cluster | Mixture, batch: int) -> tuple[int, tuple[str, ...]]:
     """(steps of the run, what was taken since nobody named them): on accelerators, where the recipe says none, as many
     as 20 tokens a parameter take (Hoffmann et al., 2022)."""
-    steps, found = loaded.recipe.train.steps, attending(model)
+    steps, transformer = loaded.recipe.train.steps, attending(model)
     small = isinstance(where, Cluster) and (where.cores > 0 or where.device.name == "cpu")
-    if found is None or small or loaded.origins.get("train.steps") != "default":
+    if transformer is None or small or loaded.origins.get("train.steps") != "default":
         return steps, ()
-    tokens = _CHINCHILLA * found.workload.active
+    tokens = _CHINCHILLA * transformer.workload.active
     said = f"{_LENGTH} {count(tokens)} tokens, {_CHINCHILLA} a parameter (Hoffmann et al.), as nobody named --tokens"
-    return ceil(tokens / (batch * found.context)), (said,)
+    return ceil(tokens / (batch * transformer.context)), (said,)
 
 
-def of_tokens(asked: Any, tokens: float | None) -> Any:
+def of_tokens(request: Any, tokens: float | None) -> Any:
     """A request, or a space, of as many steps as so many tokens take; as it is where nobody has said how many."""
     if tokens is None:
-        return asked
-    steps = ceil(tokens / (asked.batch * asked.model.context))
+        return request
+    steps = ceil(tokens / (request.batch * request.model.context))
     return replace(
-        asked, steps=steps, assumed=tuple(said for said in asked.assumed if not said.startswith(_LENGTH))
+        request, steps=steps, assumed=tuple(said for said in request.assumed if not said.startswith(_LENGTH))
     )
 
 
@@ -175,14 +177,16 @@ def _of_world(problem: Problem, plan: Plan, devices: int) -> Problem:
 
 def judged(recipe: Recipe, model: Model) -> Any:
     """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
-    found = attending(model)
-    if not recipe.model.kind.startswith("hf:") or found is None:
+    transformer = attending(model)
+    if not recipe.model.kind.startswith("hf:") or transformer is None:
         return recipe
-    sizes = kind_of("moe" if found.experts else "gpt").model_construct(
-        n_head=found.n_head, n_kv_head=found.kv_heads, d_ff=found.d_ff, context=found.context,
-        n_experts=found.experts.count if found.experts else 0,
+    sizes = kind_of("moe" if transformer.experts else "gpt").model_construct(
+        n_head=transformer.n_head, n_kv_head=transformer.kv_heads, d_ff=transformer.d_ff, context=transformer.context,
+        n_experts=transformer.experts.count if transformer.experts else 0,
     )  # fmt: skip
-    read = SimpleNamespace(kind=sizes.kind, depth=found.n_layer, depth_key="model.kind", deals=sizes.deals)
+    read = SimpleNamespace(
+        kind=sizes.kind, depth=transformer.n_layer, depth_key="model.kind", deals=sizes.deals
+    )
     return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch)
 
 

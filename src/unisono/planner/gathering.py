@@ -44,7 +44,7 @@ def moved(
     groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack, learns: float = 1.0
 ) -> tuple[Sent, Sent]:
     """Of (elements, ranks that they are dealt to). learns: of the elements, those that have gradients."""
-    found, (every, near) = [], owners(plan, cluster.order)
+    traffic, (every, near) = [], owners(plan, cluster.order)
     for item in (
         wire_formats.gathered(plan, item_of(plan, stack)),
         learns * wire_formats.scattered(plan, stack.reduce_bytes),
@@ -53,8 +53,8 @@ def moved(
         for elements, ranks in groups:
             net = bus(cluster, near * every // ranks, ranks, stack.dp_bus)
             sent, seconds = sent + net.sent(elements * item) / 2, seconds + net.gather(elements * item)
-        found.append((sent, seconds))
-    return found[0], found[1]
+        traffic.append((sent, seconds))
+    return traffic[0], traffic[1]
 
 
 def shown(
@@ -91,7 +91,7 @@ def total(
     """(bytes, seconds) of one micro-batch: of one block in both passes, of stem and head together. alone: see
     `block`."""
     gathered, scattered = block(model, plan, cluster, stack, alone)
-    pairs = [one for end in ends(model, plan, cluster, stack) for one in end]
+    pairs = [traffic for end in ends(model, plan, cluster, stack) for traffic in end]
     return (
         (2 * gathered[0] + scattered[0], 2 * gathered[1] + scattered[1]),
         (sum(sent for sent, _ in pairs), sum(seconds for _, seconds in pairs)),

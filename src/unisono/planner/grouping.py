@@ -50,7 +50,8 @@ def in_rows(model: Transformer, plan: Plan, layers: tuple[float, ...]) -> tuple[
     cuts, numbers = _numbers(model, plan, layers)
     each = options_of(plan, cuts)
     return tuple(
-        _kinds(plan, [each[n] for n in some], count) for some, count in zip(numbers, layers, strict=True)
+        _kinds(plan, [each[n] for n in row_numbers], count)
+        for row_numbers, count in zip(numbers, layers, strict=True)
     )
 
 
@@ -97,29 +98,29 @@ def in_order(model: Transformer, plan: Plan, row: int) -> tuple[Plan, ...]:
 
 def again_in_words(model: Transformer, plan: Plan, layers: tuple[float, ...] | None = None) -> str:
     """How many of the model's blocks are computed again, as `12 full, 20 selective of 32 blocks`."""
-    modes = [one.recompute for one in options_of(plan, _numbers(model, plan, layers)[0])]
+    modes = [options.recompute for options in options_of(plan, _numbers(model, plan, layers)[0])]
     said = [f"{modes.count(mode)} {mode}" for mode in ("full", "selective") if mode in modes]
     return f"{', '.join(said) or 'none'} of {len(modes)} blocks"
 
 
 def together(rows: Iterable[Sequence[Alike]]) -> tuple[Alike, ...]:
     """Of all rows, each kind once."""
-    found: dict[Plan, float] = {}
-    for one in (one for row in rows for one in row):
-        found[one.plan] = found.get(one.plan, 0.0) + one.blocks
-    return tuple(Alike(*pair) for pair in found.items())
+    blocks: dict[Plan, float] = {}
+    for alike in (alike for row in rows for alike in row):
+        blocks[alike.plan] = blocks.get(alike.plan, 0.0) + alike.blocks
+    return tuple(Alike(*pair) for pair in blocks.items())
 
 
 def _cuts(counts: Sequence[int]) -> tuple[range, ...]:
     return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))
 
 
-def _kinds(plan: Plan, some: Sequence[BlockOptions], blocks: float) -> tuple[Alike, ...]:
+def _kinds(plan: Plan, options: Sequence[BlockOptions], blocks: float) -> tuple[Alike, ...]:
     """`some` blocks stand for so many."""
     many: dict[BlockOptions, int] = {}
-    for one in some:
-        many[one] = many.get(one, 0) + 1
-    return tuple(Alike(as_plan(plan, one), blocks * n / len(some)) for one, n in many.items())
+    for option in options:
+        many[option] = many.get(option, 0) + 1
+    return tuple(Alike(as_plan(plan, option), blocks * n / len(options)) for option, n in many.items())
 
 
 def as_dealt(plan: Plan, zero: int) -> Plan:
@@ -129,7 +130,8 @@ def as_dealt(plan: Plan, zero: int) -> Plan:
 
 
 @lru_cache(maxsize=4096)
-def as_plan(plan: Plan, one: BlockOptions) -> Plan:
+def as_plan(plan: Plan, options: BlockOptions) -> Plan:
     """The plan that plays every block so."""
-    made = replace(as_dealt(plan, one.zero), blocks=ALIKE, recompute=one.recompute, offload=text_of(one.away))
-    return replace(made, tp=1, cp=plan.cp * plan.tp, cp_kind="gather") if one.whole else made
+    away = text_of(options.away)
+    uniform = replace(as_dealt(plan, options.zero), blocks=ALIKE, recompute=options.recompute, offload=away)
+    return replace(uniform, tp=1, cp=plan.cp * plan.tp, cp_kind="gather") if options.whole else uniform

@@ -133,10 +133,10 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
     ends = end_elements(model, plan, first, last)
     elements, alone = dict[int, float](), 0.0
     # Most plans of a search are uniform, and are not looked up.
-    for one in (Alike(plan, layers),) if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]:
-        some = one.blocks * times * on_rank(one.plan.tp, dealt, whole)
-        elements[one.plan.zero] = elements.get(one.plan.zero, 0.0) + some
-        alone += some if one.plan.tp < plan.tp else 0.0
+    for alike in (Alike(plan, layers),) if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]:
+        here = alike.blocks * times * on_rank(alike.plan.tp, dealt, whole)
+        elements[alike.plan.zero] = elements.get(alike.plan.zero, 0.0) + here
+        alone += here if alike.plan.tp < plan.tp else 0.0
     blocks = sum(elements.values())
     routed, ranks = _experts_in(model, plan, row, cut)
     return RowShare(
@@ -151,7 +151,7 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
         float(schedule.late),
         ranks,
         schedule.stashed(row, plan.pp, plan.micros or plan.pp) if plan.pp > 1 else 0.0,
-        tuple((zero, some) for zero, some in elements.items() if zero != plan.zero),
+        tuple((zero, here) for zero, here in elements.items() if zero != plan.zero),
         alone,
     )
 
@@ -161,7 +161,7 @@ def learned(model: Transformer, share: RowShare) -> RowShare:
     if not model.lora:
         return share
     part = model.learns
-    apart = tuple((zero, part * some) for zero, some in share.apart)
+    apart = tuple((zero, part * count) for zero, count in share.apart)
     routed = part * share.routed
     return replace(
         share,
@@ -178,21 +178,21 @@ def by_zero(plan: Plan, share: RowShare) -> tuple[tuple[Plan, RowShare], ...]:
     deals everything so, and its share."""
     if not share.apart:
         return ((plan, share),)
-    rest = replace(share, blocks=share.blocks - sum(some for _, some in share.apart), apart=())
+    rest = replace(share, blocks=share.blocks - sum(count for _, count in share.apart), apart=())
     none = {"ends": 0.0, "routed": 0.0, "ranks": 0, "apart": ()}
     return (plan, rest), *(
-        (as_dealt(plan, zero), replace(share, blocks=some, **none)) for zero, some in share.apart
+        (as_dealt(plan, zero), replace(share, blocks=count, **none)) for zero, count in share.apart
     )
 
 
 def end_elements(model: Transformer, plan: Plan, stem: bool, head: bool) -> float:
     """Elements of the ends that a rank has."""
-    found = on_rank(plan.tp, *model.stem_parameters) if stem else 0.0
+    elements = on_rank(plan.tp, *model.stem_parameters) if stem else 0.0
     if head:
         # Tied weights exist once where one rank has both ends.
         matrix, rest = model.head_parameters
-        found += on_rank(plan.tp, 0.0 if model.tied and stem else matrix, rest)
-    return found
+        elements += on_rank(plan.tp, 0.0 if model.tied and stem else matrix, rest)
+    return elements
 
 
 def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
@@ -227,9 +227,9 @@ def kept_in(
     again."""
     usual = kept_of(model, plan, stack, micro_batch)
     kinds = () if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]
-    if all(one.plan == plan for one in kinds):
+    if all(alike.plan == plan for alike in kinds):
         return usual
-    each = [(kept_of(model, one.plan, stack, micro_batch), one.blocks / cut[row]) for one in kinds]
+    each = [(kept_of(model, alike.plan, stack, micro_batch), alike.blocks / cut[row]) for alike in kinds]
     block = sum(kept.block * part for kept, part in each)
     return replace(usual, block=block, live=max(kept.live for kept, _ in each))
 
@@ -241,18 +241,18 @@ def of_share(
 
     Of the plan only mesh, zero and precision are read: the rest may be arrays.
     """
-    given: dict[str, Any] = {
+    dtypes: dict[str, Any] = {
         "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
         "masters": not plan.arithmetic.stochastic,
     }  # fmt: skip
     params = grads = optim = 0.0
     for dealt, part in by_zero(plan, share):
-        own = [
+        groups = [
             (part.blocks + part.ends, owners(plan)[0]),
             *([(part.routed, part.ranks)] if part.ranks else []),
         ]
-        for elements, ranks in own:
-            more = states(elements, shard=ranks, zero=dealt.zero, **given)
+        for elements, ranks in groups:
+            more = states(elements, shard=ranks, zero=dealt.zero, **dtypes)
             params = params + more[0]
             grads, optim = grads + more[1] * model.learns, optim + more[2] * model.learns
     params = params * (1.0 + share.stashed)
@@ -288,8 +288,8 @@ def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float
         layered = float(model.experts.layers(int(first), int(first + layers[row])))
     else:
         layered = layers[row] * model.sparse_share
-    one, ranks = expert_parallel.elements(model, plan)
-    return layered * one, ranks
+    layer, ranks = expert_parallel.elements(model, plan)
+    return layered * layer, ranks
 
 
 def of_row(
@@ -331,12 +331,12 @@ def squeezed(memory: Memory, capacity: float) -> Memory:
 
 def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """Activations of our own GPT."""
-    item, own = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
-    shards = {"shards": virtual_of(plan)} if own is row_kept else {}
+    item, forms = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
+    shards = {"shards": virtual_of(plan)} if forms is row_kept else {}
     sizes = micro_batch, plan.tp, plan.cp, item
 
     def block(recompute: str) -> float:
-        return own.block_bytes(
+        return forms.block_bytes(
             model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, cp_kind=plan.cp_kind,
             recompute=recompute, itemsize=item, composed=stack.composed, **shards,
         )  # fmt: skip
@@ -348,11 +348,11 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
         block=block(mode),
         live=block("none")
         - block(mode)
-        + (grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0),
-        stem=own.stem_bytes(model, *sizes, **shards),
-        head=own.head_bytes(model, *sizes, composed=stack.composed, **shards),
-        loss=own.loss_bytes(model, *sizes),
-        owed=own.owed_bytes(model, *sizes),
+        + (grid_kept.meeting_bytes(model, *sizes) if forms is grid_kept else 0.0),
+        stem=forms.stem_bytes(model, *sizes, **shards),
+        head=forms.head_bytes(model, *sizes, composed=stack.composed, **shards),
+        loss=forms.loss_bytes(model, *sizes),
+        owed=forms.owed_bytes(model, *sizes),
     )
 
 

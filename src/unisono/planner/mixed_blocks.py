@@ -39,9 +39,9 @@ def between(ask: PlanRequest, held: frozenset[str], saved: float = 0.0) -> Itera
                 continue
             if _promised(ask, key, value) < saved:
                 continue
-            some = _most(ask, model, key, str(value))
-            if some:
-                yield some
+            mixed = _most(ask, model, key, str(value))
+            if mixed:
+                yield mixed
 
 
 def _promised(ask: PlanRequest, key: str, value: str | int) -> float:
@@ -58,9 +58,9 @@ def _most(ask: PlanRequest, model: Transformer, key: str, value: str) -> PlanReq
     plan = ask.plan
     rows = numbers_of(model, plan, rows_of(model, plan.schedule, plan.pp, ask.stack.balanced))
 
-    def told(many: Iterable[int]) -> PlanRequest:
+    def with_quicker(many: Iterable[int]) -> PlanRequest:
         """With the last so many blocks of each row."""
-        numbers = sorted({n for own, k in zip(rows, many, strict=True) for n in own[len(own) - k :]})
+        numbers = sorted({n for blocks, k in zip(rows, many, strict=True) for n in blocks[len(blocks) - k :]})
         return replace(ask, plan=replace(plan, blocks=text_of(_ranges(numbers, key, value))))
 
     @cache
@@ -68,16 +68,16 @@ def _most(ask: PlanRequest, model: Transformer, key: str, value: str) -> PlanReq
         """Of a row, whatever the others do: a row's memory is its own blocks'."""
         return _largest(
             len(rows[row]),
-            lambda k: verdict(told(k if r == row else 0 for r in range(len(rows)))).is_safe,
+            lambda k: verdict(with_quicker(k if r == row else 0 for r in range(len(rows)))).is_safe,
         )
 
     seen = rows_seen(plan.pp)
     # A row that is not looked at holds no more than the one before it that is.
-    many = [min(len(own), most(max(s for s in seen if s <= row))) for row, own in enumerate(rows)]
-    if not any(many) or all(k == len(own) for k, own in zip(many, rows, strict=True)):
+    many = [min(len(blocks), most(max(s for s in seen if s <= row))) for row, blocks in enumerate(rows)]
+    if not any(many) or all(k == len(blocks) for k, blocks in zip(many, rows, strict=True)):
         return None
-    found = told(many)
-    return found if verdict(found).is_safe else None
+    request = with_quicker(many)
+    return request if verdict(request).is_safe else None
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -91,10 +91,10 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 def _ranges(numbers: Iterable[int], key: str, value: str) -> tuple[Range, ...]:
     """Of ascending numbers, those that follow each other in one."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     for n in numbers:
-        if found and found[-1].last == n - 1:
-            found[-1] = replace(found[-1], last=n)
+        if ranges and ranges[-1].last == n - 1:
+            ranges[-1] = replace(ranges[-1], last=n)
         else:
-            found.append(Range(n, n, ((key, value),)))
-    return tuple(found)
+            ranges.append(Range(n, n, ((key, value),)))
+    return tuple(ranges)

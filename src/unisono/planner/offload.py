@@ -39,37 +39,37 @@ def with_homes(got: Price, ask: PlanRequest) -> Price:
 
 def put_away(plan: Plan) -> Away:
     """What lies elsewhere of any part of the model; of all parts in the same home."""
-    ranges = (one.says("offload") for one in ranges_of(plan.blocks))
+    ranges = (blocks.says("offload") for blocks in ranges_of(plan.blocks))
     every = (away_of(plan), *(away_in(text) for text in ranges if text is not None))
-    return Away(*(any(getattr(one, kind.name) for one in every) for kind in fields(Away)))
+    return Away(*(any(getattr(blocks, kind.name) for blocks in every) for kind in fields(Away)))
 
 
 def at_home(plan: Plan) -> Plan:
     """The same with nothing elsewhere."""
     ranges = tuple(
-        replace(one, said=tuple(pair for pair in one.said if pair[0] != "offload"))
-        for one in ranges_of(plan.blocks)
+        replace(blocks, said=tuple(pair for pair in blocks.said if pair[0] != "offload"))
+        for blocks in ranges_of(plan.blocks)
     )
     return replace(plan, offload="none", blocks=text_of(ranges))
 
 
-def verdict(ask: PlanRequest, found: MemoryVerdict) -> MemoryVerdict:
+def verdict(ask: PlanRequest, usual: MemoryVerdict) -> MemoryVerdict:
     """The fullest rank with what stays, by the ledger of what is alive; what a host's ranks put into its memory stays
     there. found: the verdict without offload."""
     away = put_away(ask.plan)
     if not away:
-        return found
-    model, slack = _model(ask), found.memory.slack / found.memory.allocated
+        return usual
+    model, slack = _model(ask), usual.memory.slack / usual.memory.allocated
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
     rows = [alive(model, ask.plan, **sizes, row=row) for row in range(ask.plan.pp)]
     if ask.cluster.cores and not away.on_disk:
         plain = at_home(ask.plan)
         rows = [
-            max(one, alive(model, plain, **sizes, row=row), key=lambda m: m.total)
-            for row, one in enumerate(rows)
+            max(memory, alive(model, plain, **sizes, row=row), key=lambda m: m.total)
+            for row, memory in enumerate(rows)
         ]
     row = max(range(len(rows)), key=lambda r: rows[r].total)
-    return replace(found, row=row, memory=replace(rows[row], slack=slack * rows[row].total))
+    return replace(usual, row=row, memory=replace(rows[row], slack=slack * rows[row].total))
 
 
 def _model(ask: PlanRequest) -> Transformer:
@@ -86,8 +86,8 @@ def _model(ask: PlanRequest) -> Transformer:
 def _on_cores(each: list[Copied], ask: PlanRequest, pace: float) -> Traffic:
     """Copies read and write, with the cores that compute; in the mean over rows. pace: seconds of a byte, of those that
     are read and of those that are written."""
-    moved = sum(one.of_step(ask.micros) for one in each) / len(each)
-    update = sum(2.0 * one.step for one in each) / len(each)
+    moved = sum(copies.of_step(ask.micros) for copies in each) / len(each)
+    update = sum(2.0 * copies.step for copies in each) / len(each)
     return Traffic(moved, 2.0 * pace * moved, 2.0 * pace * moved, 2.0 * pace * update)
 
 
@@ -97,14 +97,14 @@ def _on_device(each: list[Copied], ask: PlanRequest, got: Price) -> Traffic:
     rate = _rate(ask)
     whole = got.busiest / ask.micros
     ahead = whole / (3.0 + _again(ask))
-    found = list[Traffic]()
-    for one in each:
+    rows = list[Traffic]()
+    for copies in each:
         forward, back, step = (
-            nbytes / rate for nbytes in (max(one.left, one.ahead), one.back, one.step)
+            nbytes / rate for nbytes in (max(copies.left, copies.ahead), copies.back, copies.step)
         )  # both ways at once
         shown = ask.micros * (max(0.0, forward - ahead) + max(0.0, back - (whole - ahead))) + step
-        found.append(Traffic(one.of_step(ask.micros), ask.micros * (forward + back) + step, shown, step))
-    return max(found, key=lambda traffic: (traffic.exposed, traffic.bytes))
+        rows.append(Traffic(copies.of_step(ask.micros), ask.micros * (forward + back) + step, shown, step))
+    return max(rows, key=lambda traffic: (traffic.exposed, traffic.bytes))
 
 
 def _again(ask: PlanRequest) -> float:

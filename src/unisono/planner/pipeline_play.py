@@ -41,8 +41,8 @@ def span(schedule: str, n_layer: int, micros: int, each: Rows) -> float | None:
         return None
     if actions(schedule, ranks, micros) <= FEW or micros <= 4 * ranks:
         return _span(schedule, micros, each)
-    some, more = (_span(schedule, rounds * ranks, each) for rounds in (3, 4))
-    return more + (micros - 4 * ranks) * (more - some) / ranks
+    few, more = (_span(schedule, rounds * ranks, each) for rounds in (3, 4))
+    return more + (micros - 4 * ranks) * (more - few) / ranks
 
 
 def actions(schedule: str, ranks: int, micros: int) -> int:
@@ -62,13 +62,15 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 
 
 def _span(schedule: str, micros: int, each: Rows) -> float:
-    own, ranks = of(schedule), len(each.forward)
+    named, ranks = of(schedule), len(each.forward)
     if isinstance(
-        own, Unflushed
+        named, Unflushed
     ):  # what a further step adds; the pipeline is filled and emptied once for many
-        some, more = (_length(schedule, own.flow(ranks, micros, steps), each) for steps in (ranks, ranks + 1))
-        return more - some
-    return _length(schedule, made(schedule, ranks, micros), each)
+        few, more = (
+            _length(schedule, named.flow(ranks, micros, steps), each) for steps in (ranks, ranks + 1)
+        )
+        return more - few
+    return _length(schedule, timetable_of(schedule, ranks, micros), each)
 
 
 def _length(schedule: str, timetable: Timetable, each: Rows) -> float:
@@ -90,13 +92,13 @@ def costs(
     return parts.forward, parts.backward, 0.0, parts.weight, together
 
 
-def made(schedule: str, ranks: int, micros: int) -> Timetable:
+def timetable_of(schedule: str, ranks: int, micros: int) -> Timetable:
     """The timetable that a run plays, which is the same however blocks are cut."""
-    return _made(of(schedule).model_copy(update={"cut": ""}), ranks, micros)  # type: ignore[arg-type]  # frozen
+    return _cached_timetable(of(schedule).model_copy(update={"cut": ""}), ranks, micros)  # type: ignore[arg-type]  # frozen
 
 
 @lru_cache(maxsize=64)
-def _made(schedule: Schedule, ranks: int, micros: int) -> Timetable:
+def _cached_timetable(schedule: Schedule, ranks: int, micros: int) -> Timetable:
     """Plans that a search plays after each other often have the same one."""
     return schedule.timetable(ranks, micros)
 

@@ -50,8 +50,8 @@ def mixture(text: str) -> Mixture:
 
 
 def _slower(link: Link, key: str) -> Source:
-    own = link.sources[key]
-    return Source(own.origin, f"the slower of the pools' own links between nodes; {own.text}")
+    source = link.sources[key]
+    return Source(source.origin, f"the slower of the pools' own links between nodes; {source.text}")
 
 
 def _between_nodes(name: str, pool: Cluster) -> Link:
@@ -72,14 +72,16 @@ def _stack(pools: tuple[Cluster, ...]) -> str:
 def _from_file(path: Path) -> Mixture:
     table = from_file(path)
     table.known(_KEYS)
-    given = table.tables("pool")
-    if len(given) < 2:
+    entries = table.tables("pool")
+    if len(entries) < 2:
         raise table.wrong("a mixture has two pools at least", "pool", "another [[pool]]")
-    named = [own.text("name", own.text("like", f"pool {place}")) for place, own in enumerate(given, 1)]
-    pools = tuple(cluster_of(own, name) for own, name in zip(given, named, strict=True))
-    for own, pool in zip(given, pools, strict=True):
+    named = [
+        entry.text("name", entry.text("like", f"pool {place}")) for place, entry in enumerate(entries, 1)
+    ]
+    pools = tuple(cluster_of(entry, name) for entry, name in zip(entries, named, strict=True))
+    for entry, pool in zip(entries, pools, strict=True):
         if pool.loader.samples or pool.loader.bandwidth:
-            raise own.wrong(
+            raise entry.wrong(
                 "loaders cannot be priced on a mixture of devices", "loader_samples_s", "leave it out"
             )
     if "join" not in table.values:

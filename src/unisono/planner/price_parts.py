@@ -151,15 +151,15 @@ class Detail:
 
     def mean(self, value: Callable[[KindOfBlock], float]) -> float:
         """Of a block."""
-        return sum(one.part * value(one) for one in self.kinds)
+        return sum(kind.part * value(kind) for kind in self.kinds)
 
     def both(self, part: str) -> float:
         """A part of both passes over a block, with what the backward one computes a second time."""
-        return self.mean(lambda one: getattr(one.kernels.ahead, part) + getattr(one.kernels.back, part))
+        return self.mean(lambda kind: getattr(kind.kernels.ahead, part) + getattr(kind.kernels.back, part))
 
     def again(self, part: str) -> float:
         """Of what it computes a second time."""
-        return self.mean(lambda one: getattr(one.kernels.more, part))
+        return self.mean(lambda kind: getattr(kind.kernels.more, part))
 
     def once(self, part: str) -> float:
         """The same without that."""

@@ -96,12 +96,12 @@ def settled(ask: PlanRequest) -> PlanRequest:
     """What a plan that leaves something open comes to: recompute as in `_again`; a codec that is chosen by measuring is
     the one that would be chosen if steps took what they are priced at. Raises UsageError for what has no price."""
     every = _rungs(ask)
-    asks = [_again(one) for one in every]
+    asks = [_again(request) for request in every]
     codec = member("codec", ask.plan.codec)
     if len(asks) == 1 or codec is None:
         return asks[0]
     where = machine(ask.cluster)
-    return asks[codec.taken([with_homes(where.closed(one), one).step for one in asks])]
+    return asks[codec.taken([with_homes(where.closed(request), request).step for request in asks])]
 
 
 def _rungs(ask: PlanRequest) -> list[PlanRequest]:
@@ -111,10 +111,10 @@ def _rungs(ask: PlanRequest) -> list[PlanRequest]:
     names = list(codec.rungs) if codec is not None and ask.plan.dp > 1 else []
     if ask.cluster.cores:
         names = names[:1]
-    found = [replace(ask, plan=replace(ask.plan, codec=name)) for name in names] or [ask]
-    for one in found:
-        _known(one)
-    return found
+    requests = [replace(ask, plan=replace(ask.plan, codec=name)) for name in names] or [ask]
+    for request in requests:
+        _known(request)
+    return requests
 
 
 def _again(ask: PlanRequest) -> PlanRequest:
@@ -128,19 +128,19 @@ def _again(ask: PlanRequest) -> PlanRequest:
     def played(recompute: str) -> PlanRequest:
         return replace(ask, plan=replace(ask.plan, recompute=recompute))
 
-    def found(one: PlanRequest) -> MemoryVerdict:
-        return offload.verdict(one, where.verdict(one))
+    def fit_of(request: PlanRequest) -> MemoryVerdict:
+        return offload.verdict(request, where.verdict(request))
 
     if model is None or "recompute" in where.unmeasured(played("auto:full=1").plan):
-        return next((one for one in map(played, quick) if found(one).fits), played("full"))
+        return next((request for request in map(played, quick) if fit_of(request).fits), played("full"))
 
     def lacking(plan: Plan) -> int | None:
-        got = found(played(plan.recompute))
+        got = fit_of(played(plan.recompute))
         return None if got.fits else got.row
 
     stages = stages_in(model, ask.plan, layers(ask))
-    some = fewest(ask.plan, *stages, lacking, selective="selective" in quick)
-    return played("full" if some is None else some.recompute)
+    fitting = fewest(ask.plan, *stages, lacking, selective="selective" in quick)
+    return played("full" if fitting is None else fitting.recompute)
 
 
 def _known(ask: PlanRequest) -> None:

@@ -23,23 +23,23 @@ def fewest(
 
     Example: of four rows of 8 blocks under 1f1b, `recompute=auto:full=4/2/0/0,selective=0`.
     """
-    full, some = [0] * len(blocks), [0] * len(blocks)
+    full, attention = [0] * len(blocks), [0] * len(blocks)
 
     def more(row: int) -> bool:
         """One step more of a row; False where all of it is computed again."""
         for stage in rows[row] if selective else ():
-            if some[stage] + full[stage] < blocks[stage]:
-                some[stage] += 1
+            if attention[stage] + full[stage] < blocks[stage]:
+                attention[stage] += 1
                 return True
         for stage in rows[row]:
             if full[stage] < blocks[stage]:
                 full[stage] += 1
-                some[stage] -= some[stage] > 0
+                attention[stage] -= attention[stage] > 0
                 return True
         return False
 
     while True:
-        tried = replace(plan, recompute=_text(full, some, blocks))
+        tried = replace(plan, recompute=_text(full, attention, blocks))
         lacking = fullest(tried)
         if lacking is None:
             return tried

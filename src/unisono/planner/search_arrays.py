@@ -80,16 +80,16 @@ def _served(schedules: tuple[str, ...], micros: tuple[int, ...], ranks: int, n_l
 
 def array(values: Any, *shape: int) -> Array:
     """Of floats; what it is made of may be arrays itself."""
-    made = np.array(values, float)
-    return made.reshape(shape) if shape else made
+    floats = np.array(values, float)
+    return floats.reshape(shape) if shape else floats
 
 
 def like(plan: Plan, **changes: Any) -> Plan:
     """The plan with other values, which are known to be of the contract and not looked at again."""
-    made = object.__new__(Plan)
+    copy = object.__new__(Plan)
     for (key, put), value in zip(_SETTERS, _VALUES(plan), strict=True):
-        put(made, changes.get(key, value))
-    return made
+        put(copy, changes.get(key, value))
+    return copy
 
 
 def totals_by(bench: SearchShared, mesh: Plan, axes: Axes) -> Totals:
@@ -202,24 +202,24 @@ def layout_of(bench: SearchShared, mesh: Plan, schedule: str) -> tuple[tuple[flo
 
 def blocks_by(bench: SearchShared, mesh: Plan, axes: Axes) -> Blocks:
     """Blocks of all ways to shard: arrays (zero, mode, size, kind)."""
-    made, sizes = totals_by(bench, mesh, axes), array([b for b, _ in axes.sizes], -1, 1)
-    found = {
+    totals, sizes = totals_by(bench, mesh, axes), array([b for b, _ in axes.sizes], -1, 1)
+    variants = {
         whole: blocks(
-            bench.model, like(mesh, zero=3 if whole else 1), bench.cluster, bench.stack, sizes, made
+            bench.model, like(mesh, zero=3 if whole else 1), bench.cluster, bench.stack, sizes, totals
         )
         for whole in {zero == 3 for zero in axes.zeros}
     }
-    each = [found[zero == 3] for zero in axes.zeros]
+    each = [variants[zero == 3] for zero in axes.zeros]
     shape = (1, len(axes.modes), len(axes.sizes), len(axes.kinds))
 
     def stacked(parts: Sequence[Any]) -> Array:
         return np.concatenate([np.broadcast_to(part, shape) for part in parts])
 
     def named(name: str) -> Array:
-        return stacked([getattr(one, name) for one in each])
+        return stacked([getattr(variant, name) for variant in each])
 
     def both(name: str) -> tuple[Any, Any]:
-        pairs = [getattr(one, name) for one in each]
+        pairs = [getattr(variant, name) for variant in each]
         return stacked([pair[0] for pair in pairs]), stacked([pair[1] for pair in pairs])
 
     return Blocks(named("forward"), named("backward"), both("stem"), both("head"), named("send"))

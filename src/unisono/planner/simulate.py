@@ -82,8 +82,8 @@ class PlanResult:
 class DoesNotFit(Infeasible):
     """The plan needs more memory than a device has; `short` bytes more."""
 
-    def __init__(self, what: str, answer: PlanResult, **given: Any) -> None:
-        super().__init__(what, **given)
+    def __init__(self, what: str, answer: PlanResult, **details: Any) -> None:
+        super().__init__(what, **details)
         self.answer = answer
 
     def as_dict(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Loading:
 def fed(ask: PlanRequest) -> Loading:
     """What the request's plan asks of each host. Ranks that work on the same samples read them once a host."""
     model, plan, cluster = ask.model, ask.plan, ask.cluster
-    loader, own = cluster.loader, ask.micro_batch * ask.micros
+    loader, samples = cluster.loader, ask.micro_batch * ask.micros
     host = min(loader.devices or cluster.node, cluster.devices)
 
     def here(axis: str) -> int:
@@ -65,7 +65,7 @@ def fed(ask: PlanRequest) -> Loading:
         )
     return Loading(
         hosts=ceil(plan.replicas / readers) * spread,
-        each=own * readers,
+        each=samples * readers,
         tokens=model.context,
         sample=Sample(stored, model.sample.copied),
         rates=rates,

@@ -92,10 +92,10 @@ def measured(times: Sequence[float]) -> Law:
 
 def _numbers(path: Path) -> list[float]:
     try:
-        found = [float(word) for word in path.read_text(encoding="utf-8").replace(",", " ").split()]
+        numbers = [float(word) for word in path.read_text(encoding="utf-8").replace(",", " ").split()]
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise _unread(f"measured:{path}: {reason}", "a file of numbers, one step a line", "C03") from None
-    if not found or min(found) <= 0.0 or max(found) == inf:
+    if not numbers or min(numbers) <= 0.0 or max(numbers) == inf:
         raise _unread(f"measured:{path} has no step times above 0", "one step a line", "C03")
-    return found
+    return numbers

@@ -14,7 +14,7 @@ from unisono.planner.simulate import PlanRequest, PlanResult
 def unsure(ask: PlanRequest) -> float:
     """The relative error that a plan's techniques add to its price beside the stack's own, which all plans share: of
     techniques that the stack was not fitted to."""
-    return hypot(*(APART[one] for one in untried(ask.plan, ask.stack)))
+    return hypot(*(APART[technique] for technique in untried(ask.plan, ask.stack)))
 
 
 def simplest(answers: Sequence[PlanResult], most: float = inf) -> list[PlanResult]:
@@ -23,6 +23,6 @@ def simplest(answers: Sequence[PlanResult], most: float = inf) -> list[PlanResul
     if not answers:
         return []
     limit = min((1.0 + unsure(answers[0].request)) * answers[0].price.step, most)
-    near = [one for one in answers if one.price.step <= limit] or [answers[0]]
-    first = min(near, key=lambda one: unsure(one.request))  # of equals the quickest
-    return [first, *(one for one in answers if one is not first)]
+    near = [answer for answer in answers if answer.price.step <= limit] or [answers[0]]
+    first = min(near, key=lambda answer: unsure(answer.request))  # of equals the quickest
+    return [first, *(answer for answer in answers if answer is not first)]

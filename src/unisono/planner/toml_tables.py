@@ -43,8 +43,8 @@ class Table:
 
     def over(self, base: "Table") -> "Table":
         """This table where it says something, `base` elsewhere."""
-        own = {key: value for key, value in self.values.items() if key != "like"}
-        return Table({**base.values, **own}, self.lines, self.path, self.name)
+        values = {key: value for key, value in self.values.items() if key != "like"}
+        return Table({**base.values, **values}, self.lines, self.path, self.name)
 
     def table(self, key: str) -> "Table":
         inner = self.values[key]
@@ -86,18 +86,18 @@ class Table:
         """A value, plain or { value, origin, source }. Raises UsageError for a missing one or a strange origin."""
         if key not in self.values:
             raise self.wrong(f"{key} is missing", "", f"{key} = …")
-        given = self.values[key]
-        if not (isinstance(given, dict) and "value" in given):
-            return given, Source("given", f"{self.where(key)}")
-        Table(given, self.lines, (*self.path, key), self.name).known(_FIELDS)
-        origin = given.get("origin", "given")
+        value = self.values[key]
+        if not (isinstance(value, dict) and "value" in value):
+            return value, Source("given", f"{self.where(key)}")
+        Table(value, self.lines, (*self.path, key), self.name).known(_FIELDS)
+        origin = value.get("origin", "given")
         if origin not in ORIGINS:
             raise self.wrong(
                 f"{key}: origin {origin!r} is not known{meant(str(origin), ORIGINS)}",
                 key,
                 f"one of: {', '.join(ORIGINS)}",
             )
-        return given["value"], Source(origin, str(given.get("source", "")))
+        return value["value"], Source(origin, str(value.get("source", "")))
 
 
 def parsed(text: str, name: str) -> Table:
@@ -139,16 +139,16 @@ def from_file(path: Path) -> Table:
 
 def inherited(all_of: Table, name: str) -> Table:
     """The table `name` over the one that it is `like`, so that a variant says only what differs."""
-    own = all_of.table(name)
-    if "like" not in own.values:
-        return own
-    return own.over(inherited(all_of, own.text("like")))
+    table = all_of.table(name)
+    if "like" not in table.values:
+        return table
+    return table.over(inherited(all_of, table.text("like")))
 
 
-def likeness(own: Table, all_of: Table, kind: str) -> Table:
+def likeness(table: Table, all_of: Table, kind: str) -> Table:
     """A user's table over the package's one that it is `like`. Raises UsageError where there is none of that name."""
-    like = own.text("like")
+    like = table.text("like")
     if like not in all_of.values:
         what = f"like: no {kind} is called {like!r}{meant(like, tuple(all_of.values))}"
-        raise own.wrong(what, "like", f"one of: {' '.join(all_of.values)}")
-    return own.over(inherited(all_of, like))
+        raise table.wrong(what, "like", f"one of: {' '.join(all_of.values)}")
+    return table.over(inherited(all_of, like))

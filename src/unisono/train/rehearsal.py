@@ -60,12 +60,12 @@ class Rehearsed:
 
     def sums(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(axis, operation) → (how often, bytes of the whole tensors)."""
-        found: dict[tuple[str, str], tuple[int, int]] = {}
+        totals: dict[tuple[str, str], tuple[int, int]] = {}
         for call in self.calls:
             if call.op != "arrived":
-                times, nbytes = found.get((call.axis, call.op), (0, 0))
-                found[call.axis, call.op] = times + 1, nbytes + call.nbytes
-        return found
+                times, nbytes = totals.get((call.axis, call.op), (0, 0))
+                totals[call.axis, call.op] = times + 1, nbytes + call.nbytes
+        return totals
 
 
 class Onlooker(TorchDispatchMode):
@@ -82,9 +82,9 @@ class Onlooker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        told = self._answer(func, args, kwargs)
-        if told is not None:
-            return told
+        answer = self._answer(func, args, kwargs)
+        if answer is not None:
+            return answer
         out = self._shapes.call(func, args, kwargs)
         for x in tree_iter(out):
             if isinstance(x, Tensor):
@@ -195,14 +195,14 @@ def rehearse(
                 train_step(run, leaves)
             watching.stepping = False
     names = _axes(run)
-    told = [replace(call, axis=names.get(call.group, call.group)) for call in calls]
+    named = [replace(call, axis=names.get(call.group, call.group)) for call in calls]
     return Rehearsed(
         at=dict(run.mesh.at),
         stages=tuple(run.local.stages),
         parameters=sum(slot.master.numel() for slot in run.local.slots if not slot.alias),
         lasting=lasting,
         peak=watching.peak,
-        calls=told,
+        calls=named,
         waits=watching.waits,
         strays=watching.strays,
         notes=notes,

@@ -7,7 +7,7 @@ from pathlib import Path
 from unisono import config
 from unisono.planner.from_recipe import request_of
 from unisono.planner.simulate import simulate
-from unisono.planner.stack import Stack, own, scaled, stack
+from unisono.planner.stack import Stack, read_stack, scaled, stack
 from unisono.planner.toml_tables import Table, is_file
 from unisono.verbs._sizes import model_of
 
@@ -19,7 +19,7 @@ def stack_of(text: str, where: str, environ: Mapping[str, str]) -> Stack:
     """The stack of a name or a file, for prices on a cluster. Raises UsageError."""
     if not is_file(text):
         return stack(text)
-    made, run = own(Path(text))
+    made, run = read_stack(Path(text))
     return made if run is None else scaled(made, _factor(made, run, Path(text).parent, environ))
 
 

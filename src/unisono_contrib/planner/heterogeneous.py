@@ -11,7 +11,7 @@ from dataclasses import replace
 from unisono.plan import Plan
 from unisono.plan.grammar import choice
 from unisono.planner.collectives import message
-from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
+from unisono.planner.cuts import cut_of, is_cuttable, rows_of, with_cut
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
@@ -46,14 +46,14 @@ def closed(ask: PlanRequest) -> Price:
     """A step; gradients and the update go at the pace of the pool where they take longest."""
     plan, cluster, stack, micro_batch, micros = ask.plan, ask.cluster, ask.stack, ask.micro_batch, ask.micros
     model = dealt(ask)
-    each, found = _passes(model, plan, cluster, stack, micro_batch, micros), list[Price]()
+    each, prices = _passes(model, plan, cluster, stack, micro_batch, micros), list[Price]()
     for pool in sorted(set(cluster.rows)):
         share = learned(model, share_of(model, plan, cluster.rows.index(pool), stack.balanced))
         # Whether a tied weight is on two rows is a matter of the pipeline's first row.
         met = replace(share, stem=each.first.stem, head=each.first.head)
-        own = replace(each, first=met, every=met, owned=owned(plan, share))
-        found.append(composed(model, plan, cluster.pools[pool], stack, own, micros))
-    return max(found, key=lambda one: one.step)
+        parts = replace(each, first=met, every=met, owned=owned(plan, share))
+        prices.append(composed(model, plan, cluster.pools[pool], stack, parts, micros))
+    return max(prices, key=lambda price: price.step)
 
 
 def rows_on(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:
@@ -77,7 +77,7 @@ def _passes(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
 ) -> Passes:
     """The rows' own seconds; all else as on each pool, by its share of the blocks."""
-    own = rows_on(model, plan, cluster, stack, micro_batch)
+    rows = rows_on(model, plan, cluster, stack, micro_batch)
     counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
     share = {
         pool: sum(n for n, at in zip(counts, cluster.rows, strict=True) if at == pool) / model.n_layer
@@ -88,7 +88,7 @@ def _passes(
         part * (sum(each[pool].rows.forward) + sum(each[pool].rows.backward)) for pool, part in share.items()
     )
     # Ends lie on one pool, and not by its share of the blocks.
-    more = (sum(own.forward) + sum(own.backward)) / mean
+    more = (sum(rows.forward) + sum(rows.backward)) / mean
     inside: dict[str, Traffic] = {}
     for pool, part in share.items():
         for axis, t in each[pool].inside.items():
@@ -100,7 +100,7 @@ def _passes(
         return more * sum(part * getattr(each[pool], key) for pool, part in share.items())
 
     parts = {key: whole(key) for key in ("arithmetic", "device", "again", "attention")}
-    return replace(each[cluster.rows[0]], rows=own, inside=inside, **parts)
+    return replace(each[cluster.rows[0]], rows=rows, inside=inside, **parts)
 
 
 def _messages(
@@ -129,15 +129,15 @@ def cut(
 ) -> Plan:
     """The plan with the cut whose dearest row is cheapest, of those whose rows fit where any do; as it is where it says
     one, or where rows have several stages, which have equally many blocks."""
-    if plan.pp == 1 or given(plan.schedule) or not is_cuttable(plan.schedule):
+    if plan.pp == 1 or cut_of(plan.schedule) or not is_cuttable(plan.schedule):
         return plan
     each = [detail(model, plan, cluster.of_row(row), stack, micro_batch).blocks for row in range(plan.pp)]
-    block = [one.forward + one.backward for one in each]
+    block = [blocks.forward + blocks.backward for blocks in each]
     beside = [2 * send for send in _messages(model, plan, cluster, stack, micro_batch)]
     beside[0] += sum(each[0].stem)
     beside[-1] += sum(each[-1].head)
     given_ = {
-        "speeds": [1.0 / one for one in block],
+        "speeds": [1.0 / blocks for blocks in block],
         "beside": [b / o for b, o in zip(beside, block, strict=True)],
     }
 
@@ -152,10 +152,10 @@ def cut(
     counts = range(1, model.n_layer + 1)
     room = [bisect(counts, False, key=lambda n, row=row: not fits(row, n)) for row in range(plan.pp)]
     try:
-        found = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, rooms=room, **given_)
+        stages = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, rooms=room, **given_)
     except ValueError:  # nothing fits: what is fastest says by how much
-        found = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, **given_)
-    return replace(plan, schedule=with_cut(plan.schedule, [len(part) for part in found]))
+        stages = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, **given_)
+    return replace(plan, schedule=with_cut(plan.schedule, [len(part) for part in stages]))
 
 
 def rows(ask: PlanRequest) -> Rows:
@@ -188,7 +188,7 @@ def verdict(ask: PlanRequest) -> MemoryVerdict:
         )
         for row in range(plan.pp)
     ]
-    return max(each, key=lambda one: (one.short, one.memory.total / one.capacity))
+    return max(each, key=lambda fit: (fit.short, fit.memory.total / fit.capacity))
 
 
 def memory_of_row(

@@ -42,8 +42,8 @@ class Timeline:
 def timeline(ask: PlanRequest, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
-    made = timetable(ask)
-    placed = pricing.placed(ask, made)
+    table = timetable(ask)
+    placed = pricing.placed(ask, table)
     shown = [
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()
@@ -55,7 +55,9 @@ def timeline(ask: PlanRequest, price: Price) -> Timeline:
         ("wait stragglers", price.straggling),
         ("data", price.loading),
     ]
-    return Timeline(made, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(made.rows)))
+    return Timeline(
+        table, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(table.rows))
+    )
 
 
 def timetable(ask: PlanRequest) -> Timetable:
@@ -67,12 +69,12 @@ def timetable(ask: PlanRequest) -> Timetable:
             fix="a smaller --train.global_batch: the pattern in the middle repeats itself",
             code="C22",
         )
-    made = SCHEDULES.read(ask.plan.schedule).timetable(ask.plan.pp, ask.micros)
-    if made.length > ask.model.n_layer:
+    table = SCHEDULES.read(ask.plan.schedule).timetable(ask.plan.pp, ask.micros)
+    if table.length > ask.model.n_layer:
         raise UsageError(
-            f"{ask.plan.schedule} has {made.length} stages, the model {ask.model.n_layer} layers",
+            f"{ask.plan.schedule} has {table.length} stages, the model {ask.model.n_layer} layers",
             where=f"{ask.plan}",
             fix="a smaller pp, or another schedule",
             code="C22",
         )
-    return made
+    return table

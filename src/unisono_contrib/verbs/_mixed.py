@@ -8,7 +8,7 @@ from unisono.config import Loaded
 from unisono.plan import Plan
 from unisono.planner import formatting, search, simulate
 from unisono.planner.clusters import cluster, names
-from unisono.planner.formatting import Told, room
+from unisono.planner.formatting import Description, room
 from unisono.planner.from_recipe import assuming, request_on_mixture, unpriced
 from unisono.planner.machines.mixture import Mixture, placements
 from unisono.planner.pools import mixture
@@ -46,7 +46,7 @@ def priced(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixt
     return where, asked(request_on_mixture(loaded, model_of(loaded, environ), where, given.stack), given)
 
 
-def simulated(where: Mixture, ask: PlanRequest) -> Told:
+def simulated(where: Mixture, ask: PlanRequest) -> Description:
     """(the object of --json, the page). Raises DoesNotFit where no placement fits."""
     found = mixtures.everywhere(where, ask)
 
@@ -54,7 +54,7 @@ def simulated(where: Mixture, ask: PlanRequest) -> Told:
         return mixtures.everywhere(where, other)[0].answer if any(placements(where, other.plan)) else None
 
     simulate.demand(found[0].answer, priced=elsewhere)
-    keys, text = mixtures.told(found)
+    keys, text = mixtures.describe(found)
     return {**formatting.facts(found[0].answer), **keys}, f"{formatting.page(found[0].answer)}\n\n{text}"
 
 
@@ -73,17 +73,17 @@ def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mi
     return where, replace(space, assumed=assumed)
 
 
-def planned(where: Mixture, space: Space, top: int) -> Told:
+def planned(where: Mixture, space: Space, top: int) -> Description:
     """(the object of --json, the page). Raises Infeasible where no plan fits, over all pools or on one alone."""
     found = mixtures.find(space, where, top)
     if not found.placed and all(one is None for _, one in found.alone):
         raise _nothing(where, space, found)
-    return mixtures.told_of(found)
+    return mixtures.describe_best(found)
 
 
 def _nothing(where: Mixture, space: Space, found: mixtures.MixedRanking) -> Infeasible:
     """Why nothing fits, and the smallest cluster of one of its kinds on which something would."""
-    told, fixes = f"{found.found.searched} plans on {where.name}", list[tuple[float, str]]()
+    told, fixes = f"{found.ranking.searched} plans on {where.name}", list[tuple[float, str]]()
     for name in (pool.name.partition(":")[0] for pool in where.pools):
         at = replace(space, cluster=cluster(name)) if name in names() else None
         larger = (

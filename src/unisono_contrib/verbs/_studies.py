@@ -11,7 +11,7 @@ from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import formatting, simulate, stragglers
 from unisono.planner.clusters import of_size
-from unisono.planner.formatting import Told
+from unisono.planner.formatting import Description
 from unisono.planner.from_recipe import NOT_BUILT, judged, of_tokens
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import kind
@@ -30,7 +30,7 @@ _SINGLE = (
 )  # fmt: skip
 
 
-def single(ask: PlanRequest, given: Any) -> Told:
+def single(ask: PlanRequest, given: Any) -> Description:
     """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
     ask = asked(ask, given)
     if given.out is not None:
@@ -39,11 +39,11 @@ def single(ask: PlanRequest, given: Any) -> Told:
     answer = orders.best(every) if every else simulate.simulate(ask)
     better = recut.better(answer)
     simulate.demand(answer, recut.sentence(better, answer) if better is not None else "")
-    ordered = orders.told(answer, every)
+    ordered = orders.describe(answer, every)
     shown = [ordered[1]] if given.order is not None else []
     told = [
         (formatting.facts(answer), formatting.page(answer)),
-        recut.told(better, answer),
+        recut.describe(better, answer),
         *_extras(answer, given),
     ]
     facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
@@ -82,16 +82,16 @@ def equipped(cluster: Cluster, given: Any) -> Cluster:
     return replace(cluster, loader=loader)
 
 
-def _extras(answer: PlanResult, given: Any) -> Iterator[Told]:
+def _extras(answer: PlanResult, given: Any) -> Iterator[Description]:
     """What comes after the price. Raises UsageError."""
     ask = answer.request
     if ask.stragglers is not None:
         yield formatting.stragglers(answer, ask.stragglers)
     if given.mtbf is not None:
         yield _failing(answer, given)
-    yield sensitivity.told(sensitivity.sensitivities(ask))
+    yield sensitivity.describe(sensitivity.sensitivities(ask))
     if given.batches or given.noise_scale is not None:
-        yield batches.told(ask, given.noise_scale)
+        yield batches.describe(ask, given.noise_scale)
 
 
 def _law(text: str) -> stragglers.Law:
@@ -116,7 +116,7 @@ def _law(text: str) -> stragglers.Law:
     return stragglers.measured(times)
 
 
-def _failing(answer: PlanResult, given: Any) -> Told:
+def _failing(answer: PlanResult, given: Any) -> Description:
     if missing := [flag for flag in ("checkpoint_gb_s", "restart_s") if getattr(given, flag) is None]:
         flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
         fix = "--mtbf 50000 --checkpoint-gb-s 100 --restart-s 300"
@@ -124,13 +124,13 @@ def _failing(answer: PlanResult, given: Any) -> Told:
     hours, unit = given.mtbf
     ask = answer.request
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
-    return failures.told(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
+    return failures.describe(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
 
 
 # --- studies of many plans -------------------------------------------------------------------------------------------
 
 
-def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Told | None:
+def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Description | None:
     """The study of --sweep; None where it is not asked for. Raises UsageError, Infeasible."""
     if given.sweep is None:
         if given.weak:
@@ -156,7 +156,7 @@ def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Told | None:
 
     over = sweep.axis(given.sweep)
     rows = sweep.sweep(base, over, sized, weak=given.weak, legal=legal)
-    told, text = sweep.told(base, over, rows, given.weak)
+    told, text = sweep.describe(base, over, rows, given.weak)
     if given.out is not None:
         text += f"\npicture    {_draw(told, base, given.out)}"
     if all(row["plan"] is None for row in rows):

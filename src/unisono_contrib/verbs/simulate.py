@@ -38,7 +38,7 @@ class SimulateVerb(RecipeVerb):
 
     def run(self, call: CommandCall) -> Result:
         args, settings = call.args, call.settings
-        given = loaded(call, args.file, demo=args.demo)
+        recipe = loaded(call, args.file, demo=args.demo)
         args.cluster, _ = cluster_asked(call)
         args.stack = stack_asked(call)
         from unisono.planner.from_recipe import request_of
@@ -49,17 +49,17 @@ class SimulateVerb(RecipeVerb):
         if is_mixture(args.cluster):
             from unisono_contrib.verbs import _mixed as mixed
 
-            mixture, ask = mixed.priced(given, call.environ, args)
+            mixture, ask = mixed.priced(recipe, call.environ, args)
             if settings.dry_run:
                 return _would_price(call, ask, mixture.name)
             result, page = mixed.simulated(mixture, ask)
         elif args.sweep and settings.dry_run:
             facts = {"cluster": args.cluster, "sweep": args.sweep}
             return call.would(facts, f"would sweep  {args.sweep}  on {args.cluster}")
-        elif (study := studies.many(given, call.environ, args)) is not None:
+        elif (study := studies.many(recipe, call.environ, args)) is not None:
             result, page = study
         else:
-            ask = request_of(given, model_of(given, call.environ), args.cluster, args.stack, args.order)
+            ask = request_of(recipe, model_of(recipe, call.environ), args.cluster, args.stack, args.order)
             if settings.dry_run:
                 return _would_price(call, ask, ask.cluster.name)
             result, page = studies.single(ask, args)

@@ -40,13 +40,15 @@ class Mixture:
     def seen_from(self, pool: int) -> Cluster:
         """All devices as one pool's are: its own device and links, and those of the others behind the join. Groups that
         span pools are priced from each of them, and go at the pace of the slowest."""
-        own = self.pools[pool]
-        join, links = replace(self.join, size=self.devices), own.links
+        cluster = self.pools[pool]
+        join, links = replace(self.join, size=self.devices), cluster.links
         last = links[-1] if len(links) > 1 else None
         if last is not None and join.bandwidth >= last.bandwidth and join.latency <= last.latency:
             # What joins the pools is no worse than what joins the nodes of this one: they are one level.
-            return replace(own, devices=self.devices, links=(*links[:-1], replace(last, size=self.devices)))
-        return replace(own, devices=self.devices, links=(*links, join))
+            return replace(
+                cluster, devices=self.devices, links=(*links[:-1], replace(last, size=self.devices))
+            )
+        return replace(cluster, devices=self.devices, links=(*links, join))
 
     def clusters(self, where: Placement) -> tuple[Cluster, ...]:
         """What a plan that lies so is priced on: one cluster whose rows differ; of replicas one for each kind of
@@ -109,7 +111,7 @@ def placements(mixture: Mixture, plan: Plan) -> Iterator[Placement]:
                 counts[pool] = min(sizes[pool] // (plan.world // parts), left)
                 left -= counts[pool]
             for order in (orders if kind == "rows" else orders[:1]) if not left else ():
-                one = Placement(kind, tuple((pool, counts[pool]) for pool in order if counts[pool]))
-                if one not in seen and (kind == "rows" or len(one.pools) > 1):
-                    seen.add(one)
-                    yield one
+                placement = Placement(kind, tuple((pool, counts[pool]) for pool in order if counts[pool]))
+                if placement not in seen and (kind == "rows" or len(placement.pools) > 1):
+                    seen.add(placement)
+                    yield placement

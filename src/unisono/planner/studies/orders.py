@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
-from unisono.planner.formatting import Column, Told, figure, figures, lines, more_than, share, table
+from unisono.planner.formatting import Column, Description, figure, figures, lines, more_than, share, table
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
 from unisono.planner.price_parts import Price
@@ -60,18 +60,18 @@ def distinct(ask: PlanRequest) -> list[tuple[PlanRequest, Price]]:
     that are left out where groups would lie unevenly over a level, since prices count as if all lay like the first.
     Raises UsageError where orders mean nothing."""
     plan, usual = ask.plan, under(ask, USUAL)
-    own = of_many(plan, USUAL)
-    alone = tuple(axis for axis in USUAL if axis not in own)
-    found = [(usual, closed(usual))]
-    for some in permutations(own):
-        order = (*some, *alone)
-        if some == own or not evenly(plan, order) or any(uneven(plan, ask.cluster, order)):
+    axes = of_many(plan, USUAL)
+    alone = tuple(axis for axis in USUAL if axis not in axes)
+    requests = [(usual, closed(usual))]
+    for permuted in permutations(axes):
+        order = (*permuted, *alone)
+        if permuted == axes or not evenly(plan, order) or any(uneven(plan, ask.cluster, order)):
             continue
         other = under(ask, order)
         price = closed(other)
-        if all(price != seen for _, seen in found):
-            found.append((other, price))
-    return found
+        if all(price != seen for _, seen in requests):
+            requests.append((other, price))
+    return requests
 
 
 def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, str]]:
@@ -91,12 +91,12 @@ def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, st
 
 def compared(ask: PlanRequest) -> list[PlanResult]:
     """The plan under every order that differs, the usual one first. Raises UsageError where orders mean nothing."""
-    return [simulate(one) for one, _ in distinct(ask)]
+    return [simulate(request) for request, _ in distinct(ask)]
 
 
 def best(every: Sequence[PlanResult]) -> PlanResult:
     """The quickest; the usual order, which is the first, where none is quicker than that by a hundredth."""
-    first = min(every, key=lambda one: one.price.step)
+    first = min(every, key=lambda answer: answer.price.step)
     return first if gain(first, every[0]) >= WORTH else every[0]
 
 
@@ -109,37 +109,37 @@ def quicker(
     for usual, ((_, alone), *others) in every:
         for ask, price in others:
             promised.append((usual.price.step + price.step - alone.step, len(promised), ask))
-    found = [
+    answers = [
         simulate(ask) for step, _, ask in sorted(promised)[:_TRIED] if 1.0 - step / best.price.step >= WORTH
     ]
-    fitting = [one for one in found if one.verdict.fits and gain(one, best) >= WORTH]
-    return min(fitting, key=lambda one: one.price.step, default=None)
+    fitting = [answer for answer in answers if answer.verdict.fits and gain(answer, best) >= WORTH]
+    return min(fitting, key=lambda answer: answer.price.step, default=None)
 
 
 # --- as told ---------------------------------------------------------------------------------------------------------
 
 
-def told(answer: PlanResult, every: Sequence[PlanResult] = ()) -> Told:
+def describe(answer: PlanResult, every: Sequence[PlanResult] = ()) -> Description:
     """How a plan's axes lie on the cluster's levels; and under every other order, where they were asked for."""
     plan, cluster = answer.request.plan, answer.request.cluster
-    own, levels = of_many(plan, cluster.order), dict[str, Any]()
-    played = "" if own == of_many(plan, USUAL) else f"; --launch.order {','.join(own)} plays it"
-    said = [("order", f"{', '.join(own) or 'one rank'}: the innermost first{played}")]
-    for axis in (*own, *(("ep",) if plan.ep > 1 else ())):
+    axes, levels = of_many(plan, cluster.order), dict[str, Any]()
+    played = "" if axes == of_many(plan, USUAL) else f"; --launch.order {','.join(axes)} plays it"
+    said = [("order", f"{', '.join(axes) or 'one rank'}: the innermost first{played}")]
+    for axis in (*axes, *(("ep",) if plan.ep > 1 else ())):
         ranks, apart = getattr(plan, axis), stride(plan, axis, cluster.order)
         ways = zip(cluster.links, cluster.levels(apart, ranks), strict=True)
-        split = {link.name: some for link, some in ways if some > 1}
+        split = {link.name: count for link, count in ways if count > 1}
         levels[axis] = {"ranks": ranks, "apart": apart, "ways": split}
-        over = " x ".join(f"{some} over {level}" for level, some in split.items())
+        over = " x ".join(f"{count} over {level}" for level, count in split.items())
         said.append(("", f"{axis}: {ranks} ranks, {apart} apart: {over}"))
     crossed = list(uneven(plan, cluster, cluster.order))
     said += [
         ("", f"groups of {axis} lie unevenly over {level}: some cross more than is priced")
         for axis, level in crossed
     ]
-    rows = [_row(one, every[0]) for one in sorted(every, key=lambda one: one.price.step)]
+    rows = [_row(other, every[0]) for other in sorted(every, key=lambda other: other.price.step)]
     facts = {
-        "axes": list(own), "levels": levels, "uneven": [{"axis": axis, "level": level} for axis, level in crossed],
+        "axes": list(axes), "levels": levels, "uneven": [{"axis": axis, "level": level} for axis, level in crossed],
         "orders": rows or None,
     }  # fmt: skip
     if rows:
@@ -152,10 +152,10 @@ def told(answer: PlanResult, every: Sequence[PlanResult] = ()) -> Told:
     return {"order": facts}, "\n".join(text)
 
 
-def _row(one: PlanResult, usual: PlanResult) -> dict[str, Any]:
-    more = {what: s for what, s in more_than(one, usual).items() if abs(s) >= 1e-3 * usual.price.step}
-    axes = of_many(one.request.plan, one.request.cluster.order)
-    return {"axes": list(axes), "step_s": one.price.step, "gain": gain(one, usual), "more_s": more}
+def _row(answer: PlanResult, usual: PlanResult) -> dict[str, Any]:
+    more = {what: s for what, s in more_than(answer, usual).items() if abs(s) >= 1e-3 * usual.price.step}
+    axes = of_many(answer.request.plan, answer.request.cluster.order)
+    return {"axes": list(axes), "step_s": answer.price.step, "gain": gain(answer, usual), "more_s": more}
 
 
 def _parts(more: Mapping[str, float]) -> str:
@@ -169,19 +169,21 @@ _COLUMNS = (
 _SHOWN = 5
 
 
-def told_of(answers: Sequence[PlanResult]) -> Told:
+def describe_best(answers: Sequence[PlanResult]) -> Description:
     """For `plan`, of its best plans and what is quicker than the first in another order: the key `order`, and a
     sentence, "" where orders cannot differ."""
-    every = [(one, distinct(one.request)) for one in answers]
-    found = quicker(answers[0], every)
-    if found is None:
+    every = [(answer, distinct(answer.request)) for answer in answers]
+    better = quicker(answers[0], every)
+    if better is None:
         alike = all(len(orders) == 1 for _, orders in every)
         said = "" if alike else f"no other order of the axes is quicker by {100 * WORTH:.0f} % or more"
         return {"order": {"quicker": None}}, said
-    own = next(place for place, one in enumerate(answers, 1) if one.request.plan == found.request.plan)
-    which = "it" if own == 1 else f"plan {own}"
-    row = {**figures(found), **_row(found, answers[0])}
+    number = next(
+        place for place, answer in enumerate(answers, 1) if answer.request.plan == better.request.plan
+    )
+    which = "it" if number == 1 else f"plan {number}"
+    row = {**figures(better), **_row(better, answers[0])}
     return {"order": {"quicker": row}}, (
         f"with --launch.order {','.join(row['axes'])} (innermost first) {which} would be"
-        f" {share(gain(found, answers[0]))} quicker: {found.price.step:.4g} s a step"
+        f" {share(gain(better, answers[0]))} quicker: {better.price.step:.4g} s a step"
     )

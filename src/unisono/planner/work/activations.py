@@ -71,27 +71,27 @@ def _feed(model: Transformer, width: int, e: int, tp: int) -> float:
     return e * (model.d_model * (2 if apart else 1) + width * (4 if model.gated else 2) / tp)
 
 
-def _experts(model: Transformer, some: Experts, e: int, tp: int, ep: int) -> float:
+def _experts(model: Transformer, experts: Experts, e: int, tp: int, ep: int) -> float:
     """Bytes of one token in a sparse layer: the router's input, scores and order of all experts, and its choices; of
     each choice the token as it comes to its expert, what that makes of it on the way, and its result, which is weighed.
     Tokens that come from other ranks are put in the order of experts, and back."""
     h, wide, cut = model.d_model, max(4, e), max(1, tp // ep)
-    router = wide * h + some.count * (wide + INDEX) + wide * (some.top_k + 1)
-    load = arriving(some, ep)
-    chosen = some.top_k * cut * min(1.0, some.capacity or 1.0)
-    width = some.width * (4 if model.gated else 2) / cut
-    here = some.top_k * cut * load * (e * (h + width) + (2 * INDEX if ep > 1 else 0))
+    router = wide * h + experts.count * (wide + INDEX) + wide * (experts.top_k + 1)
+    load = arriving(experts, ep)
+    chosen = experts.top_k * cut * min(1.0, experts.capacity or 1.0)
+    width = experts.width * (4 if model.gated else 2) / cut
+    here = experts.top_k * cut * load * (e * (h + width) + (2 * INDEX if ep > 1 else 0))
     shared = 0.0
-    if some.shared_width:
-        shared = _feed(model, some.shared_width, e, tp) - (e * h if e == wide and tp == 1 else 0)
+    if experts.shared_width:
+        shared = _feed(model, experts.shared_width, e, tp) - (e * h if e == wide and tp == 1 else 0)
     return (router + here + chosen * (e * h + INDEX + wide)) / tp + shared
 
 
-def arriving(some: Experts, ep: int) -> float:
+def arriving(experts: Experts, ep: int) -> float:
     """Tokens that a rank's experts compute on, in shares of the mean: the load tells ranks apart only where they hold
     different experts, and room is never filled up."""
-    most = some.load if ep > 1 else 1.0
-    return min(most, some.capacity) if some.capacity else most
+    most = experts.load if ep > 1 else 1.0
+    return min(most, experts.capacity) if experts.capacity else most
 
 
 def head_bytes(

@@ -30,15 +30,15 @@ class HeldExperts(NamedTuple):
 
 def held_experts(model: Transformer, plan: Plan) -> HeldExperts:
     """Of a model without experts, nothing."""
-    some = model.experts
-    if some is None:
+    experts = model.experts
+    if experts is None:
         return HeldExperts(0.0, 0.0, False)
-    each = matrices(model.gated) * model.d_model * some.width
-    flat = (matrices(model.gated) - 1) * some.width + model.d_model if model.bias else 0
+    each = matrices(model.gated) * model.d_model * experts.width
+    flat = (matrices(model.gated) - 1) * experts.width + model.d_model if model.bias else 0
     cut = max(1, plan.tp // plan.ep)
     dealt = plan.ep * plan.tp > 1
     over = dealt and plan.shard > 1 and (plan.cp * plan.tp % plan.ep > 0 or plan.cp > 1)
-    return HeldExperts(some.count * each / (plan.ep * cut), some.count * flat / plan.ep, over)
+    return HeldExperts(experts.count * each / (plan.ep * cut), experts.count * flat / plan.ep, over)
 
 
 _COUNTED = (
@@ -69,8 +69,8 @@ def elements(model: Transformer, plan: Plan) -> tuple[float, int]:
     """(elements of one layer's routed experts on one rank before ZeRO, ranks that ZeRO deals them to)."""
     if model.experts is None:
         return 0.0, 1
-    own = group(model.experts, plan)
-    return model.layer_experts / (plan.ep * own.cut), own.owners
+    holders = group(model.experts, plan)
+    return model.layer_experts / (plan.ep * holders.cut), holders.owners
 
 
 def products(
@@ -83,17 +83,17 @@ def products(
     h, ups, cut = model.d_model, matrices(model.gated) - 1, max(1, tp // ep)
     rows = tokens / tp * experts.top_k * ep * cut / experts.count * experts.factor
     local = experts.count / ep
-    found = [
+    shapes = [
         (tokens / tp, float(h), float(experts.count), 1.0),
         (rows, float(h), ups * experts.width / cut, local),
         (rows, experts.width / cut, float(h), local),
     ]
     if experts.shared_width:
-        found += [
+        shapes += [
             (tokens, float(h), ups * experts.shared_width / tp, 1.0),
             (tokens, experts.shared_width / tp, float(h), 1.0),
         ]
-    return found
+    return shapes
 
 
 def arriving(experts: Experts, tokens: float, tp: int, ep: int) -> float:
@@ -124,8 +124,8 @@ def calls(
     if plan.ep == 1:
         return []
     held = exchanged(model, experts, tokens, plan.tp, item)
-    found = [Transfer("ep", "dispatch", held, 2.0, behind=behind, copies=experts.top_k)]
+    transfers = [Transfer("ep", "dispatch", held, 2.0, behind=behind, copies=experts.top_k)]
     if plan.tp > plan.ep:
         gathered = arriving(experts, tokens, plan.tp, plan.ep) * model.d_model * item
-        found.append(Transfer("cut", "all_gather", gathered, 2.0, behind=behind))
-    return found
+        transfers.append(Transfer("cut", "all_gather", gathered, 2.0, behind=behind))
+    return transfers

@@ -38,11 +38,11 @@ def block_bytes(
     if model.latent:
         whole += 2 * e * (model.latent.query + model.latent.key_value)  # before and after their norms
     if model.experts:
-        some = model.experts
+        experts = model.experts
         # The router's logits and their softmax in fp32; tokens as they come to experts and as they leave.
-        whole += model.sparse_share * 8 * some.count
-        routed = some.top_k * some.factor * (2 * h * e * max(1, tp // ep) + hidden * some.width)
-        dealt += model.sparse_share * (routed + hidden * some.shared_width)
+        whole += model.sparse_share * 8 * experts.count
+        routed = experts.top_k * experts.factor * (2 * h * e * max(1, tp // ep) + hidden * experts.width)
+        dealt += model.sparse_share * (routed + hidden * experts.shared_width)
     if fused:
         scores = 4.0 * model.n_head  # one fp32 logarithm a row
     elif recompute == "selective":

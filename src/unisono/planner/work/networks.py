@@ -17,49 +17,49 @@ INDEX: Annotated[float, _NUMBERS] = 8.0
 
 
 def table_calls(
-    own: Tables, plan: Plan, samples: float, item: float, *, backward: bool
+    tables: Tables, plan: Plan, samples: float, item: float, *, backward: bool
 ) -> Iterator[Transfer]:
     """Of one pass over dealt tables, of so many samples of one rank. item: bytes of an element."""
     if plan.ep == 1:
         return
     n = plan.ep
-    if not own.count:  # nobody has said how they are cut
-        yield Transfer("ep", "all_to_all", own.given * samples * item)
+    if not tables.count:  # nobody has said how they are cut
+        yield Transfer("ep", "all_to_all", tables.given * samples * item)
         return
-    width = own.given / own.count
+    width = tables.given / tables.count
     most = (
-        -(-own.count // n) if own.cut == "table" else own.count
+        -(-tables.count // n) if tables.cut == "table" else tables.count
     )  # tables of one rank; what is short is filled up
-    if not backward and own.cut == "table":
-        yield Transfer("ep", "all_to_all", n * samples * most * own.indices / own.count * INDEX)
+    if not backward and tables.cut == "table":
+        yield Transfer("ep", "all_to_all", n * samples * most * tables.indices / tables.count * INDEX)
     elif not backward:
-        yield Transfer("ep", "all_gather", n * samples * own.indices * INDEX)
-    if own.cut == "row":
+        yield Transfer("ep", "all_gather", n * samples * tables.indices * INDEX)
+    if tables.cut == "row":
         way = "all_gather" if backward else "reduce_scatter"
-        yield Transfer("ep", way, n * samples * own.given * item)
+        yield Transfer("ep", way, n * samples * tables.given * item)
     else:
-        part = width if own.cut == "table" else -(-width // n)
+        part = width if tables.cut == "table" else -(-width // n)
         yield Transfer("ep", "all_to_all", n * samples * most * part * item)
 
 
 def longest_share(part: WorkPart, tp: int) -> WorkPart:
     """The part as the rank with most units has it: the first one, where they are not dealt evenly."""
-    own = part.channels
-    if own is None or tp == 1:
+    channels = part.channels
+    if channels is None or tp == 1:
         return part
-    most = -(-own.units // tp)
+    most = -(-channels.units // tp)
 
     def here(size: int) -> int:
-        return size * most // own.units
+        return size * most // channels.units
 
-    products = tuple(_dealt(one, own.units, most) for one in part.products)
+    products = tuple(_dealt(product, channels.units, most) for product in part.products)
     return replace(
         part,
-        parameters=part.parameters - own.parameters + here(own.parameters),
-        flops=sum(one.flops for one in products),
-        activations=part.activations - own.activations + here(own.activations),
+        parameters=part.parameters - channels.parameters + here(channels.parameters),
+        flops=sum(product.flops for product in products),
+        activations=part.activations - channels.activations + here(channels.activations),
         products=products,
-        moved=part.moved - own.moved + here(own.moved),
+        moved=part.moved - channels.moved + here(channels.moved),
     )
 
 
@@ -72,18 +72,20 @@ def _dealt(product: Product, units: int, most: int) -> Product:
 
 
 def crossings(
-    own: Channels, plan: Plan, samples: float, *, backward: bool, wide: bool, again: bool = False
+    channels: Channels, plan: Plan, samples: float, *, backward: bool, wide: bool, again: bool = False
 ) -> Iterator[Transfer]:
     """Sums over the ranks of tp in one pass over a part. wide: what is entered is fp32 under autocast. again: of a
     forward pass that is computed again."""
     if plan.tp == 1:
         return
     item = ITEM[plan.precision]
-    if backward and own.entered:
+    if backward and channels.entered:
         fp32 = wide and not plan.arithmetic.narrow
-        yield Transfer("tp", "all_reduce", float(own.entered * samples * (max(4, item) if fp32 else item)))
-    elif not backward and (own.again or not again):
-        yield Transfer("tp", "all_reduce", float(own.left * samples * item))
+        yield Transfer(
+            "tp", "all_reduce", float(channels.entered * samples * (max(4, item) if fp32 else item))
+        )
+    elif not backward and (channels.again or not again):
+        yield Transfer("tp", "all_reduce", float(channels.left * samples * item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +177,10 @@ def cut(network: Network, rows: int, tp: int = 1) -> list[tuple[WorkPart, ...]]:
         return matrix_elements(part) if network.by_weights else float(part.flops)
 
     ranges = balance([cost(part) for part in blocks], cost(stem), cost(head), rows)
-    found = [tuple(blocks[part.start : part.stop]) for part in ranges]
-    found[0] = (stem, *found[0])
-    found[-1] = (*found[-1], head)
-    return [tuple(longest_share(part, tp) for part in parts) for parts in found]
+    stages = [tuple(blocks[part.start : part.stop]) for part in ranges]
+    stages[0] = (stem, *stages[0])
+    stages[-1] = (*stages[-1], head)
+    return [tuple(longest_share(part, tp) for part in parts) for parts in stages]
 
 
 def matrix_elements(part: WorkPart) -> float:
@@ -189,7 +191,7 @@ def matrix_elements(part: WorkPart) -> float:
 def read_elements(parts: tuple[WorkPart, ...], plan: Plan, samples: float) -> float:
     """Elements of the tables of one rank that get a gradient from so many samples: those that were read."""
     tables = (part.tables for part in parts if part.tables)
-    return sum(min(own.elements / plan.ep, own.touched * samples) for own in tables)
+    return sum(min(table.elements / plan.ep, table.touched * samples) for table in tables)
 
 
 def kept_by(part: WorkPart, plan: Plan) -> int:
@@ -202,12 +204,12 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool, again
     """One pass over one part of a rank. Backwards a kernel reads what came back and what was kept, and writes what goes
     on. again: of a forward pass that is computed again."""
     ways, item = 2 if backward else 1, ITEM[plan.precision]
-    found: list[MatrixProduct] = []
+    products: list[MatrixProduct] = []
     for rows, inner, columns, many, read, batched, _ in part.products:
         # Another sample adds rows to a product with weights, and products where both factors are activations.
         rows, many = (rows, many * samples) if batched else (rows * samples, many)
-        one = MatrixProduct(rows, inner, columns, many, float(read * samples) if read else None)
-        found += one.gradients if backward else (one,)
+        product = MatrixProduct(rows, inner, columns, many, float(read * samples) if read else None)
+        products += product.gradients if backward else (product,)
     calls: tuple[Transfer, ...] = ()
     if part.tables:
         calls = tuple(table_calls(part.tables, plan, samples, float(item), backward=backward))
@@ -215,5 +217,5 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool, again
         wide = part.channels.widens or part.channels.normed
         calls += tuple(crossings(part.channels, plan, samples, backward=backward, wide=wide, again=again))
     return PartPass(
-        tuple(found), moved=part.moved * samples * item * ways, kernels=part.kernels * ways, calls=calls
+        tuple(products), moved=part.moved * samples * item * ways, kernels=part.kernels * ways, calls=calls
     )

@@ -14,8 +14,8 @@ def handed_elements(model: Transformer, plan: Plan) -> float:
 
 def dealt_elements(model: Transformer, plan: Plan) -> float:
     """Elements of one block that `shard` deals, and gathers at once; of dense and sparse blocks the mean."""
-    own, (dealt, whole) = held_experts(model, plan), model.block_parameters
-    routed = 0.0 if own.apart else own.matrices + own.biases
+    experts, (dealt, whole) = held_experts(model, plan), model.block_parameters
+    routed = 0.0 if experts.apart else experts.matrices + experts.biases
     return on_rank(plan.tp, dealt, whole) + model.sparse_share * routed
 
 
@@ -24,4 +24,4 @@ def each_block(model: Transformer, plan: Plan, blocks: float, row: int) -> list[
     ways = in_order(model, plan, row)
     weights = [dealt_elements(model, way) for way in ways]
     each = blocks / sum(weights)  # of rows with two copies of their blocks, and of uneven ones the mean
-    return [(way, each * one) for way, one in zip(ways, weights, strict=True)]
+    return [(way, each * weight) for way, weight in zip(ways, weights, strict=True)]

@@ -18,8 +18,8 @@ def leafwise(plan: Plan) -> bool:
 
 def transfer_of(call: Call, ranks: int) -> Transfer:
     """The transfer of which one of `ranks` ranks sends the bytes that a member of a family declares."""
-    one = Transfer(call.axis, call.op, 1.0).sent(ranks)
-    return Transfer(call.axis, call.op, call.nbytes / one, call.times, later=True)
+    sent = Transfer(call.axis, call.op, 1.0).sent(ranks)
+    return Transfer(call.axis, call.op, call.nbytes / sent, call.times, later=True)
 
 
 def declared(model: Transformer | Network, plan: Plan, item: float, elements: float) -> Work:
@@ -30,15 +30,15 @@ def declared(model: Transformer | Network, plan: Plan, item: float, elements: fl
     rest = round(model.matrices(plan.tp)[1]) - sum(map(prod, shapes))
     coded = codec.work((*shapes, (max(1, rest),)), 4, plan.dp)
     scale = elements / (sum(map(prod, shapes)) + max(1, rest)) * item / 4
-    own = policy.work(round(item * elements), plan.dp)
+    policy_work = policy.work(round(item * elements), plan.dp)
     calls: list[Call] = []
     often = 0.0
-    for call in own.calls:
+    for call in policy_work.calls:
         if call.op == "all_reduce":
             calls += [Call("dp", c.op, round(c.nbytes * scale), call.times * c.times) for c in coded.calls]
             often += call.times
         else:
             calls.append(call)
     flops, moved = (own_ + often * scale * coded_ for own_, coded_ in
-                    ((own.flops, coded.flops), (own.moved, coded.moved)))  # fmt: skip
-    return Work(tuple(calls), own.kept + round(scale * coded.kept), round(flops), round(moved))
+                    ((policy_work.flops, coded.flops), (policy_work.moved, coded.moved)))  # fmt: skip
+    return Work(tuple(calls), policy_work.kept + round(scale * coded.kept), round(flops), round(moved))

@@ -100,7 +100,7 @@ class Transfer(NamedTuple):
         return self._replace(op=op, nbytes=self.nbytes / count, times=self.times * count, chunks=count)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The axis under which it is told: rows and columns are tp's."""
         return "tp" if self.axis in ("row", "column") else self.axis
 

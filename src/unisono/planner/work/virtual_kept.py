@@ -57,8 +57,8 @@ def attended_bytes(
     if selective:
         turned = 0 if model.learned else h + model.kv_width
         return tokens * e * (h + 2 * model.kv_width + turned) / tp
-    stretch, own = model.context // shards, shards // cp
-    keys = sum(stretch * (place + 1) for place in range(shards - own, shards))
+    stretch, stretches = model.context // shards, shards // cp
+    keys = sum(stretch * (place + 1) for place in range(shards - stretches, shards))
     scores = micro_batch * stretch * keys * model.n_head / tp
     seen = 2 * micro_batch * keys * h / tp
     masked = FLAG * stretch * keys * (shards // tp)

@@ -197,9 +197,9 @@ def _faults(call: CommandCall, resolved: "Resolved") -> str:
 
 def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:
     """One rank alone: its real code on the meta device."""
-    from unisono.verbs.train.rehearsal import told
+    from unisono.verbs.train.rehearsal import describe
 
-    facts, lines = told(resolved, call.args.world, call.args.rank or 0, call.environ)
+    facts, lines = describe(resolved, call.args.world, call.args.rank or 0, call.environ)
     return call.would({"plan": str(resolved.plan), **facts}, f"plan         {resolved.plan}", *lines)
 
 

@@ -65,19 +65,19 @@ def choose(
 
 def best_of_meshes(answers: Sequence[PlanResult]) -> list[PlanResult]:
     """The best plan of each mesh, of as many meshes as are played. answers: the best first."""
-    found: dict[tuple[int, ...], PlanResult] = {}
+    best: dict[tuple[int, ...], PlanResult] = {}
     for answer in answers:
         plan = answer.request.plan
-        found.setdefault((plan.dp, plan.shard, plan.cp, plan.tp, plan.pp), answer)
-    return list(found.values())[:PLAYED]
+        best.setdefault((plan.dp, plan.shard, plan.cp, plan.tp, plan.pp), answer)
+    return list(best.values())[:PLAYED]
 
 
 def _measured(
     known: Loaded, loaded: Loaded, answers: Sequence[PlanResult], play: Play
 ) -> tuple[Loaded, list[str]]:
     """The quickest plan as played. known: the recipe with a vocabulary, by which plans are played."""
-    took = dict(zip((str(one.request.plan) for one in answers), play(known, answers), strict=True))
-    best = min(answers, key=lambda one: took[str(one.request.plan)])
+    took = dict(zip((str(answer.request.plan) for answer in answers), play(known, answers), strict=True))
+    best = min(answers, key=lambda answer: took[str(answer.request.plan)])
     quickest = took[str(best.request.plan)]
     lines = [
         f"plan auto  {best.request.plan}: {words.seconds(quickest)} a step, the quickest of those played here"

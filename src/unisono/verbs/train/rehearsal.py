@@ -15,7 +15,7 @@ from unisono.verbs._sizes import model_of
 MIB = 2.0**20
 
 
-def told(
+def describe(
     resolved: Resolved, world: int, rank: int, environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
     """(the object of --json, lines). Raises UsageError where there is no such rank."""
@@ -28,8 +28,8 @@ def told(
 
     recipe, plan, batch = resolved.recipe, resolved.plan, resolved.batch
     corpus = load(recipe.data, recipe.model)
-    with imagined(rank, world) as made:
-        seen = rehearse(recipe, plan, corpus, rank, made)
+    with imagined(rank, world) as calls:
+        seen = rehearse(recipe, plan, corpus, rank, calls)
     row = seen.at["pp"]
     sums = {key: value for key, value in seen.sums().items() if key[1] != "recv"}
     memory = _priced(Loaded(recipe, plan, {}), batch.micro_batch, batch.micros, row, environ)

@@ -5,7 +5,7 @@ The model of failures is `spec.interval`'s, by which runs choose how often to sa
 
 from typing import Annotated
 
-from unisono.planner.formatting import Told, lasting, share
+from unisono.planner.formatting import Description, lasting, share
 from unisono.planner.simulate import PlanResult
 from unisono.planner.source import Source
 from unisono.spec.interval import daly, goodput, young
@@ -16,7 +16,7 @@ _SAVED = Source(
 CHECKPOINT_BYTES: Annotated[float, _SAVED] = 4.0
 
 
-def told(answer: PlanResult, mtbf: float, rate: float, restart: float) -> Told:
+def describe(answer: PlanResult, mtbf: float, rate: float, restart: float) -> Description:
     """The key `failures`. mtbf: of the whole job. rate: bytes/s of the storage, writing and reading. restart: from a
     failure to the next step, less reading. The interval is Daly's, in whole steps."""
     model, step = answer.request.model, answer.price.step

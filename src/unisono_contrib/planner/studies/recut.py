@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from unisono.planner.cuts import given, is_cuttable
-from unisono.planner.formatting import Told, lines, share
+from unisono.planner.cuts import cut_of, is_cuttable
+from unisono.planner.formatting import Description, lines, share
 from unisono.planner.model_kinds import attending
 from unisono.planner.pricing import verdict
 from unisono.planner.simulate import PlanRequest, PlanResult, gain, simulate
@@ -19,8 +19,8 @@ def better(answer: PlanResult) -> PlanResult | None:
     other = best(answer.request)
     if other is None:
         return None
-    found = simulate(other)
-    return found if not answer.verdict.fits or gain(found, answer) >= _WORTH else None
+    result = simulate(other)
+    return result if not answer.verdict.fits or gain(result, answer) >= _WORTH else None
 
 
 def best(ask: PlanRequest) -> PlanRequest | None:
@@ -36,23 +36,23 @@ def best(ask: PlanRequest) -> PlanRequest | None:
     return other if verdict(other).fits else None
 
 
-def sentence(found: PlanResult, answer: PlanResult) -> str:
+def sentence(better: PlanResult, answer: PlanResult) -> str:
     """The cut, and what it is good for."""
-    plan, step = f"schedule={found.request.plan.schedule}", f"{seconds(found.price.step)} a step"
+    plan, step = f"schedule={better.request.plan.schedule}", f"{seconds(better.price.step)} a step"
     return (
-        f"{plan} would be {share(gain(found, answer))} quicker: {step}"
+        f"{plan} would be {share(gain(better, answer))} quicker: {step}"
         if answer.verdict.fits
         else f"{plan} fits: {step}"
     )
 
 
-def told(found: PlanResult | None, answer: PlanResult) -> Told:
+def describe(better: PlanResult | None, answer: PlanResult) -> Description:
     """The key `better_cut`, and a line of the page."""
-    if found is None:
+    if better is None:
         return {"better_cut": None}, ""
-    plan = found.request.plan
+    plan = better.request.plan
     facts = {
-        "blocks": list(given(plan.schedule)), "plan": str(plan), "gain": gain(found, answer),
-        "step_s": found.price.step,
+        "blocks": list(cut_of(plan.schedule)), "plan": str(plan), "gain": gain(better, answer),
+        "step_s": better.price.step,
     }  # fmt: skip
-    return {"better_cut": facts}, lines([("cut", sentence(found, answer))])[0]
+    return {"better_cut": facts}, lines([("cut", sentence(better, answer))])[0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from unisono.plan.grid import Grid
-from unisono.planner.formatting import Row, Told
+from unisono.planner.formatting import Description, Row
 from unisono.planner.machines.cluster import Link
 from unisono.planner.model_kinds import attending
 from unisono.planner.pricing import verdict
@@ -39,35 +39,35 @@ def change(kind: str, what: str, gain: float, to: str = "", fits: bool = True) -
 def sensitivities(ask: PlanRequest) -> list[Row]:
     """All changes that have a price, the most useful first."""
     now = rate(ask)
-    found = [
+    changes = [
         change(kind, what, rate(other) / now - 1.0, to, verdict(other).fits)
         for kind, what, other, to in (*_hardware(ask), *_planned(ask), *_recipes(ask))
         if other.served
     ]
-    return sorted([*found, _memory(ask, now)], key=lambda row: -row["gain"])
+    return sorted([*changes, _memory(ask, now)], key=lambda row: -row["gain"])
 
 
 Offer = tuple[str, str, PlanRequest, str]  # kind, what, the changed request, to
 
 
 def _hardware(ask: PlanRequest) -> Iterator[Offer]:
-    where, own, more, percent = ask.cluster, ask.cluster.device, 1.0 + MORE, f"{100 * MORE:.0f} %"
-    peak = {dtype: flops * more for dtype, flops in own.peak.items()}
+    where, device, more, percent = ask.cluster, ask.cluster.device, 1.0 + MORE, f"{100 * MORE:.0f} %"
+    peak = {dtype: flops * more for dtype, flops in device.peak.items()}
     offers = [
         (f"{percent} more arithmetic (FLOP/s) in each device",
-         replace(where, device=replace(own, peak=peak))),
+         replace(where, device=replace(device, peak=peak))),
         (f"{percent} faster memory in each device",
-         replace(where, device=replace(own, bandwidth=own.bandwidth * more))),
+         replace(where, device=replace(device, bandwidth=device.bandwidth * more))),
     ]  # fmt: skip
     for link in where.links:
-        links = tuple(faster(one, more) if one.name == link.name else one for one in where.links)
+        links = tuple(faster(other, more) if other.name == link.name else other for other in where.links)
         offers.append((f"{percent} faster {link.name}", replace(where, links=links)))
     load = where.loader
     if load.samples or load.bandwidth:
         loader = replace(load, samples=load.samples * more, bandwidth=load.bandwidth * more)
         offers.append((f"{percent} faster data loading on each host", replace(where, loader=loader)))
     if where.links:
-        links = tuple(replace(one, latency=one.latency * (1.0 - MORE)) for one in where.links)
+        links = tuple(replace(other, latency=other.latency * (1.0 - MORE)) for other in where.links)
         offers.append((f"{percent} less latency on every link", replace(where, links=links)))
     for what, cluster in offers:
         yield "buy", what, replace(ask, cluster=cluster), ""
@@ -162,8 +162,8 @@ def _roomier(ask: PlanRequest) -> Iterator[PlanRequest]:
                     yield dealt(changed, ask.micro_batch * times, ask.micros // times)
 
 
-def told(found: Sequence[Row]) -> Told:
+def describe(changes: Sequence[Row]) -> Description:
     """The key `sensitivities`, all of them; the most useful that fit for people."""
-    useful = [row["says"] for row in found if row["fits"] and row["gain"] >= _WORTH][:_SHOWN]
+    useful = [row["says"] for row in changes if row["fits"] and row["gain"] >= _WORTH][:_SHOWN]
     nothing = ["nothing that was tried: no change of one thing gains 0.1 %"]
-    return {"sensitivities": list(found)}, "\n  ".join(["what would help", *(useful or nothing)])
+    return {"sensitivities": list(changes)}, "\n  ".join(["what would help", *(useful or nothing)])
