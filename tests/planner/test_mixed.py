@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
-from unisono.planner.clusters import cluster
+from unisono.planner.clusters import cluster, is_mixture
 from unisono.planner.cuts import with_cut
 from unisono.planner.formatting import waterfall
-from unisono.planner.machines.mixture import Mixture, placements
-from unisono.planner.pools import is_mixture, mixture
 from unisono.planner.search import candidates
 from unisono.planner.simulate import PlanRequest, PlanResult, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.programs.balance import balance
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.mixture import Mixture, placements
+from unisono_contrib.planner.pools import mixture
 from unisono_contrib.planner.studies.mixtures import PlacedAnswer, everywhere, find, pays
 
 MODEL = gpt(24, 16, 2048, 1024)

@@ -13,8 +13,9 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.formatting import lasting, waterfall
 from unisono.planner.memory import verdict
-from unisono.planner.simulate import DoesNotFit, PlanRequest, demand, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
+from unisono_contrib.planner.demand import DoesNotFit, demand
 
 GPT3 = (
     "--model.kind gpt --model.n_layer 96 --model.n_head 96 --model.d_model 12288 --model.context 2048"

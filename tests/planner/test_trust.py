@@ -11,9 +11,10 @@ from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.error_bars import APART, DEVICE, Trust, techniques, trust
-from unisono.planner.simulate import DoesNotFit, PlanRequest, demand, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import names, stack
 from unisono.spec import words
+from unisono_contrib.planner.demand import DoesNotFit, demand
 
 DENSE = gpt(32, 32, 4096, 4096, noisy=False)
 

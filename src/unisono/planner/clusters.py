@@ -53,6 +53,13 @@ def cluster(text: str) -> Cluster:
     return _cluster(inherited(table, name), name, int(nodes) if colon else None)
 
 
+def is_mixture(text: str) -> bool:
+    """Whether `--cluster` names several pools. Raises UsageError where a file cannot be read."""
+    if is_file(text):
+        return "pool" in from_file(Path(text)).values
+    return "+" in text
+
+
 def of_size(text: str, devices: int) -> Cluster:
     """The cluster that `cluster(text)` names, with so many devices: whole nodes, or one smaller node.
 

@@ -1,18 +1,14 @@
-"""What the planner says: plain rows, which are JSON as they are and tables for people; and the page of one price."""
+"""Prices as text: plain rows, which are JSON as they are and tables for people, and the first lines of a page."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from unisono.planner import replicas
 from unisono.planner.grouping import again_in_words, is_uniform
 from unisono.planner.memory import MARGIN, MemoryVerdict
 from unisono.planner.model_kinds import attending
-from unisono.planner.simulate import GIB, PlanRequest, PlanResult, gib
-from unisono.planner.stalls import Loading, fed, with_waits
-from unisono.planner.stragglers import Law
-from unisono.spec.fidelity import Fidelity
+from unisono.planner.simulate import GIB, PlanRequest, PlanResult
 from unisono.spec.words import nbytes
 from unisono.spec.words import seconds as duration
 
@@ -149,49 +145,7 @@ def parts(answer: PlanResult) -> list[Row]:
     return [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)]
 
 
-_TRAFFIC = (
-    Column("axis", "axis"), Column("a rank sends", "bytes", nbytes), Column("takes", "seconds", duration),
-    Column("not hidden", "exposed_s", duration),
-)  # fmt: skip
-
-
 # --- one price -------------------------------------------------------------------------------------------------------
-
-
-def fidelity(ask: PlanRequest) -> tuple[Fidelity, str]:
-    """How close the plan's result comes to one device's, and why."""
-    return replicas.fidelity(ask.plan)
-
-
-def facts(answer: PlanResult) -> dict[str, Any]:
-    """The object of the contract, and what else is known."""
-    ask, got = answer.request, answer.price
-    exact, why = fidelity(ask)
-    hours, hourly = 24 * answer.days * ask.plan.world, ask.cluster.cost_per_hour
-    return figures(answer) | {
-        "error_because": list(answer.trust.because),
-        "not_measured": list(answer.trust.unheld),
-        "tflops_per_device": answer.tflops,
-        "mem_gib": gib(answer.verdict.memory),
-        "capacity_gib": answer.verdict.capacity / GIB,
-        "fits": answer.verdict.fits,
-        "comm": {
-            axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed} for axis, t in got.comm.items()
-        },
-        "samples_per_s": ask.batch / got.step,
-        "device_hours": hours,
-        "cost": hours * hourly if hourly is not None else None,
-        "parameters": ask.model.workload.parameters,
-        "active_parameters": ask.model.workload.active,
-        "fidelity": exact.name,
-        "fidelity_why": why,
-        "cluster": ask.cluster.name,
-        "stack": ask.stack.name,
-        "stages": stages(answer),
-        "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
-        "waterfall": parts(answer),
-        "data": loading(fed(ask), got.step - got.loading),
-    }  # fmt: skip
 
 
 def stages(answer: PlanResult) -> list[Row]:
@@ -201,44 +155,6 @@ def stages(answer: PlanResult) -> list[Row]:
         {"stage": row, "blocks": n, "recompute": {way: n * (way == again) for way in ("selective", "full")}}
         for row, n in enumerate(answer.stages)
     ]
-
-
-def loading(data: Loading, step: float) -> Row:
-    """What each host has to load, and what of it is waited for. step: seconds of all else."""
-    what, rate = data.limit
-    return {
-        "hosts": data.hosts, "samples_per_host": data.each, "needs_samples_s": data.each / step,
-        "needs_tokens_s": data.each * data.tokens / step, "stored_bytes": data.sample.stored,
-        "copied_bytes": data.sample.copied, "gives_samples_s": dict(data.rates), "limit": what or None,
-        "gives": rate if data.rates else None, "said": data.said, "seconds": data.seconds,
-        "exposed_s": max(0.0, data.seconds - step),
-    }  # fmt: skip
-
-
-def stragglers(answer: PlanResult, law: Law) -> Description:
-    """What ranks wait for the slowest of them, which is part of the answer's price."""
-    price, plan = answer.price, answer.request.plan
-    calm = with_waits(price.bare, replace(answer.request, stragglers=None)).step
-    facts = {"law": law.name, "step_s": price.step, "waiting_s": price.straggling, "without_s": calm}
-    said = (
-        f"{law.name}: {duration(price.straggling)} of a step are waiting among {plan.world} ranks; without"
-        f" stragglers it takes {duration(calm)}"
-    )
-    return {"stragglers": facts}, lines([("stragglers", said)])[0]
-
-
-def page(answer: PlanResult) -> str:
-    """The same for people: memory, speed, days and error first, then where a step goes."""
-    shown, memory = facts(answer), gib(answer.verdict.memory)
-    said = [*summary(answer), *shared_out(answer)]
-    if shown["fidelity"] == Fidelity.LOSSY.name:
-        said.append(("fidelity", f"LOSSY: {shown['fidelity_why']}"))
-    said.append(("data", _loaded(shown["data"], answer.request.model.context)))
-    traffic = [{"axis": axis, **row} for axis, row in shown["comm"].items()]
-    kept = [f"{name} {gibibytes(part)}" for name, part in memory.items() if part and name != "total"]
-    text = [*lines(said), "", *_drawn(answer)]
-    text += ["", *table(_TRAFFIC, traffic)] if traffic else []
-    return "\n".join([*text, "", f"  memory of the fullest rank: {', '.join(kept)}"])
 
 
 def where(ask: PlanRequest) -> str:
@@ -283,13 +199,24 @@ def summary(answer: PlanResult) -> list[tuple[str, str]]:
 
 def training(answer: PlanResult) -> str:
     """`2.33 days for 47,684 steps of 2,097,152 tokens: 3,582 device-hours`, and what they cost."""
-    ask, row = answer.request, facts(answer)
-    cost = f", {row['cost']:,.0f} at cost_per_hour" if row["cost"] is not None else ""
+    ask, spent = answer.request, cost(answer)
+    price = f", {spent:,.0f} at cost_per_hour" if spent is not None else ""
     each = f" of {many(ask.batch * ask.model.context)} tokens" if ask.model.context > 1 else ""
     length = f"{lasting(86400 * answer.days)} for {ask.steps:,} steps{each}"
-    hours = row["device_hours"]
-    spent = f"{many(hours)} device-hours" if hours >= 0.1 else f"{many(3600 * hours)} device-seconds"
-    return f"{length}: {spent}{cost}"
+    hours = device_hours(answer)
+    used = f"{many(hours)} device-hours" if hours >= 0.1 else f"{many(3600 * hours)} device-seconds"
+    return f"{length}: {used}{price}"
+
+
+def device_hours(answer: PlanResult) -> float:
+    """Hours of all devices together that the run takes."""
+    return 24 * answer.days * answer.request.plan.world
+
+
+def cost(answer: PlanResult) -> float | None:
+    """What the run costs; None where nobody has said what an hour of a device does."""
+    hourly = answer.request.cluster.cost_per_hour
+    return None if hourly is None else device_hours(answer) * hourly
 
 
 def errors(answer: PlanResult) -> list[tuple[str, str]]:
@@ -334,28 +261,3 @@ def _again(answer: PlanResult) -> str:
     if model is None or is_uniform(plan):
         return plan.recompute
     return again_in_words(model, plan, answer.stages)
-
-
-def _loaded(data: Row, tokens: int) -> str:
-    each = f"each of {data['hosts']:,} hosts" if data["hosts"] > 1 else "the host"
-    rate = f", {many(data['needs_tokens_s'])} tokens/s" if tokens > 1 else ""
-    needs = f"{each} has to load {many(data['needs_samples_s'])} samples/s{rate}"
-    if data["exposed_s"]:
-        late = duration(data["exposed_s"])
-        return f"{needs}; {data['limit']} gives {many(data['gives'])}: {late} of a step are waited for"
-    if not data["said"]:
-        return f"{needs}: assumed fast enough (--loader-samples-s, --loader-gb-s price a slower one)"
-    return f"{needs}; hidden: {data['limit']} gives {many(data['gives'])}"
-
-
-def _drawn(answer: PlanResult) -> list[str]:
-    """The waterfall as a table, without what is too small to be seen."""
-    step = answer.price.step
-    unit, times = ("s", 1.0) if step >= 0.1 else ("ms", 1e3)
-    columns = (Column("where a step goes", "what"), Column(unit, "seconds", lambda s: f"{s * times:.4f}"),
-               Column("", "share", share), Column("", "bar"))  # fmt: skip
-    rows = [{**row, "share": row["seconds"] / step} for row in parts(answer)]
-    rows = [
-        {**row, "bar": "#" * max(0, round(40 * row["share"]))} for row in rows if abs(row["share"]) >= 5e-4
-    ]
-    return table(columns, rows)

@@ -1,5 +1,6 @@
 """What is asked of the planner: a recipe's model on a cluster under a plan, or under all legal plans. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from types import SimpleNamespace
@@ -9,18 +10,17 @@ from unisono.config import Loaded
 from unisono.config.models import Recipe
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
-from unisono.plan.checks import Batch, batch_of
+from unisono.plan.checks import Batch, Devices, batch_of
 from unisono.plan.grammar import played
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.error_bars import HALF
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.machines.mixture import Mixture
 from unisono.planner.model_kinds import Model, attending, kind
 from unisono.planner.predict import roomy
 from unisono.planner.stack import Stack, stack
 from unisono.planner.studies import orders
-from unisono.planner.timetables import chunks, copies, serves
+from unisono.planner.timetables import chunks, serves
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import kind_of
@@ -42,7 +42,7 @@ def request_of(
     if where.cores and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
         where = roomy(where, loaded.plan.world)
     software = software or stack(where.stack)
-    keys, assumed = assuming(loaded, loaded.plan, where)
+    keys, assumed = assuming(loaded, loaded.plan, (where,))
     plan, batch = planned(replace(loaded, plan=keys), where, model)
     steps, more = length(loaded, model, where, batch.global_batch)
     if loaded.origins.get("plan", "default") == "default":
@@ -54,24 +54,7 @@ def request_of(
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
-def request_on_mixture(
-    loaded: Loaded, model: Model, mixture: Mixture, software: Stack | None
-) -> simulate.PlanRequest:
-    """The same on devices of several kinds; the cluster is that of all as if they were one. Raises as above."""
-    if attending(model) is None:
-        raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
-                         fix=f"--cluster {mixture.pools[0].name}, one of its pools", code="C22")  # fmt: skip
-    keys, assumed = assuming(loaded, loaded.plan, mixture)
-    plan, batch = planned(replace(loaded, plan=keys), mixture, model)
-    unpriced(plan)
-    software, steps = software or stack(mixture.stack), loaded.recipe.train.steps
-    sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
-    return simulate.PlanRequest(
-        model, plan, mixture.whole(), software, *sizes, assumed=assumed, unplayed=later
-    )
-
-
-def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan, tuple[str, ...]]:
+def assuming(loaded: Loaded, plan: Plan, pools: Sequence[Cluster]) -> tuple[Plan, tuple[str, ...]]:
     """(the plan in the precision in which it is priced, what was taken since nobody named it, each in words).
 
     On accelerators that is the mixed precision that they have and `train` plays; on cores what `train` computes in
@@ -81,7 +64,6 @@ def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan
     recipe_plan = loaded.plan
     if "precision" not in plan.said and ("precision" in recipe_plan.said or recipe_plan.precision != "fp32"):
         plan = in_precision(plan, recipe_plan.precision)
-    pools = where.pools if isinstance(where, Mixture) else (where,)
     devices = [pool.device for pool in pools if not pool.cores]
     if "precision" not in plan.said and plan.precision == "fp32":
         if loaded.recipe.train.dtype == "float64":
@@ -101,11 +83,11 @@ def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan
     return plan, tuple(assumed)
 
 
-def length(loaded: Loaded, model: Model, where: Cluster | Mixture, batch: int) -> tuple[int, tuple[str, ...]]:
+def length(loaded: Loaded, model: Model, where: Cluster, batch: int) -> tuple[int, tuple[str, ...]]:
     """(steps of the run, what was taken since nobody named them): on accelerators, where the recipe says none, as many
     as 20 tokens a parameter take (Hoffmann et al., 2022)."""
     steps, transformer = loaded.recipe.train.steps, attending(model)
-    small = isinstance(where, Cluster) and (where.cores > 0 or where.device.name == "cpu")
+    small = where.cores > 0 or where.device.name == "cpu"
     if transformer is None or small or loaded.origins.get("train.steps") != "default":
         return steps, ()
     tokens = _CHINCHILLA * transformer.workload.active
@@ -140,14 +122,7 @@ def later(plan: Plan) -> tuple[str, ...]:
     return tuple(p.what.removesuffix(NOT_YET) for p in plan.check() if p.code == NOT_BUILT)
 
 
-def unpriced(plan: Plan) -> None:
-    """Raises UsageError for a timetable whose two ways would lie on unlike devices."""
-    if copies(plan.schedule) > 1:
-        raise UsageError(f"schedule={plan.schedule} cannot be priced on a mixture of devices", where="plan.schedule",
-                         fix="dualpipev or 1f1b", code="C22")  # fmt: skip
-
-
-def planned(loaded: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Plan, Batch]:
+def planned(loaded: Loaded, where: Devices, model: Model) -> tuple[Plan, Batch]:
     """The plan on all devices, and its batch. Raises UsageError, ConfigProblems with all that is wrong with it."""
     recipe = on_any_ranks(loaded.recipe)
     plan = loaded.plan.fill(where.devices)

@@ -1,13 +1,24 @@
 """The request for a price: a model, a plan, a cluster, a batch."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from unisono.plan import Plan
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import Model
 from unisono.planner.stack import Stack
-from unisono.planner.stragglers import Law
 from unisono.planner.timetables import serves
+
+
+class StepTimes(Protocol):
+    """How unevenly ranks work: a distribution of the seconds of their steps around a mean of 1."""
+
+    @property
+    def name(self) -> str: ...
+
+    def slowest(self, n: int) -> float:
+        """Mean of the longest of `n` ranks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +36,7 @@ class PlanRequest:
     micro_batch: int
     micros: int
     steps: int = 0
-    stragglers: Law | None = None
+    stragglers: StepTimes | None = None
     assumed: tuple[str, ...] = ()
     unplayed: tuple[str, ...] = ()
 

@@ -234,7 +234,7 @@ def space_on(
     """The same for a cluster and keys that are there already. The recipe's own plan gives its precision alone, since
     that changes what is computed. Raises ConfigProblems for held keys that no plan can be played with."""
     recipe = on_any_ranks(loaded.recipe)
-    held, assumed = assuming(loaded, held, where)
+    held, assumed = assuming(loaded, held, (where,))
     checked = judged(recipe, model)
     # What is not trained in this version at all is searched with the keys that are held, played here or not.
     later = all_keys or not recipe.model.played

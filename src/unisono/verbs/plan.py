@@ -52,8 +52,8 @@ class PlanVerb(RecipeVerb):
         args = call.args
         recipe = loaded(call, args.file, demo=args.demo)
         from unisono.planner import best
+        from unisono.planner.clusters import is_mixture
         from unisono.planner.from_recipe import of_tokens
-        from unisono.planner.pools import is_mixture
         from unisono.planner.predict import calibration
         from unisono.planner.space import space_of
         from unisono.verbs._sizes import model_of
@@ -102,7 +102,7 @@ def _on_mixture(call: CommandCall, recipe: Any) -> Result:
     if call.settings.dry_run:
         facts = {"cluster": mixture.name, "stack": space.stack.name}
         return call.would(facts, f"would search  {mixture.name} with {space.stack.name}")
-    result, page = mixed.planned(mixture, space, call.args.top)
+    result, page = mixed.planned_on(mixture, space, call.args.top)
     call.settings.say(page)
     return result
 

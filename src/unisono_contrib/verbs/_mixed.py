@@ -6,18 +6,22 @@ from typing import Any
 
 from unisono.config import Loaded
 from unisono.plan import Plan
-from unisono.planner import formatting, search, simulate
+from unisono.planner import search
 from unisono.planner.clusters import cluster, names
 from unisono.planner.formatting import Description, room
-from unisono.planner.from_recipe import assuming, request_on_mixture, unpriced
-from unisono.planner.machines.mixture import Mixture, placements
-from unisono.planner.pools import mixture
+from unisono.planner.from_recipe import assuming, planned, unplayed
+from unisono.planner.model_kinds import Model, attending
 from unisono.planner.simulate import PlanRequest, PlanResult
 from unisono.planner.space import Space, space_on
-from unisono.planner.stack import stack
+from unisono.planner.stack import Stack, stack
+from unisono.planner.timetables import copies
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
 from unisono.verbs._sizes import model_of
+from unisono_contrib.planner.demand import demand
+from unisono_contrib.planner.mixture import Mixture, placements
+from unisono_contrib.planner.page import facts_of, page_of
+from unisono_contrib.planner.pools import mixture
 from unisono_contrib.planner.studies import mixtures
 from unisono_contrib.verbs._studies import asked
 
@@ -46,6 +50,26 @@ def priced(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixt
     return where, asked(request_on_mixture(loaded, model_of(loaded, environ), where, given.stack), given)
 
 
+def request_on_mixture(loaded: Loaded, model: Model, mixture: Mixture, software: Stack | None) -> PlanRequest:
+    """The same on devices of several kinds; the cluster is that of all as if they were one. Raises as above."""
+    if attending(model) is None:
+        raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
+                         fix=f"--cluster {mixture.pools[0].name}, one of its pools", code="C22")  # fmt: skip
+    keys, assumed = assuming(loaded, loaded.plan, mixture.pools)
+    plan, batch = planned(replace(loaded, plan=keys), mixture, model)
+    unpriced(plan)
+    software, steps = software or stack(mixture.stack), loaded.recipe.train.steps
+    sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
+    return PlanRequest(model, plan, mixture.whole(), software, *sizes, assumed=assumed, unplayed=later)
+
+
+def unpriced(plan: Plan) -> None:
+    """Raises UsageError for a timetable whose two ways would lie on unlike devices."""
+    if copies(plan.schedule) > 1:
+        raise UsageError(f"schedule={plan.schedule} cannot be priced on a mixture of devices", where="plan.schedule",
+                         fix="dualpipev or 1f1b", code="C22")  # fmt: skip
+
+
 def simulated(where: Mixture, ask: PlanRequest) -> Description:
     """(the object of --json, the page). Raises DoesNotFit where no placement fits."""
     found = mixtures.everywhere(where, ask)
@@ -53,9 +77,9 @@ def simulated(where: Mixture, ask: PlanRequest) -> Description:
     def elsewhere(other: PlanRequest) -> PlanResult | None:
         return mixtures.everywhere(where, other)[0].answer if any(placements(where, other.plan)) else None
 
-    simulate.demand(found[0].answer, priced=elsewhere)
+    demand(found[0].answer, priced=elsewhere)
     keys, text = mixtures.describe(found)
-    return {**formatting.facts(found[0].answer), **keys}, f"{formatting.page(found[0].answer)}\n\n{text}"
+    return {**facts_of(found[0].answer), **keys}, f"{page_of(found[0].answer)}\n\n{text}"
 
 
 def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, Space]:
@@ -67,13 +91,13 @@ def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mi
         raise UsageError(what, where="--objective", fix="--objective time", code="C04")
     held = Plan.parse(given.plan, where="flag --plan") if given.plan else Plan()
     unpriced(held)
-    held, assumed = assuming(loaded, held, where)
+    held, assumed = assuming(loaded, held, where.pools)
     made = given.stack or stack(where.stack)
     space = space_on(loaded, model_of(loaded, environ), held, where.pools[0], made)
     return where, replace(space, assumed=assumed)
 
 
-def planned(where: Mixture, space: Space, top: int) -> Description:
+def planned_on(where: Mixture, space: Space, top: int) -> Description:
     """(the object of --json, the page). Raises Infeasible where no plan fits, over all pools or on one alone."""
     found = mixtures.find(space, where, top)
     if not found.placed and all(one is None for _, one in found.alone):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import formatting, simulate, stragglers
+from unisono.planner import simulate
 from unisono.planner.clusters import of_size
 from unisono.planner.formatting import Description
 from unisono.planner.from_recipe import NOT_BUILT, judged, of_tokens
@@ -19,6 +19,9 @@ from unisono.planner.simulate import PlanRequest, PlanResult
 from unisono.planner.studies import orders
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._sizes import model_of
+from unisono_contrib.planner import stragglers
+from unisono_contrib.planner.demand import demand
+from unisono_contrib.planner.page import describe_stragglers, facts_of, page_of
 from unisono_contrib.planner.studies import batches, failures, recut, sensitivity
 
 if TYPE_CHECKING:
@@ -38,11 +41,11 @@ def single(ask: PlanRequest, given: Any) -> Description:
     every = orders.compared(ask) if given.order == orders.BEST else []
     answer = orders.best(every) if every else simulate.simulate(ask)
     better = recut.better(answer)
-    simulate.demand(answer, recut.sentence(better, answer) if better is not None else "")
+    demand(answer, recut.sentence(better, answer) if better is not None else "")
     ordered = orders.describe(answer, every)
     shown = [ordered[1]] if given.order is not None else []
     told = [
-        (formatting.facts(answer), formatting.page(answer)),
+        (facts_of(answer), page_of(answer)),
         recut.describe(better, answer),
         *_extras(answer, given),
     ]
@@ -86,7 +89,7 @@ def _extras(answer: PlanResult, given: Any) -> Iterator[Description]:
     """What comes after the price. Raises UsageError."""
     ask = answer.request
     if ask.stragglers is not None:
-        yield formatting.stragglers(answer, ask.stragglers)
+        yield describe_stragglers(answer, ask.stragglers)
     if given.mtbf is not None:
         yield _failing(answer, given)
     yield sensitivity.describe(sensitivity.sensitivities(ask))

@@ -41,8 +41,8 @@ class SimulateVerb(RecipeVerb):
         recipe = loaded(call, args.file, demo=args.demo)
         args.cluster, _ = cluster_asked(call)
         args.stack = stack_asked(call)
+        from unisono.planner.clusters import is_mixture
         from unisono.planner.from_recipe import request_of
-        from unisono.planner.pools import is_mixture
         from unisono.verbs._sizes import model_of
         from unisono_contrib.verbs import _studies as studies
 

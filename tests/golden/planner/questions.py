@@ -16,7 +16,6 @@ from random import Random
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.pools import mixture
 from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.experts import Experts, Latent
@@ -24,6 +23,7 @@ from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UnisonoError
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
+from unisono_contrib.planner.pools import mixture
 from unisono_contrib.planner.studies.mixtures import everywhere
 
 HERE = Path(__file__).parent

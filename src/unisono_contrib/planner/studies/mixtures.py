@@ -9,7 +9,6 @@ import numpy as np
 from unisono.planner import explanation, search
 from unisono.planner.formatting import Column, Description, Row, figure, figures, gibibytes, lines, table
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.machines.mixture import Mixture, Placement, placements
 from unisono.planner.memory import MemoryVerdict, squeezed
 from unisono.planner.pricing import verdict
 from unisono.planner.search import Counts, Ranking
@@ -18,6 +17,7 @@ from unisono.planner.space import MeshSizes, Space, meshes, plan_at
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
 from unisono_contrib.planner import heterogeneous
+from unisono_contrib.planner.mixture import Mixture, Placement, placements
 
 _PRICED = 300  # plans at most, in all their placements
 _SURE = 1.2  # by how much the order may overrate a plan beside the first ones that fit

@@ -5,19 +5,12 @@ from pathlib import Path
 
 from unisono.planner.clusters import cluster, cluster_of, link_of
 from unisono.planner.machines.cluster import Cluster, Link
-from unisono.planner.machines.mixture import Mixture
 from unisono.planner.source import Source
 from unisono.planner.toml_tables import from_file, is_file
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.mixture import Mixture
 
 _KEYS = ("name", "stack", "pool", "join")
-
-
-def is_mixture(text: str) -> bool:
-    """Whether `--cluster` names several pools. Raises UsageError where a file cannot be read."""
-    if is_file(text):
-        return "pool" in from_file(Path(text)).values
-    return "+" in text
 
 
 def mixture(text: str) -> Mixture:
