@@ -35,12 +35,14 @@ ITEM = 4.0  # bytes of fp32, in which weights and gradients of ours are kept
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Bytes that one micro-batch keeps in the blocks of a stage. kept: of all. first: of the first. again_*: what
-    is there more while that block is computed again. working: what its backward makes on the way. ahead: what one block
-    has on its way forward, where all goes home behind it. last: of the last. attending: more than is kept while the
-    last one is at its attention, behind its feed-forward layer. made, made_before: its weights' gradients at the
-    beginning of its backward, and at its attention. between: where blocks of another kind follow, the weights behind
-    and what is there of activations."""
+    """Bytes that one micro-batch keeps in the blocks of a stage.
+
+    kept: of all blocks. first, last: of the first and of the last one. again_first, again_last: extra bytes while
+    that block is recomputed. working: gradients on their way in its backward pass. ahead: of one block in its forward
+    pass, where everything is offloaded behind it. attending: extra bytes while the last block's attention is
+    differentiated. weight_grads, weight_grads_before: its weight gradients at the beginning of its backward pass, and
+    at its attention. between: at each change of kind, (weights behind, bytes of activations).
+    """
 
     kept: float
     first: float
@@ -57,7 +59,7 @@ class _Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """unit, widest: bytes of what `shard` gathers at once, and of the largest gradient."""
+    """Sizes of a step on a row. unit, widest: bytes of what `shard` gathers at once, and of the largest gradient."""
 
     unit: float
     widest: float
@@ -68,9 +70,12 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Bytes of weights of one rank, as long as a step lasts. own: before `shard` deals them. apart: of them, those of
-    experts that `shard` does not deal. among: ranks that deal the rest. late, first: of the rest, what zero=1 and 2
-    gather once a step, and what zero=1 deals, whose gradients stay. deep: whether zero=3 deals some blocks."""
+    """Bytes of weights of one rank, as long as a step lasts.
+
+    whole: before `shard` shards them. apart: of these, experts that `shard` leaves whole. among: ranks that shard the
+    rest. late: of the rest, what zero=1 and 2 gather once a step. first: what zero=1 shards, whose gradients stay
+    whole. deep: whether zero=3 shards some blocks.
+    """
 
     whole: float
     apart: float
@@ -81,18 +86,18 @@ class _Held:
 
     @property
     def dealt(self) -> float:
-        """What a rank has to keep and to step."""
+        """Bytes that a rank keeps and updates."""
         return (self.whole - self.apart) / self.among + self.apart
 
     @property
     def added(self) -> float:
-        """What a rank keeps of gradients from one micro-batch to the next."""
+        """Bytes of gradients that a rank keeps from one micro-batch to the next."""
         return self.dealt + self.first * (1.0 - 1.0 / self.among)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lying:
-    """Bytes of weights and of the optimiser's states, between steps, on a rank and elsewhere."""
+    """Bytes of weights and optimiser states between steps, on the rank and offloaded (away_*)."""
 
     params: float
     optim: float
@@ -129,7 +134,7 @@ def _held(model: Transformer, plan: Plan, share: RowShare, parts: Sequence[tuple
 
 
 def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row: int) -> Memory:
-    """Bytes of one rank of a pipeline row at its peak; slack is 0."""
+    """Return the bytes of one rank of a pipeline row at its peak. Slack is 0."""
     share, ways = share_of(model, plan, row, True), in_order(model, plan, row)
     parts = _parts(model, plan, share, row)
     held = _held(model, plan, share, parts)
@@ -154,7 +159,7 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
 
 
 def fullest(model: Transformer, plan: Plan, *, micro_batch: int, micros: int) -> tuple[int, Memory]:
-    """(row, its memory) of the rank that needs most."""
+    """Return (row, memory) of the rank that needs most."""
     rows = [alive(model, plan, micro_batch=micro_batch, micros=micros, row=row) for row in range(plan.pp)]
     row = max(range(plan.pp), key=lambda r: rows[r].total)
     return row, rows[row]
@@ -286,7 +291,7 @@ def _scattering(
 
 
 def _sparse(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
-    """How much has experts: of the blocks of a row, of its first one, of its last one."""
+    """Return the share of sparse layers: of a row's blocks, of its first block, of its last block."""
     experts, cut = model.experts, rows_of(model, plan.schedule, plan.pp, True)
     if experts is None or (plan.pp > 1 and len(of(plan.schedule).placement(plan.pp)) > plan.pp):
         return model.sparse_share, model.sparse_share, model.sparse_share
@@ -360,7 +365,8 @@ def _attending(model: Transformer, plan: Plan) -> float:
 
 
 def chosen(model: Transformer, plan: Plan, capacity: float, *, micro_batch: int, micros: int) -> Plan | None:
-    """The plan with the fewest blocks computed again that fits into so many bytes a rank. None where nothing fits."""
+    """Return the plan with the fewest recomputed blocks that fits into `capacity` bytes a rank; None where nothing
+    fits."""
 
     def lacking(tried: Plan) -> int | None:
         row, memory = fullest(model, tried, micro_batch=micro_batch, micros=micros)

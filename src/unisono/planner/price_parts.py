@@ -1,4 +1,4 @@
-"""What a price is made of: passes, rows, traffic, and the step that they add up to."""
+"""The parts of a price: passes, rows, traffic, and the step that they add up to."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +11,15 @@ from unisono.planner.memory import RowShare
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds of a step, taken apart. The parts add up to `step`.
+    """Seconds of a step by part. The parts add up to `step`.
 
-    arithmetic: matrix products. kernels: what else the device computes. recompute: what it computes a second time.
-    host: waiting for kernels to be started. idle: the timetable's bubble. uneven: what the busiest row computes beyond
-    the mean. comm: by axis. optimizer, fixed: per step. straggling: waiting for ranks that are slow today;
-    loading: for data. Not a part: busiest, seconds in which the busiest row computes; attention, of arithmetic, where
-    that is known.
+    arithmetic: matrix products. kernels: all other kernels. recompute: kernels that run a second time. host: waiting
+    for the host to start kernels. idle: the timetable's bubble. uneven: work of the busiest row beyond the mean
+    row's. comm: exposed communication by axis. optimizer, fixed: once a step. straggling: waiting for slow ranks.
+    loading: waiting for data.
+
+    Two more are no parts. busiest: seconds in which the busiest row computes. attention: share of `arithmetic`, where
+    it is known.
     """
 
     step: float
@@ -41,16 +43,20 @@ class Price:
 
     @property
     def bare(self) -> "Price":
-        """Of a good day: without stragglers, and with all data there in time."""
+        """The price without stragglers and without waiting for data."""
         step = self.step - self.straggling - self.loading
         return replace(self, step=step, straggling=0.0, loading=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Passes over one block, `more` what the backward one computes a second time, and seconds of stem and head,
-    (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price. products: of
-    the head's seconds, both ways. rims: what both send, by axis, where that counts: it is in their seconds."""
+    """Seconds of one micro-batch in one block, in the stem and in the head. To compute them takes the shape of every
+    kernel, so they are the expensive part of a price.
+
+    ahead, back: the passes of a block. more: the part of `back` that is computed a second time. stem, head: (forward,
+    backward). products: seconds of the head's products, both ways. rims: traffic of stem and head by axis; their
+    seconds include it.
+    """
 
     ahead: PassSeconds
     back: PassSeconds
@@ -67,7 +73,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the clock shows of them; numbers, or arrays."""
+    """Wall-clock seconds of `Kernels`. Numbers, or arrays."""
 
     ahead: float
     back: float
@@ -77,8 +83,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Seconds of one micro-batch in one block, with what shows of weights and activations on their way; stem and head,
-    with theirs; one message between two rows. shard, rims: what shows on shard of a block, and of stem and head."""
+    """Seconds of one micro-batch in one block, in stem and head, with the exposed communication of weights and
+    activations.
+
+    send: one message between two rows. shard, rims: exposed seconds on `shard`, of a block and of the two ends.
+    """
 
     forward: float
     backward: float
@@ -91,9 +100,10 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Seconds of one micro-batch on each row of the pipeline: forward, backward (with what it computes again). stem,
-    head: what is of them in the rows that have them. send: of one message between two rows, which keeps both of them.
-    more: what a message of each row takes beyond that, where links between rows differ.
+    """Seconds of one micro-batch on each row of the pipeline, forward and backward (recomputation included).
+
+    stem, head: their part of the rows that have them. send: one message between two rows, which keeps both busy.
+    more: extra seconds of each row's messages, where links between rows differ.
     """
 
     forward: tuple[float, ...]
@@ -110,12 +120,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What the passes of a step take on a row: rows, of one micro-batch; the others of the whole step and the mean row.
+    """What the passes of a step take. `rows` are seconds of one micro-batch; all other fields are of the whole step
+    and the mean row.
 
-    handed: bytes of a message between rows, in the mean. first: what has gradients that meet in a step; every: of
-    these, what each micro-batch has some of. owned: elements that one rank updates. inside: traffic by axis.
-    arithmetic, device, again: seconds of products, of all kernels, of those that are computed a second time; attention,
-    of arithmetic.
+    handed: mean bytes of a message between rows. first: parameters whose gradients meet once a step. every: the
+    subset that each micro-batch has gradients of. owned: elements that one rank updates. inside: traffic by axis.
+    arithmetic, device, again: seconds of products, of all kernels, and of recomputed kernels. attention: share of
+    `arithmetic`.
     """
 
     rows: Rows
@@ -132,7 +143,10 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class KindOfBlock:
-    """Of blocks that are played alike: the plan that plays all so, their part of all blocks, kernels and seconds."""
+    """The blocks that are played the same way.
+
+    plan: the plan that plays every block so. part: their share of all blocks. kernels, blocks: their seconds.
+    """
 
     plan: Plan
     part: float
@@ -142,7 +156,7 @@ class KindOfBlock:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Rows, the kernels and seconds of stem and head, and the kinds of blocks that they come from."""
+    """Seconds of rows, of stem and head, and of each kind of block that they are made of."""
 
     rows: Rows
     kernels: Kernels
@@ -150,26 +164,29 @@ class Detail:
     kinds: tuple[KindOfBlock, ...]
 
     def mean(self, value: Callable[[KindOfBlock], float]) -> float:
-        """Of a block."""
+        """Return the mean over all blocks of a value of their kind."""
         return sum(kind.part * value(kind) for kind in self.kinds)
 
     def both(self, part: str) -> float:
-        """A part of both passes over a block, with what the backward one computes a second time."""
+        """Return one field of both passes over a mean block, recomputation included: `both("device")`."""
         return self.mean(lambda kind: getattr(kind.kernels.ahead, part) + getattr(kind.kernels.back, part))
 
     def again(self, part: str) -> float:
-        """Of what it computes a second time."""
+        """Return one field of the recomputed kernels of a mean block."""
         return self.mean(lambda kind: getattr(kind.kernels.more, part))
 
     def once(self, part: str) -> float:
-        """The same without that."""
+        """Return one field of both passes over a mean block, without recomputation."""
         return self.both(part) - self.again(part)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSeconds:
-    """Seconds of one micro-batch on the rows of a pipeline; numbers, or arrays. slowest: both passes of the dearest
-    row. ahead, cover: the shortest forward pass, and backward pass. forward, backward: of all rows together."""
+    """Seconds of one micro-batch over all rows of a pipeline. Numbers, or arrays.
+
+    slowest: both passes of the slowest row. ahead, cover: the shortest forward pass, the shortest backward pass.
+    forward, backward: sums over all rows.
+    """
 
     slowest: float
     ahead: float
@@ -180,10 +197,10 @@ class RowSeconds:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSeconds:
-    """Seconds of the pipeline as it is combined from its rows; numbers, or arrays.
+    """Seconds of a pipeline. Numbers, or arrays.
 
-    slowest: the dearest row's micro-batch. ahead, cover: a forward pass, which can hide weights, and a backward pass,
-    which can hide gradients. messages: all that a row waits for.
+    slowest: both passes of the slowest row, for one micro-batch. ahead, cover: a forward pass, which can hide
+    gathered weights, and a backward pass, which can hide gradients. messages: the sum of waits for messages.
     """
 
     slowest: float
@@ -195,5 +212,5 @@ class PipelineSeconds:
 
 
 def owned(plan: Plan, share: RowShare) -> float:
-    """Elements that one rank updates."""
+    """Return the number of elements that one rank updates."""
     return ((share.blocks + share.ends) / owners(plan)[0] + share.routed / max(1, share.ranks)) / share.copies

@@ -76,7 +76,8 @@ def rows_on(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
 def _passes(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
 ) -> Passes:
-    """The rows' own seconds; all else as on each pool, by its share of the blocks."""
+    """Return the passes of a step. Seconds of rows are their own; all other fields are weighted means over pools, by
+    each pool's share of the blocks."""
     rows = rows_on(model, plan, cluster, stack, micro_batch)
     counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
     share = {

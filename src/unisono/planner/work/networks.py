@@ -19,7 +19,7 @@ INDEX: Annotated[float, _NUMBERS] = 8.0
 def table_calls(
     tables: Tables, plan: Plan, samples: float, item: float, *, backward: bool
 ) -> Iterator[Transfer]:
-    """Of one pass over dealt tables, of so many samples of one rank. item: bytes of an element."""
+    """Yield the calls of one pass over sharded tables, for `samples` samples of one rank. item: bytes of an element."""
     if plan.ep == 1:
         return
     n = plan.ep
@@ -43,7 +43,7 @@ def table_calls(
 
 
 def longest_share(part: WorkPart, tp: int) -> WorkPart:
-    """The part as the rank with most units has it: the first one, where they are not dealt evenly."""
+    """Return the part as the rank with most units has it: the first rank, where units do not divide evenly."""
     channels = part.channels
     if channels is None or tp == 1:
         return part
@@ -74,8 +74,10 @@ def _dealt(product: Product, units: int, most: int) -> Product:
 def crossings(
     channels: Channels, plan: Plan, samples: float, *, backward: bool, wide: bool, again: bool = False
 ) -> Iterator[Transfer]:
-    """Sums over the ranks of tp in one pass over a part. wide: what is entered is fp32 under autocast. again: of a
-    forward pass that is computed again."""
+    """Yield the sums over `tp` in one pass over a part.
+
+    wide: the part's input is fp32 under autocast. again: the pass is a forward pass that is recomputed.
+    """
     if plan.tp == 1:
         return
     item = ITEM[plan.precision]
@@ -90,10 +92,12 @@ def crossings(
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A workload that is dealt by dp, shard and pp, and by tp where its parts have channels. tokens: what one sample
-    counts for. states: numbers that the optimiser keeps of each parameter, 2 of Adam, 1 of a velocity. by_weights: pp
-    deals equal weights to its rows, as `train` does, rather than equal arithmetic. sample: its bytes, 0 where nobody
-    has said."""
+    """A model as a workload of parts. It is spread by dp, shard and pp, and by tp where its parts have channels.
+
+    tokens: tokens of one sample. states: numbers that the optimiser keeps of each parameter: 2 for Adam, 1 for
+    momentum. by_weights: pp gives rows equal weights, as `train` does, instead of equal arithmetic. sample: bytes of
+    a sample, 0 where unknown.
+    """
 
     workload: Workload
     tokens: int = 1
@@ -167,8 +171,11 @@ class Network:
 
 
 def cut(network: Network, rows: int, tp: int = 1) -> list[tuple[WorkPart, ...]]:
-    """Consecutive parts for each row, so that the dearest row is as cheap as can be; stem and head lie outside. Rows
-    are cut by what parts cost as a whole; tp: of so many ranks, each part as the one with most of it has it."""
+    """Return the parts of each row, so that the slowest row is as fast as can be. Stem and head go to the first and
+    last row.
+
+    Rows are cut by what whole parts cost. Each part is then returned as the fullest of `tp` ranks has it.
+    """
     stem, *blocks, head = network.workload.parts
     if not blocks:
         return [(longest_share(stem, tp), longest_share(head, tp))]
@@ -184,25 +191,25 @@ def cut(network: Network, rows: int, tp: int = 1) -> list[tuple[WorkPart, ...]]:
 
 
 def matrix_elements(part: WorkPart) -> float:
-    """Weights that are no tables: those are only looked up."""
+    """Return the parameters of a part that are no tables: those are only looked up."""
     return float(part.parameters - (part.tables.elements if part.tables else 0))
 
 
 def read_elements(parts: tuple[WorkPart, ...], plan: Plan, samples: float) -> float:
-    """Elements of the tables of one rank that get a gradient from so many samples: those that were read."""
+    """Return the elements of one rank's tables that get a gradient from so many samples: those that were read."""
     tables = (part.tables for part in parts if part.tables)
     return sum(min(table.elements / plan.ep, table.touched * samples) for table in tables)
 
 
 def kept_by(part: WorkPart, plan: Plan) -> int:
-    """Elements of one sample that a part keeps for the backward pass."""
+    """Return the elements of one sample that a part keeps for the backward pass."""
     again = plan.recompute == "full" and part.kernels and not part.tables
     return part.output if again else part.activations
 
 
 def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool, again: bool = False) -> PartPass:
-    """One pass over one part of a rank. Backwards a kernel reads what came back and what was kept, and writes what goes
-    on. again: of a forward pass that is computed again."""
+    """Return one pass over one part on a rank. Backward, a kernel reads the incoming gradient and what was kept, and
+    writes the outgoing gradient. again: a forward pass that is recomputed."""
     ways, item = 2 if backward else 1, ITEM[plan.precision]
     products: list[MatrixProduct] = []
     for rows, inner, columns, many, read, batched, _ in part.products:

@@ -1,11 +1,12 @@
-"""What ranks compute and send where every layer is computed by virtual shards (`sync=canonical:shards=S`).
+"""Work of ranks where every layer is computed by virtual shards (`sync=canonical:shards=S`).
 
-Of S shards of each width, of the heads and of the vocabulary a rank of tp has S / tp, of S stretches of the positions a
-rank of cp has S / cp. Each product is made at the shape of one of each, and so is each call: what tp adds up crosses it
-by stretches, weights' gradients cross cp by shards, gathered and added along a tree. Positions are whole on tp.
-Of the ranks of cp the last one is counted, whose queries see most keys: the others wait for it.
-tests/planner/test_virtual.py holds products and kernels to what is started, tests/planner/test_calls.py calls to what
-is sent.
+Features, heads and vocabulary are split into S shards, positions into S stretches. A rank of tp computes S / tp
+shards, a rank of cp S / cp stretches. Each product and each call has the shape of one shard and one stretch. Sums
+over tp go stretch by stretch; weight gradients cross cp shard by shard, gathered and added along a tree. Positions
+are whole on tp.
+
+Of the ranks of cp the last one is counted: its queries see most keys, and the others wait for it.
+tests/planner/test_virtual.py holds products and kernels to what a rank starts.
 """
 
 from collections.abc import Iterator
@@ -31,8 +32,8 @@ _COPY = 2.0  # read and written
 
 
 class Shards(NamedTuple):
-    """Of one rank. count: of the model. features, stretches: that it has. tokens: of one stretch. keys: that the
-    queries of each of its stretches see."""
+    """The virtual shards of one rank. count: of the model. features, stretches: of the rank. tokens: of one stretch.
+    keys: number of keys that the queries of each stretch attend to."""
 
     count: int
     features: int
