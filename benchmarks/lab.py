@@ -9,10 +9,6 @@ from unisono_contrib.lab import spaces
 from unisono_contrib.lab.links import DEVICE, LabLink
 from unisono_contrib.lab.network import LabNetwork, require
 
-# Seconds of a core for a byte that a rank sends at 1 Gbit/s, beyond those over loopback: the last column of wire.py.
-# The processor does here what a network card does.
-WORK = 4.5e-9
-
 
 def possible() -> bool:
     """Whether a link can be made here."""

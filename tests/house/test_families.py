@@ -121,8 +121,6 @@ def test_it_is_priced_by_its_own_file(told: dict[str, Any]) -> None:
     assert priced["codec"]["fidelity"] == usual["fidelity"] == "ROUNDING"
     assert priced["schedule"]["step_s"] == priced["gpipe"]["step_s"]
     assert priced["schedule"]["mem_gib"] == priced["gpipe"]["mem_gib"]
-    # Small sums go from every rank to every other one, in the toy as in what it is made of.
-    assert told["sent"]["collective"] == told["sent"]["messages"] > told["sent"]["usual"]
     assert priced["model kind"]["step_s"] > 0.0 and priced["model kind"]["comm"]["dp"]["bytes"] > 0
 
 

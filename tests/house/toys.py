@@ -254,20 +254,8 @@ def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
         who: said("simulate", *SIZES, "--plan", plan, *place) for plan, who in PRICED.items()
     }
     answers["priced"]["model kind"] = said("simulate", "recipe.toml", "--plan", "dp=2", *place)
-    answers["sent"] = {
-        who: sent(plan) for plan, who in PRICED.items() if "collective" in plan or who == "usual"
-    }
     del sys.modules["torch"]
     return answers
-
-
-def sent(text: str) -> float:
-    """Bytes of the gradients of a small model, all-reduced on dp between CPUs, as the planner lists them."""
-    from unisono.plan import Plan
-    from unisono.planner.work.calls import sent as listed
-    from unisono.planner.work.transformer import Transformer
-
-    return listed(Transformer(1, 1, 8, 8, 16, 1, 32), Plan.parse(text), 1, 2)["dp", "all_reduce"][0]
 
 
 def started() -> list[Any]:

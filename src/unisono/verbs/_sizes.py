@@ -8,8 +8,8 @@ from typing import Any
 from unisono.config import Loaded
 from unisono.config.resolve import located, recipe_problems
 from unisono.models.hf.described import config_of, read_config
-from unisono.planner.hf import transformer_of
-from unisono.planner.kinds import Model
+from unisono.planner.hf_config import transformer_of
+from unisono.planner.model_kinds import Model
 from unisono.planner.work import sample
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer

@@ -99,7 +99,7 @@ def traced(module: nn.Module, sample: Tensor) -> Traced:
     first = _first_names(module)
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {n: double.constants[lifted[name]] for n, name in held.items() if name in lifted}
-    (given,) = (n for n, name in held.items() if name in signature.user_inputs)
+    (placeholder,) = (n for n, name in held.items() if name in signature.user_inputs)
     (output,) = (n for n in graph.nodes if n.op == "output")
     returned = output.args[0]
     if not all(isinstance(n, Node) for n in returned):  # pyright: ignore
@@ -107,7 +107,7 @@ def traced(module: nn.Module, sample: Tensor) -> Traced:
     spec = double.call_spec.out_spec
     return Traced(
         graph,
-        given,
+        placeholder,
         {n: first[signature.inputs_to_parameters[s]] for n, s in held.items() if s in signature.inputs_to_parameters},
         {n: signature.inputs_to_buffers[s] for n, s in held.items() if s in signature.inputs_to_buffers},
         constants,
@@ -122,10 +122,10 @@ def _exported(module: nn.Module, inputs: Tensor, dtype: torch.dtype, training: b
     shadow = _shadow(module, dtype).train(training)
     changes = _watched(shadow)
     name, *others = inspect.signature(module.forward).parameters
-    given = {"noise": None} if "noise" in others else {}
-    shapes = {name: {0: torch.export.Dim.DYNAMIC}, **given}
+    noise = {"noise": None} if "noise" in others else {}
+    shapes = {name: {0: torch.export.Dim.DYNAMIC}, **noise}
     try:
-        exported = torch.export.export(shadow, (x,), given, dynamic_shapes=shapes, strict=False)
+        exported = torch.export.export(shadow, (x,), noise, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         branches = "DataDependent" in type(error).__name__
         why = "its forward branches on numbers of a tensor" if branches else words(error, 160)
@@ -139,18 +139,18 @@ def _watched(module: nn.Module) -> list[str]:
     """What a call of the module changes beside tensors, on which a later call may depend; filled while it is called,
     for export puts attributes back afterwards."""
     before: list[dict[str, Any]] = []
-    found: list[str] = []
+    changes: list[str] = []
 
-    def begins(module: nn.Module, given: Any) -> None:
+    def begins(module: nn.Module, inputs: Any) -> None:
         before.append(_beside_tensors(module))
 
-    def ends(module: nn.Module, given: Any, returned: Any) -> None:
+    def ends(module: nn.Module, inputs: Any, returned: Any) -> None:
         was, now = before.pop(), _beside_tensors(module)
-        found.extend(f"changes {n}" for n in was | now if n in was.keys() ^ now.keys() or was[n] != now[n])
+        changes.extend(f"changes {n}" for n in was | now if n in was.keys() ^ now.keys() or was[n] != now[n])
 
     module.register_forward_pre_hook(begins)
     module.register_forward_hook(ends)
-    return found
+    return changes
 
 
 def _beside_tensors(module: nn.Module) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _plain(value: Any, depth: int = 4) -> Any:
     if depth and isinstance(value, Mapping):
         return [(_plain(k, depth - 1), _plain(v, depth - 1)) for k, v in value.items()]
     if depth and isinstance(value, (list, tuple, set, frozenset, deque)):
-        return [_plain(one, depth - 1) for one in value]
+        return [_plain(item, depth - 1) for item in value]
     if depth and not isinstance(value, (Tensor, nn.Module, type)) and hasattr(value, "__dict__"):
         return id(value), _plain(vars(value), depth - 1)
     return id(value)
@@ -317,10 +317,10 @@ def _out_of_place(graph: Graph) -> None:
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or schema is None or not schema.is_mutable or _only_counts(node):
             continue
-        source, made = node.args[0], _functional(node.target)
-        if made is None or not isinstance(source, Node) or _is_shared(source, node):
+        source, functional = node.args[0], _functional(node.target)
+        if functional is None or not isinstance(source, Node) or _is_shared(source, node):
             raise Untraceable(f"{packet(node)} writes into a tensor in place", line_of(node))
-        node.target = made
+        node.target = functional
         later = set(_after(node))
         source.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
 
@@ -331,8 +331,8 @@ def _only_counts(node: Node) -> bool:
 
 def _functional(target: Any) -> Callable[..., Any] | None:
     namespace, _, name = str(target.overloadpacket).rpartition(".")
-    found = getattr(torch.ops.aten, name.removesuffix("_"), None) if namespace == "aten" else None
-    return getattr(found, target._overloadname, None) if found is not None and name.endswith("_") else None
+    op = getattr(torch.ops.aten, name.removesuffix("_"), None) if namespace == "aten" else None
+    return getattr(op, target._overloadname, None) if op is not None and name.endswith("_") else None
 
 
 def _is_shared(source: Node, writer: Node) -> bool:
@@ -354,10 +354,10 @@ def _after(node: Node) -> Iterator[Node]:
 
 def random_of(graph: Graph) -> list[str]:
     """Where the graph draws numbers that are no dropout: `normal_ in noise (net.py:12)`."""
-    found = []
+    sources = []
     for node in graph.nodes:
         tags = getattr(node.target, "tags", ())
         drawn = torch.Tag.nondeterministic_seeded in tags and packet(node) not in _DROPS
         if drawn and packet(node) != "scaled_dot_product_attention":
-            found.append(f"{packet(node)} in {place_of(node)} ({line_of(node)})")
-    return found
+            sources.append(f"{packet(node)} in {place_of(node)} ({line_of(node)})")
+    return sources

@@ -5,9 +5,9 @@ The timetable is the value that the runtime plays; here it is played against the
 
 from dataclasses import dataclass
 
-from unisono.planner import priced
-from unisono.planner.parts import Price
-from unisono.planner.question import Question
+from unisono.planner import pricing
+from unisono.planner.price_parts import Price
+from unisono.planner.request import PlanRequest
 from unisono.programs.pipeline import Placed, Timetable, bubble
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
@@ -39,11 +39,11 @@ class Timeline:
         return self.computed + sum(seconds for _, seconds in self.after)
 
 
-def timeline(ask: Question, price: Price) -> Timeline:
+def timeline(ask: PlanRequest, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
-    made = timetable(ask)
-    placed = priced.placed(ask, made)
+    table = timetable(ask)
+    placed = pricing.placed(ask, table)
     shown = [
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()
@@ -55,10 +55,12 @@ def timeline(ask: Question, price: Price) -> Timeline:
         ("wait stragglers", price.straggling),
         ("data", price.loading),
     ]
-    return Timeline(made, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(made.rows)))
+    return Timeline(
+        table, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(table.rows))
+    )
 
 
-def timetable(ask: Question) -> Timetable:
+def timetable(ask: PlanRequest) -> Timetable:
     """The plan's timetable. Raises UsageError."""
     if 6 * ask.plan.pp * ask.micros > LARGEST:
         raise UsageError(
@@ -67,12 +69,12 @@ def timetable(ask: Question) -> Timetable:
             fix="a smaller --train.global_batch: the pattern in the middle repeats itself",
             code="C22",
         )
-    made = SCHEDULES.read(ask.plan.schedule).timetable(ask.plan.pp, ask.micros)
-    if made.length > ask.model.n_layer:
+    table = SCHEDULES.read(ask.plan.schedule).timetable(ask.plan.pp, ask.micros)
+    if table.length > ask.model.n_layer:
         raise UsageError(
-            f"{ask.plan.schedule} has {made.length} stages, the model {ask.model.n_layer} layers",
+            f"{ask.plan.schedule} has {table.length} stages, the model {ask.model.n_layer} layers",
             where=f"{ask.plan}",
             fix="a smaller pp, or another schedule",
             code="C22",
         )
-    return made
+    return table

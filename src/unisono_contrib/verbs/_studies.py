@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import simulate, stragglers, tell
-from unisono.planner.asked import NOT_BUILT, judged, of_tokens
+from unisono.planner import simulate
 from unisono.planner.clusters import of_size
-from unisono.planner.kinds import kind
+from unisono.planner.formatting import Description
+from unisono.planner.from_recipe import NOT_BUILT, judged, of_tokens
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.simulate import Answer, Question
+from unisono.planner.model_kinds import kind
+from unisono.planner.simulate import PlanRequest, PlanResult
 from unisono.planner.studies import orders
-from unisono.planner.tell import Told
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._sizes import model_of
+from unisono_contrib.planner import stragglers
+from unisono_contrib.planner.demand import demand
+from unisono_contrib.planner.page import describe_stragglers, facts_of, page_of
 from unisono_contrib.planner.studies import batches, failures, recut, sensitivity
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ _SINGLE = (
 )  # fmt: skip
 
 
-def single(ask: Question, given: Any) -> Told:
+def single(ask: PlanRequest, given: Any) -> Description:
     """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
     ask = asked(ask, given)
     if given.out is not None:
@@ -38,10 +41,14 @@ def single(ask: Question, given: Any) -> Told:
     every = orders.compared(ask) if given.order == orders.BEST else []
     answer = orders.best(every) if every else simulate.simulate(ask)
     better = recut.better(answer)
-    simulate.demand(answer, recut.sentence(better, answer) if better is not None else "")
-    ordered = orders.told(answer, every)
+    demand(answer, recut.sentence(better, answer) if better is not None else "")
+    ordered = orders.describe(answer, every)
     shown = [ordered[1]] if given.order is not None else []
-    told = [(tell.facts(answer), tell.page(answer)), recut.told(better, answer), *_extras(answer, given)]
+    told = [
+        (facts_of(answer), page_of(answer)),
+        recut.describe(better, answer),
+        *_extras(answer, given),
+    ]
     facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
     page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
     if given.out is None and given.trace is None:
@@ -52,8 +59,8 @@ def single(ask: Question, given: Any) -> Told:
     return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
 
 
-def asked(ask: Question, given: Any) -> Question:
-    """The question with what the flags change of it: length of the training, price of an hour, loader, stragglers.
+def asked(ask: PlanRequest, given: Any) -> PlanRequest:
+    """The request with what the flags change of it: length of the training, price of an hour, loader, stragglers.
 
     Raises UsageError.
     """
@@ -78,16 +85,16 @@ def equipped(cluster: Cluster, given: Any) -> Cluster:
     return replace(cluster, loader=loader)
 
 
-def _extras(answer: Answer, given: Any) -> Iterator[Told]:
+def _extras(answer: PlanResult, given: Any) -> Iterator[Description]:
     """What comes after the price. Raises UsageError."""
-    ask = answer.question
+    ask = answer.request
     if ask.stragglers is not None:
-        yield tell.stragglers(answer, ask.stragglers)
+        yield describe_stragglers(answer, ask.stragglers)
     if given.mtbf is not None:
         yield _failing(answer, given)
-    yield sensitivity.told(sensitivity.sensitivities(ask))
+    yield sensitivity.describe(sensitivity.sensitivities(ask))
     if given.batches or given.noise_scale is not None:
-        yield batches.told(ask, given.noise_scale)
+        yield batches.describe(ask, given.noise_scale)
 
 
 def _law(text: str) -> stragglers.Law:
@@ -112,21 +119,21 @@ def _law(text: str) -> stragglers.Law:
     return stragglers.measured(times)
 
 
-def _failing(answer: Answer, given: Any) -> Told:
+def _failing(answer: PlanResult, given: Any) -> Description:
     if missing := [flag for flag in ("checkpoint_gb_s", "restart_s") if getattr(given, flag) is None]:
         flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
         fix = "--mtbf 50000 --checkpoint-gb-s 100 --restart-s 300"
         raise UsageError(f"--mtbf needs {flags}", where="unisono simulate", fix=fix, code="C04")
     hours, unit = given.mtbf
-    ask = answer.question
+    ask = answer.request
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
-    return failures.told(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
+    return failures.describe(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
 
 
 # --- studies of many plans -------------------------------------------------------------------------------------------
 
 
-def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Told | None:
+def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Description | None:
     """The study of --sweep; None where it is not asked for. Raises UsageError, Infeasible."""
     if given.sweep is None:
         if given.weak:
@@ -152,7 +159,7 @@ def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Told | None:
 
     over = sweep.axis(given.sweep)
     rows = sweep.sweep(base, over, sized, weak=given.weak, legal=legal)
-    told, text = sweep.told(base, over, rows, given.weak)
+    told, text = sweep.describe(base, over, rows, given.weak)
     if given.out is not None:
         text += f"\npicture    {_draw(told, base, given.out)}"
     if all(row["plan"] is None for row in rows):

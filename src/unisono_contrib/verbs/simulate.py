@@ -38,28 +38,28 @@ class SimulateVerb(RecipeVerb):
 
     def run(self, call: CommandCall) -> Result:
         args, settings = call.args, call.settings
-        given = loaded(call, args.file, demo=args.demo)
+        recipe = loaded(call, args.file, demo=args.demo)
         args.cluster, _ = cluster_asked(call)
         args.stack = stack_asked(call)
-        from unisono.planner.asked import question
-        from unisono.planner.pools import is_mixture
+        from unisono.planner.clusters import is_mixture
+        from unisono.planner.from_recipe import request_of
         from unisono.verbs._sizes import model_of
         from unisono_contrib.verbs import _studies as studies
 
         if is_mixture(args.cluster):
             from unisono_contrib.verbs import _mixed as mixed
 
-            mixture, ask = mixed.priced(given, call.environ, args)
+            mixture, ask = mixed.priced(recipe, call.environ, args)
             if settings.dry_run:
                 return _would_price(call, ask, mixture.name)
             result, page = mixed.simulated(mixture, ask)
         elif args.sweep and settings.dry_run:
             facts = {"cluster": args.cluster, "sweep": args.sweep}
             return call.would(facts, f"would sweep  {args.sweep}  on {args.cluster}")
-        elif (study := studies.many(given, call.environ, args)) is not None:
+        elif (study := studies.many(recipe, call.environ, args)) is not None:
             result, page = study
         else:
-            ask = question(given, model_of(given, call.environ), args.cluster, args.stack, args.order)
+            ask = request_of(recipe, model_of(recipe, call.environ), args.cluster, args.stack, args.order)
             if settings.dry_run:
                 return _would_price(call, ask, ask.cluster.name)
             result, page = studies.single(ask, args)

@@ -8,14 +8,14 @@ from operator import itemgetter
 from typing import Annotated, Any
 
 from unisono.plan.checks import divisors
-from unisono.planner.priced import verdict
-from unisono.planner.simulate import Question, closed
+from unisono.planner.formatting import Column, Description, figure, many, share, table
+from unisono.planner.pricing import verdict
+from unisono.planner.simulate import PlanRequest, closed
 from unisono.planner.source import Source
-from unisono.planner.tell import Column, Told, figure, many, share, table
 from unisono_contrib.planner.studies.sensitivity import dealt
 
 # Of the best throughput, within which a batch is called large enough.
-CLOSE: Annotated[float, Source("specification", "what the question asks for: within 5 % of the best")] = 0.05
+CLOSE: Annotated[float, Source("specification", "what the request asks for: within 5 % of the best")] = 0.05
 _DOUBLINGS = 12
 _LARGEST = 16  # samples of a micro-batch
 _COLUMNS = (
@@ -26,18 +26,22 @@ _COLUMNS = (
 _TO_THE_LOSS = (Column("time", "time", "{:.2f}".format), Column("samples", "samples", "{:.2f}".format))
 
 
-def advise(ask: Question, noise: float | None = None) -> list[dict[str, Any]]:
+def advise(ask: PlanRequest, noise: float | None = None) -> list[dict[str, Any]]:
     """Batches from one sample of each data rank on, doubling, on the plan's mesh, each with its fastest split that fits
     in memory. hardware: tokens per second beside the best. time, samples: to the same loss, beside the least of all."""
     rows = list[dict[str, Any]]()
     for samples in (1 << power for power in range(_DOUBLINGS + 1)):
-        asked = [dealt(ask, size, samples // size) for size in divisors(samples) if size <= _LARGEST]
-        found = [(closed(one).step, one) for one in asked if one.served and verdict(one).fits]
-        if found:
-            step, one = min(found, key=itemgetter(0))
+        requests = [dealt(ask, size, samples // size) for size in divisors(samples) if size <= _LARGEST]
+        fitting = [
+            (closed(request).step, request)
+            for request in requests
+            if request.served and verdict(request).fits
+        ]
+        if fitting:
+            step, request = min(fitting, key=itemgetter(0))
             rows.append({
-                "global_batch": one.batch, "micro_batch": one.micro_batch, "micros": one.micros, "step_s": step,
-                "tokens_per_s": one.batch * ask.model.context / step, "time": None, "samples": None,
+                "global_batch": request.batch, "micro_batch": request.micro_batch, "micros": request.micros,
+                "step_s": step, "tokens_per_s": request.batch * ask.model.context / step, "time": None, "samples": None,
             })  # fmt: skip
     best = max((row["tokens_per_s"] for row in rows), default=1.0)
     for row in rows:
@@ -51,7 +55,7 @@ def advise(ask: Question, noise: float | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def told(ask: Question, noise: float | None = None) -> Told:
+def describe(ask: PlanRequest, noise: float | None = None) -> Description:
     """The key `batches`. noise: the gradient noise scale in samples, None where nobody has said."""
     head, rows, fastest = "which batch, on the same mesh", advise(ask, noise), None
     if not rows:

@@ -5,9 +5,9 @@ The model of failures is `spec.interval`'s, by which runs choose how often to sa
 
 from typing import Annotated
 
-from unisono.planner.simulate import Answer
+from unisono.planner.formatting import Description, lasting, share
+from unisono.planner.simulate import PlanResult
 from unisono.planner.source import Source
-from unisono.planner.tell import Told, lasting, share
 from unisono.spec.interval import daly, goodput, young
 
 _SAVED = Source(
@@ -16,10 +16,10 @@ _SAVED = Source(
 CHECKPOINT_BYTES: Annotated[float, _SAVED] = 4.0
 
 
-def told(answer: Answer, mtbf: float, rate: float, restart: float) -> Told:
+def describe(answer: PlanResult, mtbf: float, rate: float, restart: float) -> Description:
     """The key `failures`. mtbf: of the whole job. rate: bytes/s of the storage, writing and reading. restart: from a
     failure to the next step, less reading. The interval is Daly's, in whole steps."""
-    model, step = answer.question.model, answer.price.step
+    model, step = answer.request.model, answer.price.step
     size = model.workload.parameters * CHECKPOINT_BYTES * (1 + model.states)
     save = size / rate
     work = max(1, round(daly(save, mtbf) / step)) * step
@@ -34,7 +34,7 @@ def told(answer: Answer, mtbf: float, rate: float, restart: float) -> Told:
     head = f"goodput {share(good)}"
     if days is None:
         head = "the job never gets further: failures come before a checkpoint is written"
-    elif answer.question.steps:
+    elif answer.request.steps:
         head += f": {days:.4g} days instead of {answer.days:.4g}, with {days * 86400 / mtbf:,.3g} failures"
     return {"failures": facts}, "\n  ".join([
         f"failures   {head}",

@@ -6,18 +6,18 @@ from time import perf_counter
 
 import numpy as np
 
-from unisono.planner import search, why
+from unisono.planner import explanation, search
+from unisono.planner.formatting import Column, Description, Row, figure, figures, gibibytes, lines, table
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.machines.mixture import Mixture, Placement, placements
 from unisono.planner.memory import MemoryVerdict, squeezed
-from unisono.planner.priced import verdict
+from unisono.planner.pricing import verdict
 from unisono.planner.search import Counts, Ranking
-from unisono.planner.simulate import GIB, Answer, Question, closed, simulate
+from unisono.planner.simulate import GIB, PlanRequest, PlanResult, closed, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
-from unisono.planner.tell import Column, Row, Told, figure, figures, gibibytes, lines, table
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
-from unisono_contrib.planner import unlike
+from unisono_contrib.planner import heterogeneous
+from unisono_contrib.planner.mixture import Mixture, Placement, placements
 
 _PRICED = 300  # plans at most, in all their placements
 _SURE = 1.2  # by how much the order may overrate a plan beside the first ones that fit
@@ -25,7 +25,7 @@ _SPARED = 0.8  # of the fullest rank's memory, where an uneven cut and later row
 _ALIKE = 0.01  # steps that are apart by less are as good as equal
 _POOLS = (
     Column("pool", "pool"), Column("device", "device"), Column("rows", "rows"), Column("replicas", "replicas"),
-    Column("blocks", "layers", lambda n: " ".join(f"{one:g}" for one in n)),
+    Column("blocks", "layers", lambda blocks: " ".join(f"{n:g}" for n in blocks)),
     Column("memory", "mem_gib", gibibytes), Column("of", "capacity_gib", gibibytes),
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ class PlacedAnswer:
 
     mixture: Mixture
     where: Placement
-    answer: Answer
+    answer: PlanResult
 
     @property
     def said(self) -> str:
@@ -45,98 +45,100 @@ class PlacedAnswer:
     @property
     def pools(self) -> list[Row]:
         """What each pool has."""
-        made, begun, stages = list[Row](), 0, self.answer.stages
+        table, begun, stages = list[Row](), 0, self.answer.stages
         for pool, count in self.where.pools:
-            own, rows = self.mixture.pools[pool], range(len(stages))
+            cluster, rows = self.mixture.pools[pool], range(len(stages))
             if self.where.kind == "rows":
                 rows = range(begun, begun + count)
                 begun += count
             fullest = max(self._memory(row) for row in rows)
-            made.append({
-                "pool": own.name, "device": own.device.name, self.where.kind: count,
+            table.append({
+                "pool": cluster.name, "device": cluster.device.name, self.where.kind: count,
                 "layers": [stages[row] for row in rows], "mem_gib": fullest / GIB,
-                "capacity_gib": own.device.room / GIB, "fits": fullest <= own.device.room,
+                "capacity_gib": cluster.device.room / GIB, "fits": fullest <= cluster.device.room,
             })  # fmt: skip
-        return made
+        return table
 
     def _memory(self, row: int) -> float:
         """Bytes of a rank of a row."""
-        ask, stages = self.answer.question, self.answer.stages
+        ask, stages = self.answer.request, self.answer.stages
         sizes = (row, ask.micro_batch, ask.micros)
-        need = unlike.memory_of_row(unlike.dealt(ask), self.answer.played, ask.stack, stages, *sizes)
+        need = heterogeneous.memory_of_row(
+            heterogeneous.dealt(ask), self.answer.played, ask.stack, stages, *sizes
+        )
         return squeezed(need, ask.cluster.of_row(row).device.room).total
 
 
-def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
-    """The plan in every placement: those that fit first, the quickest first. Of the question all but the cluster is
+def everywhere(mixture: Mixture, ask: PlanRequest) -> list[PlacedAnswer]:
+    """The plan in every placement: those that fit first, the quickest first. Of the request all but the cluster is
     read. Raises UsageError where there is no place."""
-    found = [
+    placed = [
         PlacedAnswer(mixture, where, _answer(mixture, ask, where)) for where in placements(mixture, ask.plan)
     ]
-    if not found:
+    if not placed:
         raise _nowhere(mixture, ask)
-    return sorted(found, key=lambda one: (one.answer.verdict.short, one.answer.price.step))
+    return sorted(placed, key=lambda answer: (answer.answer.verdict.short, answer.answer.price.step))
 
 
-def _asked(mixture: Mixture, ask: Question, where: Placement) -> list[Question]:
+def _requests(mixture: Mixture, ask: PlanRequest, where: Placement) -> list[PlanRequest]:
     """The plan where it lies, with the cut that suits its rows; of replicas for each kind of device."""
     each = [replace(ask, cluster=cluster) for cluster in mixture.clusters(where)]
     if where.kind != "rows":
         return each
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    plan = unlike.cut(unlike.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
+    plan = heterogeneous.cut(heterogeneous.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
     return [replace(each[0], plan=plan)]
 
 
 def _tightest(verdicts: Sequence[MemoryVerdict]) -> MemoryVerdict:
-    return max(verdicts, key=lambda one: (one.short, one.memory.total / one.capacity))
+    return max(verdicts, key=lambda fit: (fit.short, fit.memory.total / fit.capacity))
 
 
-def _answer(mixture: Mixture, ask: Question, where: Placement) -> Answer:
-    answers = [simulate(one) for one in _asked(mixture, ask, where)]
-    slowest = max(answers, key=lambda one: one.price.step)
-    return replace(slowest, verdict=_tightest([one.verdict for one in answers]))
+def _answer(mixture: Mixture, ask: PlanRequest, where: Placement) -> PlanResult:
+    answers = [simulate(request) for request in _requests(mixture, ask, where)]
+    slowest = max(answers, key=lambda request: request.price.step)
+    return replace(slowest, verdict=_tightest([request.verdict for request in answers]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Guess:
     """A plan where it is best by closed forms, which say no more than what is played."""
 
-    ask: Question
+    ask: PlanRequest
     where: Placement
     step: float
     verdict: MemoryVerdict
 
 
-def _guesses(mixture: Mixture, ask: Question) -> list[_Guess]:
+def _guesses(mixture: Mixture, ask: PlanRequest) -> list[_Guess]:
     """One for each place."""
-    found: list[_Guess] = []
+    guesses: list[_Guess] = []
     for where in placements(mixture, ask.plan):
-        each = _asked(mixture, ask, where)
-        step = max(closed(one).step for one in each)
-        found.append(_Guess(ask, where, step, _tightest([verdict(one) for one in each])))
-    return found
+        each = _requests(mixture, ask, where)
+        step = max(closed(request).step for request in each)
+        guesses.append(_Guess(ask, where, step, _tightest([verdict(request) for request in each])))
+    return guesses
 
 
 def _played(mixture: Mixture, guesses: Sequence[_Guess], top: int) -> list[PlacedAnswer]:
     """The quickest of them, played, each plan in its best place: no others than those whose closed form could still be
     among the first."""
     best: dict[tuple[str, int], PlacedAnswer] = {}
-    found: list[PlacedAnswer] = []
-    for one in sorted(guesses, key=lambda one: one.step):
-        if len(found) >= top and one.step > found[top - 1].answer.price.step:
+    ordered: list[PlacedAnswer] = []
+    for guess in sorted(guesses, key=lambda guess: guess.step):
+        if len(ordered) >= top and guess.step > ordered[top - 1].answer.price.step:
             break
-        made = PlacedAnswer(mixture, one.where, _answer(mixture, one.ask, one.where))
-        key = str(one.ask.plan), one.ask.micro_batch
-        if key not in best or made.answer.price.step < best[key].answer.price.step:
-            best[key] = made
-        found = sorted(
-            best.values(), key=lambda one: (one.answer.price.step, one.answer.verdict.memory.total)
+        placed = PlacedAnswer(mixture, guess.where, _answer(mixture, guess.ask, guess.where))
+        key = str(guess.ask.plan), guess.ask.micro_batch
+        if key not in best or placed.answer.price.step < best[key].answer.price.step:
+            best[key] = placed
+        ordered = sorted(
+            best.values(), key=lambda guess: (guess.answer.price.step, guess.answer.verdict.memory.total)
         )
-    return found
+    return ordered
 
 
-def _nowhere(mixture: Mixture, ask: Question) -> UsageError:
+def _nowhere(mixture: Mixture, ask: PlanRequest) -> UsageError:
     """Why a plan cannot be laid on the pools, and what could be."""
     plan = ask.plan
     row = plan.world // plan.pp
@@ -150,9 +152,9 @@ def _nowhere(mixture: Mixture, ask: Question) -> UsageError:
     return UsageError(what, where=f"{plan} on {mixture.name}", fix=fix, code="P14")
 
 
-def told(found: Sequence[PlacedAnswer]) -> Told:
+def describe(placed: Sequence[PlacedAnswer]) -> Description:
     """Where a plan lies: the best of all its placements, and the others."""
-    first, mixture, join = found[0], found[0].mixture, found[0].mixture.join
+    first, mixture, join = placed[0], placed[0].mixture, placed[0].mixture.join
     source, pools = join.sources.get("bandwidth", ""), first.pools
     placement = {
         "kind": first.where.kind, "said": first.said, "pools": pools,
@@ -162,15 +164,16 @@ def told(found: Sequence[PlacedAnswer]) -> Told:
         },
     }  # fmt: skip
     others = [
-        {"said": one.said, "step_s": one.answer.price.step, "fits": one.answer.verdict.fits} for one in found
+        {"said": other.said, "step_s": other.answer.price.step, "fits": other.answer.verdict.fits}
+        for other in placed
     ]
     by = f"{join.name}, {join.bandwidth / 1e9:g} GB/s a device ({source or 'given'})"
     head = [("placement", f"{first.said}; joined by {by}")]
     head += [
-        ("otherwise", f"{one['said']}: {figure(one['step_s'])} s{'' if one['fits'] else ', too large'}")
-        for one in others[1:5]
+        ("otherwise", f"{other['said']}: {figure(other['step_s'])} s{'' if other['fits'] else ', too large'}")
+        for other in others[1:5]
     ]
-    unused = [pool.name for pool in mixture.pools if pool.name not in {own["pool"] for own in pools}]
+    unused = [pool.name for pool in mixture.pools if pool.name not in {row["pool"] for row in pools}]
     head += [("", f"nothing lies on {' and '.join(unused)}")] if unused else []
     columns = [column for column in _POOLS if column.key in pools[0]]
     facts = {"placement": placement, "placements": others}
@@ -185,9 +188,9 @@ class MixedRanking:
     """found: the best plans in their best places. placed: the same, with where they lie. alone: the best answer of each
     pool without the others, None where none fits. nearest: what lacks least, where nothing fits."""
 
-    found: Ranking
+    ranking: Ranking
     placed: tuple[PlacedAnswer, ...]
-    alone: tuple[tuple[Cluster, Answer | None], ...]
+    alone: tuple[tuple[Cluster, PlanResult | None], ...]
     nearest: PlacedAnswer | None
 
 
@@ -206,24 +209,24 @@ def find(base: Space, mixture: Mixture, top: int = 4) -> MixedRanking:
         if guess > _SURE * least:
             break
         plan, micro_batch = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
-        made = _guesses(mixture, search.question_at(whole, plan, micro_batch))
-        safe = [one for one in made if one.verdict.is_safe]
-        tried, fitting = tried + made, fitting + safe
+        guesses = _guesses(mixture, search.request_at(whole, plan, micro_batch))
+        safe = [result for result in guesses if result.verdict.is_safe]
+        tried, fitting = tried + guesses, fitting + safe
         priced, several = priced + 1, several + bool(safe)
         least = guess if several == top and safe else least
     played = _played(mixture, fitting, top)
     best = tuple(played[:top])
     counts = Counts(searched=searched, priced=priced, feasible=several, played=len(played))
     alone = [(pool, search.search(replace(base, cluster=pool), top=1).best) for pool in mixture.pools]
-    found = Ranking(counts, perf_counter() - begun, tuple(one.answer for one in best))
+    ranking = Ranking(counts, perf_counter() - begun, tuple(result.answer for result in best))
     nearest = None
     if tried and not best:
-        least_short = min(tried, key=lambda one: one.verdict.short)
+        least_short = min(tried, key=lambda result: result.verdict.short)
         nearest = PlacedAnswer(
             mixture, least_short.where, _answer(mixture, least_short.ask, least_short.where)
         )
     return MixedRanking(
-        found, best, tuple((pool, some[0] if some else None) for pool, some in alone), nearest
+        ranking, best, tuple((pool, answers[0] if answers else None) for pool, answers in alone), nearest
     )
 
 
@@ -238,12 +241,12 @@ def _order(whole: Space, mixture: Mixture) -> tuple[list[tuple[float, MeshSizes,
     kept: list[tuple[float, int, int]] = []
     every, searched = list[MeshSizes](), 0
     for mesh in meshes(whole):
-        kinds = {one.kind for one in placements(mixture, mesh.plan)}
+        kinds = {placement.kind for placement in placements(mixture, mesh.plan)}
         if not kinds:
             continue
         searched += mesh.count
-        each = [one(mesh) for one in pricers]
-        steps = [np.broadcast_to(one.step, mesh.axes.shape) for one in each]
+        each = [placement(mesh) for placement in pricers]
+        steps = [np.broadcast_to(placement.step, mesh.axes.shape) for placement in each]
         memory = np.broadcast_to(each[0].memory, mesh.axes.shape)
         rows = 1.0 / sum(part / step for part, step in zip(parts, steps, strict=True))
         guess = np.where(_SPARED * memory <= room, rows, np.inf) if "rows" in kinds else np.inf
@@ -260,14 +263,14 @@ def _order(whole: Space, mixture: Mixture) -> tuple[list[tuple[float, MeshSizes,
 
 def pays(mixed: MixedRanking) -> str:
     """Whether the pools together are worth it, in one sentence."""
-    fitting = [(pool, one) for pool, one in mixed.alone if one is not None]
+    fitting = [(pool, answer) for pool, answer in mixed.alone if answer is not None]
     if not mixed.placed:
         names = " and ".join(pool.name for pool, _ in fitting)
         return f"mixing is no use: no plan deals this batch to all pools and fits; {names} alone will do"
     if not fitting:
         return "mixing is needed: no pool alone has a plan that deals this batch and fits"
-    first, own = min(fitting, key=lambda pair: pair[1].price.step)
-    gain = own.price.step / mixed.placed[0].answer.price.step
+    first, alone_answer = min(fitting, key=lambda pair: pair[1].price.step)
+    gain = alone_answer.price.step / mixed.placed[0].answer.price.step
     if gain < 1.0 - _ALIKE:
         return f"mixing costs: {first.name} alone is {1 / gain:.2f} times as fast as all together; leave the others out"
     if gain < 1.0 + _ALIKE:
@@ -277,20 +280,22 @@ def pays(mixed: MixedRanking) -> str:
     return f"mixing pays: all together are {gain:.2f} times as fast as {alone}"
 
 
-def told_of(mixed: MixedRanking) -> Told:
+def describe_best(mixed: MixedRanking) -> Description:
     """What `plan` says: the best plans as on one cluster, where each lies, and each pool alone."""
     alone, said = list[Row](), pays(mixed)
     text = ["each pool alone"]
-    for pool, one in mixed.alone:
-        row = {"pool": pool.name, "devices": pool.devices, "fits": one is not None}
+    for pool, answer in mixed.alone:
+        row = {"pool": pool.name, "devices": pool.devices, "fits": answer is not None}
         alone.append(
-            {**dict.fromkeys(("step_s", "plan", "micro_batch")), **row, **(figures(one) if one else {})}
+            {**dict.fromkeys(("step_s", "plan", "micro_batch")), **row, **(figures(answer) if answer else {})}
         )
         best = "no plan deals this batch to it and fits"
-        text.append(f"  {pool.name}: {f'{seconds(one.price.step)}  {one.question.plan}' if one else best}")
-    places = [told([one]) for one in mixed.placed]
-    facts, page = why.told(mixed.found, places[0][1].replace("\n", "\n   ") if places else "")
-    for row, (own, _) in zip(facts["plans"], places, strict=True):
-        row["placement"] = own["placement"]
+        text.append(
+            f"  {pool.name}: {f'{seconds(answer.price.step)}  {answer.request.plan}' if answer else best}"
+        )
+    places = [describe([answer]) for answer in mixed.placed]
+    facts, page = explanation.describe(mixed.ranking, places[0][1].replace("\n", "\n   ") if places else "")
+    for row, (place_facts, _) in zip(facts["plans"], places, strict=True):
+        row["placement"] = place_facts["placement"]
     page = "\n".join([*([page, ""] if page else []), *text, "", said])
     return {**facts, "alone": alone, "mixing": said}, page

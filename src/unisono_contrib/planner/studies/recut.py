@@ -2,31 +2,31 @@
 
 from dataclasses import replace
 
-from unisono.planner.cuts import given, is_cuttable
-from unisono.planner.kinds import attending
-from unisono.planner.priced import machine, verdict
-from unisono.planner.simulate import Answer, Question, gain, simulate
-from unisono.planner.tell import Told, lines, share
+from unisono.planner.cuts import cut_of, is_cuttable
+from unisono.planner.formatting import Description, lines, share
+from unisono.planner.model_kinds import attending
+from unisono.planner.pricing import verdict
+from unisono.planner.simulate import PlanRequest, PlanResult, gain, simulate
 from unisono.planner.timetables import name_of
 from unisono.spec.words import seconds
-from unisono_contrib.planner.unlike import cut
+from unisono_contrib.planner.heterogeneous import cut
 
 _WORTH = 1e-3  # of a step: less than that is not said
 
 
-def better(answer: Answer) -> Answer | None:
+def better(answer: PlanResult) -> PlanResult | None:
     """Under a cut that is quicker, or that fits where the plan's own does not; None where there is none."""
-    other = best(answer.question)
+    other = best(answer.request)
     if other is None:
         return None
-    found = simulate(other)
-    return found if not answer.verdict.fits or gain(found, answer) >= _WORTH else None
+    result = simulate(other)
+    return result if not answer.verdict.fits or gain(result, answer) >= _WORTH else None
 
 
-def best(ask: Question) -> Question | None:
-    """The question with its best cut; None where no cut fits, or where rows have several stages."""
+def best(ask: PlanRequest) -> PlanRequest | None:
+    """The request with its best cut; None where no cut fits, or where rows have several stages."""
     model, plan = attending(ask.model), ask.plan
-    if model is None or not machine(ask.cluster).screened:
+    if model is None:
         return None
     if plan.pp == 1 or not is_cuttable(plan.schedule):
         return None
@@ -36,23 +36,23 @@ def best(ask: Question) -> Question | None:
     return other if verdict(other).fits else None
 
 
-def sentence(found: Answer, answer: Answer) -> str:
+def sentence(better: PlanResult, answer: PlanResult) -> str:
     """The cut, and what it is good for."""
-    plan, step = f"schedule={found.question.plan.schedule}", f"{seconds(found.price.step)} a step"
+    plan, step = f"schedule={better.request.plan.schedule}", f"{seconds(better.price.step)} a step"
     return (
-        f"{plan} would be {share(gain(found, answer))} quicker: {step}"
+        f"{plan} would be {share(gain(better, answer))} quicker: {step}"
         if answer.verdict.fits
         else f"{plan} fits: {step}"
     )
 
 
-def told(found: Answer | None, answer: Answer) -> Told:
+def describe(better: PlanResult | None, answer: PlanResult) -> Description:
     """The key `better_cut`, and a line of the page."""
-    if found is None:
+    if better is None:
         return {"better_cut": None}, ""
-    plan = found.question.plan
+    plan = better.request.plan
     facts = {
-        "blocks": list(given(plan.schedule)), "plan": str(plan), "gain": gain(found, answer),
-        "step_s": found.price.step,
+        "blocks": list(cut_of(plan.schedule)), "plan": str(plan), "gain": gain(better, answer),
+        "step_s": better.price.step,
     }  # fmt: skip
-    return {"better_cut": facts}, lines([("cut", sentence(found, answer))])[0]
+    return {"better_cut": facts}, lines([("cut", sentence(better, answer))])[0]

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Annotated
 
 from unisono.plan.grid import Grid
-from unisono.planner.kinds import attending
+from unisono.planner.formatting import Description, Row
 from unisono.planner.machines.cluster import Link
-from unisono.planner.priced import verdict
-from unisono.planner.simulate import Question, rate
+from unisono.planner.model_kinds import attending
+from unisono.planner.pricing import verdict
+from unisono.planner.simulate import PlanRequest, rate
 from unisono.planner.source import Source
-from unisono.planner.tell import Row, Told
 
 _STEP = Source(
     "specification", "what is asked: small enough to be nearly linear, large enough to be a next model"
@@ -36,38 +36,38 @@ def change(kind: str, what: str, gain: float, to: str = "", fits: bool = True) -
     return {"kind": kind, "what": what, "gain": gain, "to": to or None, "fits": fits, "says": says}
 
 
-def sensitivities(ask: Question) -> list[Row]:
+def sensitivities(ask: PlanRequest) -> list[Row]:
     """All changes that have a price, the most useful first."""
     now = rate(ask)
-    found = [
+    changes = [
         change(kind, what, rate(other) / now - 1.0, to, verdict(other).fits)
         for kind, what, other, to in (*_hardware(ask), *_planned(ask), *_recipes(ask))
         if other.served
     ]
-    return sorted([*found, _memory(ask, now)], key=lambda row: -row["gain"])
+    return sorted([*changes, _memory(ask, now)], key=lambda row: -row["gain"])
 
 
-Offer = tuple[str, str, Question, str]  # kind, what, the changed question, to
+Offer = tuple[str, str, PlanRequest, str]  # kind, what, the changed request, to
 
 
-def _hardware(ask: Question) -> Iterator[Offer]:
-    where, own, more, percent = ask.cluster, ask.cluster.device, 1.0 + MORE, f"{100 * MORE:.0f} %"
-    peak = {dtype: flops * more for dtype, flops in own.peak.items()}
+def _hardware(ask: PlanRequest) -> Iterator[Offer]:
+    where, device, more, percent = ask.cluster, ask.cluster.device, 1.0 + MORE, f"{100 * MORE:.0f} %"
+    peak = {dtype: flops * more for dtype, flops in device.peak.items()}
     offers = [
         (f"{percent} more arithmetic (FLOP/s) in each device",
-         replace(where, device=replace(own, peak=peak))),
+         replace(where, device=replace(device, peak=peak))),
         (f"{percent} faster memory in each device",
-         replace(where, device=replace(own, bandwidth=own.bandwidth * more))),
+         replace(where, device=replace(device, bandwidth=device.bandwidth * more))),
     ]  # fmt: skip
     for link in where.links:
-        links = tuple(faster(one, more) if one.name == link.name else one for one in where.links)
+        links = tuple(faster(other, more) if other.name == link.name else other for other in where.links)
         offers.append((f"{percent} faster {link.name}", replace(where, links=links)))
     load = where.loader
     if load.samples or load.bandwidth:
         loader = replace(load, samples=load.samples * more, bandwidth=load.bandwidth * more)
         offers.append((f"{percent} faster data loading on each host", replace(where, loader=loader)))
     if where.links:
-        links = tuple(replace(one, latency=one.latency * (1.0 - MORE)) for one in where.links)
+        links = tuple(replace(other, latency=other.latency * (1.0 - MORE)) for other in where.links)
         offers.append((f"{percent} less latency on every link", replace(where, links=links)))
     for what, cluster in offers:
         yield "buy", what, replace(ask, cluster=cluster), ""
@@ -83,7 +83,7 @@ def faster(link: Link, factor: float) -> Link:
     )
 
 
-def _planned(ask: Question) -> Iterator[Offer]:
+def _planned(ask: PlanRequest) -> Iterator[Offer]:
     """Other ways to compute the same step on the same devices."""
     for mode, said in _AGAIN.items():
         if mode != ask.plan.recompute:
@@ -91,7 +91,7 @@ def _planned(ask: Question) -> Iterator[Offer]:
             yield "plan", said, other, str(other.plan)
     plan, ours = (
         ask.plan,
-        ask.stack.autograd and attending(ask.model) is not None and ask.cluster.host is None,
+        ask.stack.autograd and attending(ask.model) is not None and not ask.cluster.cores,
     )
     if (
         ours
@@ -110,12 +110,12 @@ def _planned(ask: Question) -> Iterator[Offer]:
             yield "plan", f"{word} the micro-batch ({size})", dealt(ask, size, micros), f"micro_batch={size}"
 
 
-def dealt(ask: Question, micro_batch: int, micros: int) -> Question:
+def dealt(ask: PlanRequest, micro_batch: int, micros: int) -> PlanRequest:
     """The same with other micro-batches."""
     return replace(ask, micro_batch=micro_batch, micros=micros, plan=replace(ask.plan, micros=micros))
 
 
-def _recipes(ask: Question) -> Iterator[Offer]:
+def _recipes(ask: PlanRequest) -> Iterator[Offer]:
     """Twice and half the global batch: more or fewer micro-batches to accumulate."""
     for micros, word in ((ask.micros * 2, "twice"), (ask.micros // 2, "half")):
         if micros * 2 == ask.micros or micros > ask.micros:
@@ -123,7 +123,7 @@ def _recipes(ask: Question) -> Iterator[Offer]:
             yield "recipe", f"{word} the global batch ({other.batch})", other, f"global_batch={other.batch}"
 
 
-def _memory(ask: Question, now: float) -> Row:
+def _memory(ask: PlanRequest, now: float) -> Row:
     """What more memory would let the plan do, beyond what it may do already: less computed again, larger
     micro-batches, fewer weights gathered."""
     device = ask.cluster.device
@@ -147,12 +147,12 @@ def _memory(ask: Question, now: float) -> Row:
     )
 
 
-def _memory_keys(ask: Question) -> dict[str, object]:
+def _memory_keys(ask: PlanRequest) -> dict[str, object]:
     """What decides how much of a step is kept."""
     return {"recompute": ask.plan.recompute, "zero": ask.plan.zero, "micro_batch": ask.micro_batch}
 
 
-def _roomier(ask: Question) -> Iterator[Question]:
+def _roomier(ask: PlanRequest) -> Iterator[PlanRequest]:
     zeros = range(1, ask.plan.zero + 1) if ask.plan.shard > 1 else (ask.plan.zero,)
     for mode in ("none", "selective", "full"):
         for zero in zeros:
@@ -162,8 +162,8 @@ def _roomier(ask: Question) -> Iterator[Question]:
                     yield dealt(changed, ask.micro_batch * times, ask.micros // times)
 
 
-def told(found: Sequence[Row]) -> Told:
+def describe(changes: Sequence[Row]) -> Description:
     """The key `sensitivities`, all of them; the most useful that fit for people."""
-    useful = [row["says"] for row in found if row["fits"] and row["gain"] >= _WORTH][:_SHOWN]
+    useful = [row["says"] for row in changes if row["fits"] and row["gain"] >= _WORTH][:_SHOWN]
     nothing = ["nothing that was tried: no change of one thing gains 0.1 %"]
-    return {"sensitivities": list(found)}, "\n  ".join(["what would help", *(useful or nothing)])
+    return {"sensitivities": list(changes)}, "\n  ".join(["what would help", *(useful or nothing)])

@@ -8,11 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan.grammar import meant
-from unisono.planner.kinds import Model, attending
+from unisono.planner.formatting import (
+    Column,
+    Description,
+    Row,
+    figure,
+    figures,
+    lines,
+    many,
+    parts,
+    share,
+    table,
+)
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.model_kinds import Model, attending
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import GIB, Answer
-from unisono.planner.tell import Column, Row, Told, figure, figures, lines, many, parts, share, table
+from unisono.planner.simulate import GIB, PlanResult
 from unisono.spec.errors import UsageError
 from unisono.spec.words import whole
 
@@ -40,17 +51,17 @@ class Axis:
 
 def axis(text: str) -> Axis:
     """Reads `devices=8..1024` (doubling) or `global_batch=64,256,1024`. Raises UsageError."""
-    key, equals, given = text.partition("=")
+    key, equals, words = text.partition("=")
     if key not in KEYS:
         raise _unread(f"{text}: nothing to vary is called {key!r}{meant(key, KEYS)}",
                       f"devices=8..1024 or a list; one of {' '.join(KEYS)}")  # fmt: skip
     fix = f"{key}=8..1024 or {key}=8,64,512"
-    if not (equals and given):
+    if not (equals and words):
         raise _unread(f"{text} says no values for {key}", fix)
-    first, dots, last = given.partition("..")
-    numbers = [word.strip() for word in ((first, last) if dots else given.split(","))]
+    first, dots, last = words.partition("..")
+    numbers = [word.strip() for word in ((first, last) if dots else words.split(","))]
     if not all(map(whole, numbers)):
-        raise _unread(f"{text}: {given!r} is no range or list of whole numbers", fix)
+        raise _unread(f"{text}: {words!r} is no range or list of whole numbers", fix)
     values = sorted({int(word) for word in numbers})
     if dots:
         low, high = map(int, numbers)
@@ -87,7 +98,7 @@ def sweep(
     for value, space in _spaces(base, over, sized, weak):
         held = replace(space.held, dp=-1, said=space.held.said - {"dp"}) if over.grows else space.held
         space = replace(space, held=held, legal=legal(space) if legal else space.legal)
-        found, devices = search(space, top=1), space.cluster.devices
+        ranking, devices = search(space, top=1), space.cluster.devices
         row = {
             "value": value,
             "devices": devices,
@@ -95,12 +106,12 @@ def sweep(
             "plan": None,
             "why_none": None,
         }
-        if found.best:
-            answer = found.best[0]
+        if ranking.best:
+            answer = ranking.best[0]
             pace = answer.rate / (devices if over.grows else 1)
             first = first or pace
             row |= {**figures(answer), "efficiency": pace / first, "waterfall": parts(answer)}
-        rows.append(row if found.best else row | {"why_none": _nothing(space, found.nearest)})
+        rows.append(row if ranking.best else row | {"why_none": _nothing(space, ranking.nearest)})
     return rows
 
 
@@ -121,14 +132,14 @@ def _spaces(
 
 
 def _with_context(model: Model, context: int) -> Model:
-    found = attending(model)
-    if found is None:
+    transformer = attending(model)
+    if transformer is None:
         raise UsageError("the samples of this kind of model have no context to vary", where="--sweep",
                          fix="--sweep global_batch=32..1024, or a model of kind gpt or moe", code="C04")  # fmt: skip
-    return replace(found, context=context)
+    return replace(transformer, context=context)
 
 
-def _nothing(space: Space, nearest: Answer | None) -> str:
+def _nothing(space: Space, nearest: PlanResult | None) -> str:
     if nearest is not None:
         return f"memory: the nearest plan is {nearest.verdict.short / GIB:.1f} GiB short"
     dealt = f"{space.batch} samples and {space.model.n_layer} layers to {space.cluster.devices} devices"
@@ -156,7 +167,7 @@ def breaks(over: Axis, rows: Sequence[Row]) -> tuple[int | None, str]:
     return None, f"it holds {part(priced[-1])}"
 
 
-def told(base: Space, over: Axis, rows: Sequence[Row], weak: bool = False) -> Told:
+def describe(base: Space, over: Axis, rows: Sequence[Row], weak: bool = False) -> Description:
     """The key `sweep`, of which table and picture are made, and where it breaks."""
     at, says = breaks(over, rows)
     facts = {"key": over.key, "weak": weak, "points": list(rows), "breaks_at": at, "says": says}
