@@ -7,6 +7,7 @@ to it. No torch.
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -32,7 +33,8 @@ from unisono.verbs import VERBS
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 SOURCE = ROOT / "src" / "unisono"
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+TABLES = sorted((DOCS / "data").glob("*.md"))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *TABLES)
 BLOCK = re.compile(r"(<!-- block ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CODE = re.compile(r"[A-Z]\d\d")
 
@@ -230,6 +232,19 @@ def refused() -> str:
     return table(("what", "plan"), ((what, f"`{plan}`") for what, plan in REFUSED.items()))
 
 
+def proven() -> str:
+    """How many plans the table of proven plans has, by what they promise."""
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (\d+) \| (\w+) ",
+        (DOCS / "data" / "proven.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    count = Counter(promise for _, _, promise in rows)
+    ranks = [int(number) for _, number, _ in rows]
+    parts = ", ".join(f"{count[promise]} {promise}" for promise in ("EXACT", "ROUNDING", "LOSSY"))
+    return f"{len(rows)} plans on {min(ranks)} to {max(ranks)} ranks: {parts}. Each is within its bound."
+
+
 def checkpoint_format() -> str:
     """The format as the code that writes it states it."""
     path = SOURCE / "train" / "checkpoint" / "__init__.py"
@@ -286,6 +301,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "verbs": verbs,
     "not-yet": not_yet,
     "refused": refused,
+    "proven": proven,
     "checkpoint-format": checkpoint_format,
     "top": lambda: section_keys(""),
     **{section: (lambda section=section: section_keys(section)) for section in SECTIONS},

@@ -22,6 +22,7 @@ sys.modules[_spec.name] = blocks
 _spec.loader.exec_module(blocks)
 
 PAGES = [page for page in blocks.PAGES if page.exists()]
+LINKED = [*PAGES, *sorted((ROOT / "docs" / "adr").glob("*.md"))]
 GUIDE = sorted((ROOT / "docs").glob("*.md"))
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
@@ -57,7 +58,7 @@ def test_every_error_code_is_explained() -> None:
     assert not set(listed) - set(raised), "listed, and nowhere in the source"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", LINKED, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         place = (page.parent / target).resolve() if target else page
