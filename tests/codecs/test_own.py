@@ -11,7 +11,7 @@ from unisono.codecs import CODECS
 from unisono.codecs._watched import CodecFault
 from unisono.spec.errors import UsageError
 from unisono.train.step.train_step import train_step
-from unisono.verify.conformance import held
+from unisono_contrib.verify.conformance import held
 
 WRONG = Path(__file__).with_name("wrong.py")
 PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"

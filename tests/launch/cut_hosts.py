@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unisono.lab import links
-from unisono.lab.links import LabLink, rate_of
-from unisono.lab.network import LabNetwork
-from unisono.lab.spaces import enter, inside
+from unisono_contrib.lab import links
+from unisono_contrib.lab.links import LabLink, rate_of
+from unisono_contrib.lab.network import LabNetwork
+from unisono_contrib.lab.spaces import enter, inside
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """

@@ -15,12 +15,12 @@ from tests.ranks import World
 from unisono import cli
 from unisono.codecs import CODECS
 from unisono.comm.collectives import COLLECTIVES
-from unisono.measure import bench
-from unisono.measure.benches import BENCHES, chosen, columns, compared, sizes_of, spread, within
-from unisono.measure.benches.codecs import usual
-from unisono.measure.benches.collectives import OPS, least_bytes
-from unisono.measure.benches.net import pairs
 from unisono.spec.errors import UsageError
+from unisono_contrib.measure import bench
+from unisono_contrib.measure.benches import BENCHES, chosen, columns, compared, sizes_of, spread, within
+from unisono_contrib.measure.benches.codecs import usual
+from unisono_contrib.measure.benches.collectives import OPS, least_bytes
+from unisono_contrib.measure.benches.net import pairs
 
 
 def test_sizes_are_read() -> None:

@@ -31,7 +31,7 @@ class Site:
     every layer is computed, 1: layers as they are. cuts: by name, what `tp` took of a parameter. dealt: by name, this
     rank's part of one of experts, or its block on a grid. masters: by name, of parameters that are rounded where
     modules hold them. sharding: by stage. store: where what is put away lies. lenders: of the parts whose weights are.
-    each: how every block of the whole model is played. frozen: names of parameters that do not learn. """
+    each: how every block of the whole model is played. frozen: names of parameters that do not learn."""
 
     plan: Plan
     mesh: Mesh

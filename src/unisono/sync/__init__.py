@@ -78,7 +78,8 @@ class Sync(ABC):
     """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own. shares: what each
     keeps for itself is a part of a sum, which counts: with another dp it is dealt anew, in equal parts. cap: bytes that
     a bucket between hosts has at most, 0 where that is not the policy's affair. sliced: buckets are as small on one
-    host, and do not lie in memory that all see. settled: what was measured, as the plan's `sync` would say it."""
+    host, and do not lie in memory that all see. overlaps: the next forward may begin
+    before the update is made. settled: what was measured, as the plan's `sync` would say it."""
 
     dp: "Group"
     kept: "CodecState | None" = None
@@ -86,6 +87,7 @@ class Sync(ABC):
     shares: bool = False
     cap: int = 0
     sliced: bool = False
+    overlaps: bool = False
     settled: str = ""
 
     def among(self, world: "Group") -> None:

@@ -19,8 +19,7 @@ from unisono.train.recovery.replication import SnapshotReplicas
 from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer
 from unisono.train.state.checkpoint.find import FOLDER, by_age, first_whole
 from unisono.train.state.run_state import kept_of, pieces_of, refill, restore
-from unisono.train.step.ahead import AheadUpdate
-from unisono.train.step.flow import unflushed
+from unisono.train.step.overlap import unflushed
 from unisono.train.step.run import Run
 
 
@@ -90,7 +89,7 @@ def _held(
     if run is not None:
         beside = {"recent": kept.recent}
         flushed = unflushed(run.replica.plan) is None
-        if run.whole and not isinstance(run.update, AheadUpdate) and flushed:
+        if run.whole and not run.update.by_parts and flushed:
             state = {"val": kept.val_losses, "bad": kept.bad, **beside}
             held.append(Snapshot(run.step, state, [*pieces_of(run), *kept_of(run)], live=True))
     for snapshot in buffer.snapshots() if buffer is not None else ():

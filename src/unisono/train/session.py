@@ -33,8 +33,7 @@ from unisono.train.state.pinned_choices import pin
 from unisono.train.state.run_state import restore
 from unisono.train.state.saving import Saving
 from unisono.train.state.writing import writing
-from unisono.train.step.ahead import run_ahead
-from unisono.train.step.flow import unflushed
+from unisono.train.step.overlap import run_ahead, unflushed
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import next_step
 from unisono.train.step.update import Report

@@ -227,7 +227,7 @@ def test_pickled_weights_and_bytes(tmp_path: Path, threads: Any) -> None:
 def test_quantised_folders_of_families(family: str, kind: str, tmp_path: Path, threads: Any) -> None:
     """Loaded with the logits of the numbers that are written, 8 bits by the library; routers and experts stay whole."""
     pytest.importorskip("torchao")
-    from unisono.train.export.quantised import load_quantised, quantised_weights
+    from unisono_contrib.train.export.quantised import load_quantised, quantised_weights
 
     _, there = saved(family, tmp_path)
     text = recipe(tmp_path, there).model_dump_json()

@@ -15,10 +15,10 @@ from unisono.comm.mesh import Mesh
 from unisono.config import ModelConfig
 from unisono.launch.context import RankContext
 from unisono.models.build import Facts, build
-from unisono.models.traced import traced
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
 from unisono.train.build.same_model import check_same
+from unisono_contrib.models.traced import traced
 
 FILE = Path(__file__).parents[2] / "models" / "foreign.py"
 

@@ -11,10 +11,11 @@ from unisono.comm.thread_group import Handed
 from unisono.comm.threads import run as on_threads
 from unisono.config import Recipe, TrainConfig, resolve
 from unisono.spec.errors import ConfigProblems
-from unisono.sync import Verdict, _priority
+from unisono.sync import Verdict
 from unisono.train.state.run_state import pieces_of
-from unisono.train.step.ahead import run_ahead
 from unisono.train.step.train_step import train
+from unisono_contrib.sync import _priority
+from unisono_contrib.train.step.ahead import run_ahead
 
 SLICES = "sync=priority:slice=0.001"  # a KiB, of which the largest tensors have several
 STEPS = 6

@@ -9,7 +9,6 @@ from tests.threads import prove
 from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
-from unisono.parallel.flow import FlowPlayer
 from unisono.plan import Plan
 from unisono.programs.check import check
 from unisono.programs.pipeline import bubble, lower, play_costs, with_messages
@@ -21,6 +20,7 @@ from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import pieces_of, restore
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.train_step import train
+from unisono_contrib.parallel.flow import FlowPlayer
 
 BOTH = ["pipedream", "pipedream:buffers=2"]
 

@@ -7,10 +7,10 @@ from tests.verify.mutations.planting import WIDE, bug
 from unisono.parallel.mirror import Mirror
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.player import BackwardCall
-from unisono.parallel.stash import Stash
-from unisono.programs.schedules.pipedream import PipeDream
-from unisono.train.step.flow import FlowGradients
 from unisono.train.step.gradients import Gradients
+from unisono_contrib.parallel.stash import Stash
+from unisono_contrib.programs.schedules.pipedream import PipeDream
+from unisono_contrib.train.step.flow import FlowGradients
 
 DEEP = MappingProxyType({**WIDE, "model.n_layer": 4})
 FLOW = MappingProxyType({**WIDE, "train.clip": 0})

@@ -17,7 +17,7 @@ from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
 from unisono.models.build import build as build_model
-from unisono.models.inferred import InferredChain
+from unisono.models.cut_chain import InferredChain
 from unisono.models.init import Rule, draw, rules_of
 from unisono.models.lora import adapt, choose, plain
 from unisono.observe.span import Recorder
@@ -27,16 +27,17 @@ from unisono.parallel.precision import dtype_of
 from unisono.parallel.stochastic import Dither
 from unisono.parallelize import parallelize
 from unisono.plan import Plan
+from unisono.spec.finder import contributed
 from unisono.spec.model import Facts, OwnModel
+from unisono.spec.training import LOSSES
 from unisono.sync import POLICIES
 from unisono.train.build.pretrained import beginning
 from unisono.train.build.same_model import check_same
-from unisono.train.build.teacher import TeacherSite, teach
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.filtered import FilteredFeed
-from unisono.train.step.flow import drains, unflushed
 from unisono.train.step.join import Replica, join, timetable_of
+from unisono.train.step.overlap import drains, unflushed
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import scaler_of
 from unisono.train.step.update import update_of
@@ -139,11 +140,13 @@ def replica_of(
     )
     if begin is not None:
         begin.fill(local.slots, local.owners)
-    beside = TeacherSite(
-        plan, mesh, sample_of(corpus, micro), dtype, place.device, facts_of(corpus),
-        lambda model: initial_values(model, recipe.seed, place.device),
-    )  # fmt: skip
-    teach(local, recipe, beside)
+    if train.loss and (teaching := LOSSES.read(train.loss).teaching()) is not None:
+        teacher = contributed("unisono.train.build.teacher")
+        beside = teacher.TeacherSite(
+            plan, mesh, sample_of(corpus, micro), dtype, place.device, facts_of(corpus),
+            lambda model: initial_values(model, recipe.seed, place.device),
+        )  # fmt: skip
+        teacher.teach(local, teaching, recipe.model, beside)
     scaler = scaler_of(plan.precision, plan.arithmetic, place.device)
     dither = Dither(recipe.seed, local.owners)
     update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler, dither=dither)

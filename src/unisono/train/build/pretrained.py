@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from unisono.config import ModelConfig
+from unisono.models.cut_chain import FoldedWeights, GraphUnit
 from unisono.models.hf.names import Layout
 from unisono.models.lora import adapters_of, plain
-from unisono.models.unit import FoldedWeights, GraphUnit
 from unisono.models.weights import Weights, matched, own_names, read_box, same
 from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot

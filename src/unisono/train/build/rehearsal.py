@@ -60,12 +60,12 @@ class Rehearsed:
 
     def sums(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(axis, operation) → (how often, bytes of the whole tensors)."""
-        sums: dict[tuple[str, str], tuple[int, int]] = {}
+        totals: dict[tuple[str, str], tuple[int, int]] = {}
         for call in self.calls:
             if call.op != "arrived":
-                times, nbytes = sums.get((call.axis, call.op), (0, 0))
-                sums[call.axis, call.op] = times + 1, nbytes + call.nbytes
-        return sums
+                times, nbytes = totals.get((call.axis, call.op), (0, 0))
+                totals[call.axis, call.op] = times + 1, nbytes + call.nbytes
+        return totals
 
 
 class Onlooker(TorchDispatchMode):

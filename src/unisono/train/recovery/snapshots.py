@@ -27,8 +27,7 @@ from unisono.train.recovery.replication import Replication, SnapshotReplicas
 from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
 from unisono.train.state.checkpoint.boxes import Box
 from unisono.train.state.run_state import kept_of, pieces_of
-from unisono.train.step.ahead import AheadUpdate
-from unisono.train.step.flow import unflushed
+from unisono.train.step.overlap import unflushed
 from unisono.train.step.run import Run
 
 SHARE = 0.005
@@ -214,7 +213,7 @@ def _first(
     if buffer is None:
         why = "nobody outlives the ranks here who could keep them"
         likely = "torchrun or the like started the ranks, or launch.recover is false"
-    if unflushed(plan) is not None or isinstance(run.update, AheadUpdate):
+    if unflushed(plan) is not None or run.update.by_parts:
         why = f"under {plan} parts of the model are updated at different times"
     if every and why:
         fix = "leave launch.snapshot_every out; train.save_every keeps checkpoints"

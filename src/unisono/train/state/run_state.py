@@ -9,14 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from unisono.models.unit import GraphUnit
+from unisono.models.cut_chain import GraphUnit
 from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.spec.words import whole
 from unisono.train.state.checkpoint import Box, load, tensor_names
 from unisono.train.state.checkpoint.faults import misfit
-from unisono.train.step.ahead import AheadGradients
-from unisono.train.step.flow import FlowGradients
 from unisono.train.step.run import Run
 from unisono.train.step.update import state_of
 
@@ -63,7 +61,7 @@ def changed_within(run: Run) -> str:
     they can be saved in the middle of a step as the last one left them."""
     if run.sync.state():
         return "the policy's own state changes within a step"
-    if isinstance(run.gradients, FlowGradients | AheadGradients):
+    if run.gradients.overlap:
         return "weights change within a step"
     if run.local.store.most:
         return "what is put away moves within a step"

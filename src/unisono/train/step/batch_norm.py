@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unisono.comm.mesh import Mesh
 from unisono.models.batch_norm import LeafNorm
-from unisono.models.unit import GraphUnit
+from unisono.models.cut_chain import GraphUnit
 from unisono.parallelize import Local
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict

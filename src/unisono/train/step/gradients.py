@@ -15,6 +15,7 @@ has one, the others add zeros. Ranks of one replica share a batch, so they use t
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,10 @@ class Gradients:
     dp: the replicas, which meet as `sync` says. inner(axes): the group of this rank over axes of its replica. trees: by
     name, how the leaves' gradients are added up, where the policy prescribes an order; else empty.
     Every member of `dp` makes one, or it hangs.
+    overlap: whether weights change within a step, because those of one step and of the next are under way at once.
     """
+
+    overlap: ClassVar[bool] = False
 
     def __init__(
         self,

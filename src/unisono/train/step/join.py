@@ -22,15 +22,14 @@ from unisono.programs.pipeline import Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.finder import contributed
 from unisono.sync import POLICIES, Policy, Sync
 from unisono.sync._choice import choosing
-from unisono.train.step.ahead import kind_of
 from unisono.train.step.batch_norm import running_norms
-from unisono.train.step.flow import flowing, unflushed
 from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
 from unisono.train.step.numbers import LossPlaces
+from unisono.train.step.overlap import flowing, gradients_kind, unflushed
 from unisono.train.step.routing import router_votes
-from unisono.train.step.rows import with_rows
 from unisono.train.step.run import Replica, Run
 from unisono.train.step.update import Update
 
@@ -57,7 +56,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     sync, counted = _sync(part, policy, mesh, plan), mesh.tp.index == 0
-    gradients = kind_of(plan, sync)(
+    gradients = gradients_kind(plan, sync)(
         local.slots,
         mesh.dp,
         sync,
@@ -109,7 +108,8 @@ def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
     bound = policy.bind(slots, mesh.dp, coder)
     bound.among(mesh.world)
     bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
-    sync = with_rows(bound, slots, mesh, plan.ep)
+    sparse = any(slot.sparse and slot.live.requires_grad for slot in slots)
+    sync = contributed("unisono.train.step.rows").with_rows(bound, slots, mesh, plan.ep) if sparse else bound
     if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:
         sync.kept.take_over(part.sync.kept, mesh.dp)
     return sync

@@ -30,7 +30,7 @@ class Unscaled:
         """Take the scale out of this rank's gradients."""
 
     def overflowed(self, finite: bool) -> bool:
-        """Told whether a step came to finite numbers: whether it is to be played again."""
+        """Description whether a step came to finite numbers: whether it is to be played again."""
         return False
 
     def take_back(self) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,10 +15,10 @@ from unisono.comm.device import has_fused
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot, values_of
 from unisono.parallel.stochastic import Dither
+from unisono.spec.finder import contributed
 from unisono.sync import Verdict
 from unisono.train.step.codec_input import Around, crossing_of
 from unisono.train.step.grad_norm import clip, excess
-from unisono.train.step.lazy import step_rows
 from unisono.train.step.numbers import Numbers, not_numbers
 from unisono.train.step.padded_params import is_narrow, lanes, line_for, pair, row_for
 from unisono.train.step.scaling import Unscaled
@@ -52,10 +52,12 @@ class Update:
     rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
     scaler: of the losses. dither: how parameters without masters are rounded. crossing: puts around a codec that loses
     something what this optimiser has it given. apart: whether each parameter is stepped by its own gradient alone.
-    judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
-    alike. after(verdict): what else follows from the whole step on all ranks, each; returns what there is to tell.
+    by_parts: whether parts of the model may be updated later than others. judge(step, verdict, numbers): why a step is
+    not to be made, in words, "" where it is; from what all ranks have alike. after(verdict): what else follows from
+    the whole step on all ranks, each; returns what there is to tell.
     """
 
+    by_parts: ClassVar[bool] = False
     optimizer: Optimizer
     slots: Sequence[Slot]
     rate: Callable[[int], float]
@@ -151,7 +153,7 @@ def make(
     for master in lazy:
         optimizer.state[master] = member.state(master)
     if lazy:
-        step_rows(optimizer, lazy, lanes(next(iter(lazy))))
+        contributed("unisono.train.step.lazy").step_rows(optimizer, lazy, lanes(next(iter(lazy))))
     # Fused kernels change parameters without a word, by which what is rounded from a master would know (`masters.py`).
     apart = [s.master for s in learning if s.master is not s.live]
     optimizer.register_step_post_hook(lambda *_: increment_version(apart))

@@ -17,6 +17,7 @@ from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 if TYPE_CHECKING:
     from unisono.config import Loaded, Resolved
     from unisono.launch.signals import Early
+    from unisono.verbs.train.auto import Play
 
 AUTO = "auto"
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
@@ -84,7 +85,7 @@ class TrainVerb(RecipeVerb):
         if recipe.plan.auto:
             from unisono.verbs.train import auto
 
-            recipe, why = auto.choose(recipe, started_ranks(call), call.environ)
+            recipe, why = auto.choose(recipe, started_ranks(call), call.environ, _player(call))
             for line in why:
                 call.settings.note(line)
         ranks = _ranks(call, recipe)
@@ -148,6 +149,15 @@ def _with_micro_batches(call: CommandCall, recipe: "Loaded", ranks: int | None) 
     return recipe
 
 
+def _player(call: CommandCall) -> "Play | None":
+    """What measures plans on this machine; None where nothing is started here, or ranks are on other machines too."""
+    if call.settings.dry_run or call.args.hosts or started_ranks(call) is not None:
+        return None
+    from unisono.measure.check import played
+
+    return played
+
+
 def _ranks(call: CommandCall, recipe: "Loaded") -> int | None:
     """How many ranks there are, where that is not the plan's to say. Raises UsageError."""
     args, started = call.args, started_ranks(call)
@@ -187,9 +197,9 @@ def _faults(call: CommandCall, resolved: "Resolved") -> str:
 
 def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:
     """One rank alone: its real code on the meta device."""
-    from unisono.verbs.train.rehearsal import told
+    from unisono.verbs.train.rehearsal import describe
 
-    facts, lines = told(resolved, call.args.world, call.args.rank or 0, call.environ)
+    facts, lines = describe(resolved, call.args.world, call.args.rank or 0, call.environ)
     return call.would({"plan": str(resolved.plan), **facts}, f"plan         {resolved.plan}", *lines)
 
 

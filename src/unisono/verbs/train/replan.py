@@ -13,8 +13,8 @@ from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member
 from unisono.planner import predict, search
 from unisono.planner.machines.cluster import Cluster, Link
-from unisono.planner.priced import closed
-from unisono.planner.question import Question
+from unisono.planner.pricing import closed
+from unisono.planner.request import PlanRequest
 from unisono.planner.space import space_on
 from unisono.spec import words
 from unisono.spec.errors import UnisonoError
@@ -82,7 +82,7 @@ class Replanner:
             legal = space.legal
             space = replace(space, legal=lambda plan: legal(plan) and fidelity_of(plan) >= least)  # noqa: B023
             for candidate in search.search(space, top=3).best:
-                plan = replace(candidate.question.plan, said=frozenset())
+                plan = replace(candidate.request.plan, said=frozenset())
                 if (spread := spread_of(self.recipe, replace(plan, micros=None))) is not None:
                     return spread, candidate.price.step, stay_s
         return None, stay_s, stay_s
@@ -125,16 +125,16 @@ def best_for(recipe: Recipe, plan: Plan, environ: Mapping[str, str], ranks: int)
         held = replace(plan, said=plan.said & HELD)
         space = space_on(loaded, model_of(loaded, environ), held, predict.of_ranks(cluster, ranks), stack)
         for candidate in search.search(space, top=1).best:
-            return replace(candidate.question.plan, said=frozenset(), micros=None)
+            return replace(candidate.request.plan, said=frozenset(), micros=None)
     return None
 
 
-def ask_of(loaded: Loaded, model: object, plan: Plan, cluster: Cluster, stack: object) -> Question:
+def ask_of(loaded: Loaded, model: object, plan: Plan, cluster: Cluster, stack: object) -> PlanRequest:
     """What a plan takes there."""
     train = loaded.recipe.train
     micro = train.micro_batch or 1
     micros = max(1, train.global_batch // micro // plan.replicas)
-    return Question(model, plan, cluster, stack, micro, micros)  # pyright: ignore[reportArgumentType]
+    return PlanRequest(model, plan, cluster, stack, micro, micros)  # pyright: ignore[reportArgumentType]
 
 
 def among_hosts(cluster: Cluster, now: Situation) -> Cluster:
