@@ -22,7 +22,7 @@ from unisono.comm.rows import exchange_rows
 from unisono.models.moe.dispatch import Dispatch, ExpertStack, sizes_of
 from unisono.models.moe.routing import TokenChoice
 from unisono.parallel.parts import Cut, Dealt, ends_of, part_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.tensor import Crossing, enter, gather_sequence, leave, scatter_sum
 from unisono.spec.layout import Split
 
@@ -136,20 +136,20 @@ class DealtDispatch(Dispatch):
         return RowsAcross.apply(experts(rows, sizes_of(expert_M, own)), to, to, ep)  # type: ignore[return-value]
 
 
-def deal_experts(stages: Stages, site: Site) -> None:
+def deal_experts(stages: Stages, context: PassContext) -> None:
     """Leave this rank its experts, or its part of their width."""
-    groups = expert_groups(site.mesh, site.plan.ep)
-    ends, first = ends_of(site.length, site.mesh.tp.size), site.mesh.tp.index - groups.width.index
+    groups = expert_groups(context.mesh, context.plan.ep)
+    ends, first = ends_of(context.length, context.mesh.tp.size), context.mesh.tp.index - groups.width.index
     together = ends[first + groups.width.size] - ends[first]
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
-            split = site.anatomy.split_of(name)
+            split = context.anatomy.split_of(name)
             if split is Split.EXPERTS:
                 stage.get_submodule(name.rpartition(".")[0]).dispatch = DealtDispatch(groups, together)
-                _cut(name, module, groups, site)  # type: ignore[arg-type]
+                _cut(name, module, groups, context)  # type: ignore[arg-type]
 
 
-def _cut(name: str, experts: ExpertStack, groups: ExpertGroups, site: Site) -> None:
+def _cut(name: str, experts: ExpertStack, groups: ExpertGroups, context: PassContext) -> None:
     ep, width, full = groups.ep, groups.width, len(experts.up)
     first, own = part_of(full, ep)
     start, size = part_of(experts.full_width, width)
@@ -165,7 +165,7 @@ def _cut(name: str, experts: ExpertStack, groups: ExpertGroups, site: Site) -> N
             value = value.narrow(cut.dim, cut.start, cut.size)
         made = nn.Parameter(value.clone(), requires_grad=whole.requires_grad)
         setattr(experts, key, made)
-        site.dealt[f"{name}.{key}"] = Dealt(
+        context.dealt[f"{name}.{key}"] = Dealt(
             tuple(cuts),
             groups.over_shard,
             SHARERS if flat and width.size > 1 else HOLDERS,

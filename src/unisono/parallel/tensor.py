@@ -29,7 +29,7 @@ from unisono.spec.layout import Anatomy, Places, Split, Units
 from unisono.spec.training import IGNORED
 
 if TYPE_CHECKING:
-    from unisono.parallel.site import Site, Stages
+    from unisono.parallel.pass_context import PassContext, Stages
 
 
 # How activations cross the group ---------------------------------------------------------------------------
@@ -316,24 +316,26 @@ def _gathered(group: Group, length: int, module: nn.Module, args: tuple, kwargs:
     return args, {**kwargs, first: enter(kwargs[first], group, length)}
 
 
-def split(stages: "Stages", site: "Site") -> None:
+def split(stages: "Stages", context: "PassContext") -> None:
     """Deal out the modules of this rank's stages over `tp`, and let the loss be what it is on one device: over dealt
     logits where it is the summed cross-entropy, over gathered ones where it is the model's own."""
-    if not site.anatomy.splits:
-        what = site.anatomy.whole or "this model says nothing of how tp could split it"
+    if not context.anatomy.splits:
+        what = context.anatomy.whole or "this model says nothing of how tp could split it"
         fix = "tp=1, or a model with an anatomy"
         raise UsageError(what, where="plan.tp, model.kind", fix=fix, code="P12")
-    if site.anatomy.uncut:
-        raise UsageError(site.anatomy.uncut, where="plan.tp, model.kind", fix="tp=1", code="P12")
-    tp = site.mesh.tp
-    head = next((n for n, s in site.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
+    if context.anatomy.uncut:
+        raise UsageError(context.anatomy.uncut, where="plan.tp, model.kind", fix="tp=1", code="P12")
+    tp = context.mesh.tp
+    head = next((n for n, s in context.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
     for stage in stages.values():
-        site.cuts.update(split_modules(stage, site.anatomy, tp, site.length, site.whole, site.plan.chunks))
+        context.cuts.update(
+            split_modules(stage, context.anatomy, tp, context.length, context.whole, context.plan.chunks)
+        )
         if stage.last and head is not None:
-            full = site.shapes[f"{head}.weight"][0]
+            full = context.shapes[f"{head}.weight"][0]
             own, ends = stage.loss, ends_of(full, tp.size)
             stage.whole = lambda y, ends=ends: GatherVocab.apply(y, ends, tp)
-            if site.anatomy.cross_entropy:
+            if context.anatomy.cross_entropy:
                 stage.loss = vocab_loss(tp, part_of(full, tp)[0])
             else:
                 stage.loss = lambda y, targets, own=own, ends=ends: own(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from unisono.parallel.offload.lending import Lender, parts_of
+from unisono.parallel.offload.param_streaming import Lender, parts_of
 from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 
 SMALL = 4096
 """Bytes up to which an activation stays: one page, and less than it costs to name it."""
@@ -119,13 +119,13 @@ def _unpack(packed: Tensor | _Packed) -> Tensor:
     return packed if isinstance(packed, Tensor) else packed.layout.of(packed.entry.tensor())
 
 
-def keep_at_home(stages: Stages, site: Site) -> None:
+def keep_at_home(stages: Stages, context: PassContext) -> None:
     """Wrap the parts of each stage, around what may compute them again. A stem keeps what it is given, and that stays:
     of activations the blocks' and the head's go."""
     for stage in stages.values():
         before: Keeper | None = None
-        for part, away in parts_of(stage, site):
+        for part, away in parts_of(stage, context):
             if not (away.params or away.activations):
                 continue
-            before = Keeper(part, site.store, site.lenders.get(part), away.activations, before)
+            before = Keeper(part, context.store, context.lenders.get(part), away.activations, before)
             part.forward = partial(before.forward, part.forward)  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.parallel.offload.lending import place_of, put_place
+from unisono.parallel.offload.param_streaming import place_of, put_place
 from unisono.parallel.offload.store import Home, Store, layout_of, nbytes_of
 
 AT_ONCE = 25 << 20

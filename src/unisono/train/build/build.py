@@ -21,7 +21,7 @@ from unisono.models.cut_chain import InferredChain
 from unisono.models.init import Rule, draw, rules_of
 from unisono.models.lora import adapt, choose, plain
 from unisono.observe.span import Recorder
-from unisono.parallel.offload.lending import send_home
+from unisono.parallel.offload.param_streaming import send_home
 from unisono.parallel.offload.streaming import stream
 from unisono.parallel.precision import dtype_of
 from unisono.parallel.stochastic import Dither

@@ -15,7 +15,7 @@ from unisono.models.cut_chain import FoldedWeights, GraphUnit
 from unisono.models.hf.names import Layout
 from unisono.models.lora import adapters_of, plain
 from unisono.models.weights import Weights, matched, own_names, read_box, same
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot
 from unisono.spec.model import OwnModel
 from unisono.train.foreign import open_weights

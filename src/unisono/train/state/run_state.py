@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.models.cut_chain import GraphUnit
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.spec.words import whole
 from unisono.train.state.checkpoint import Box, load, tensor_names

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.offload.streaming import only, parts_of
 
 LANES = 64  # bytes of the widest vector register

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.cut import Stage
 from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.plan.blocks import Away
 
 _AWAY = "unisono_home"  # under which a tensor that is away holds where, and how it lies there
@@ -87,25 +87,25 @@ def send_home(params: Sequence[nn.Parameter], store: Store) -> None:
     store.settle()
 
 
-def lend(stages: Stages, site: Site) -> None:
+def lend(stages: Stages, context: PassContext) -> None:
     """Wrap the parts of each stage whose weights are away, inside what may compute them again."""
     for stage in stages.values():
         lenders = []
-        for part, away in parts_of(stage, site):
+        for part, away in parts_of(stage, context):
             if not away.params:
                 continue
-            lender = Lender(list(part.parameters()), site.store)
+            lender = Lender(list(part.parameters()), context.store)
             lenders.append(lender)
-            site.lenders[part] = lender
+            context.lenders[part] = lender
             part.forward = partial(_lent, lender, part.forward)  # type: ignore[method-assign]
         for one, next_one in pairwise(lenders):
             one.after, next_one.before = next_one, one
 
 
-def parts_of(stage: Stage, site: Site) -> list[tuple[nn.Module, Away]]:
+def parts_of(stage: Stage, context: PassContext) -> list[tuple[nn.Module, Away]]:
     """Stem, blocks and head, those that are here, and what of each is away."""
-    ends = [(getattr(stage, name), site.away(name)) for name in ("stem", "head") if hasattr(stage, name)]
-    blocks = [(block, site.away(f"blocks.{name}")) for name, block in stage.blocks.items()]
+    ends = [(getattr(stage, name), context.away(name)) for name in ("stem", "head") if hasattr(stage, name)]
+    blocks = [(block, context.away(f"blocks.{name}")) for name, block in stage.blocks.items()]
     return [*ends[: stage.first], *blocks, *ends[stage.first :]]
 
 
