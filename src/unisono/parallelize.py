@@ -162,7 +162,7 @@ class Local:
     store: Store
     away: Mapping[str, Away]
     blocks: tuple[int, ...]  # of each stage
-    told: tuple[str, ...] = ()  # what was inferred of the model, in words
+    notes: tuple[str, ...] = ()  # what was inferred of the model, in words
     cut_names: Mapping[str, Sequence[object]] = field(default_factory=dict)  # see `InferredChain`
 
     @property
@@ -233,7 +233,7 @@ def parallelize(
         store=store,
         away={slot.name: context.kept_away(slot.name) for slot in slots},
         blocks=tuple(map(len, blocks)),
-        told=_inferred(model, plan),
+        notes=_inferred(model, plan),
         cut_names=getattr(model, "cut_names", {}),
     )
 

@@ -111,5 +111,5 @@ def linears(
         for name, module in block.named_modules(prefix=prefix)
         if isinstance(module, nn.Linear | ColumnLinear | RowLinear)
         and module.weight.dim() == 2
-        and not any(name == one or name.startswith(f"{one}.") for one in held)
+        and not any(f"{name}.".startswith(f"{part}.") for part in held)
     ]

@@ -91,10 +91,10 @@ class StagePlayer(Player):
                         self._losses[action.micro] = y.detach()
                     self._outputs[key] = (y,)
                     return
-                made = self.post.wires[action.stage].packed(y)
-        self._outputs[key] = made
+                tensors = self.post.wires[action.stage].packed(y)
+        self._outputs[key] = tensors
         if action.stage + 1 in self.stages:  # no message: both are here
-            self._enter(action.stage + 1, action.micro, [t.detach() for t in made])
+            self._enter(action.stage + 1, action.micro, [t.detach() for t in tensors])
 
     def _backward(self, action: Action) -> None:
         self._take_turn(action, partial(torch.autograd.backward, *self._roots(action)))

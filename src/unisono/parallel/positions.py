@@ -50,8 +50,8 @@ def deal_positions(stages: Stages, context: PassContext) -> None:
                 if way.by_heads:
                     heads = module.drop.places.get(1) or Places.whole(context.anatomy.divides["heads"])  # type: ignore[union-attr]
                     module.drop.places[1] = heads.dealt(cp.index, cp.size)  # type: ignore[index,union-attr]
-                parent, _, own = name.rpartition(".")
-                setattr(stage.get_submodule(parent), own, way.bind(module, cp, full))
+                parent, _, child = name.rpartition(".")
+                setattr(stage.get_submodule(parent), child, way.bind(module, cp, full))
         if cp.size > 1:
             stage.dealt = partial(_taken, numbers(mine, context.device))
 
@@ -66,9 +66,9 @@ def _whole(stage: Stage, name: str, split: Split | None, sharers: tuple[Group, l
     elif split is Split.ROTARY:
         module.places = mine  # type: ignore[assignment]
     elif split is Split.CORE:
-        parent, _, own = name.rpartition(".")
+        parent, _, leaf = name.rpartition(".")
         core = OnlineCore(module, Gathered(group), held, group.index)
-        setattr(stage.get_submodule(parent), own, core)
+        setattr(stage.get_submodule(parent), leaf, core)
 
 
 class SlicedLeaf(LeafTokens):
@@ -94,7 +94,7 @@ class SlicedLeaf(LeafTokens):
         dealt = torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
         return dealt.index_select(0, self.order).transpose(0, 1).contiguous()
 
-    def own(self, x_BT: Tensor) -> Tensor:
+    def local(self, x_BT: Tensor) -> Tensor:
         return x_BT.index_select(1, self.mine)
 
 

@@ -110,10 +110,10 @@ class ShardGather(_FsdpAdapter):
         if wire is None:
             pending = begin(output_tensor, input_tensor)
             return self._under_way(pending, lambda: None)
-        own = wire.encode(input_tensor.view(1, -1)).view(-1)
-        code = own.new_empty(self.group.size * len(own))
+        encoded = wire.encode(input_tensor.view(1, -1)).view(-1)
+        code = encoded.new_empty(self.group.size * len(encoded))
         out = output_tensor.view(self.group.size, -1)
-        pending = begin(code, own)
+        pending = begin(code, encoded)
         return self._under_way(pending, lambda: out.copy_(wire.decode(code.view(len(out), -1), out.dtype)))
 
     def _gather(self, out: Tensor, part: Tensor) -> Pending:
@@ -181,8 +181,8 @@ class Sharded(Whole):
         mesh = DeviceMesh.from_group(group.pg, kind, mesh_dim_names=("shard",))
         self._each = each  # scatter the gradients of each backward, whatever the stage
         # Its gradients are there together in any case, and each piece costs collectives, hooks and waits of its own.
-        own = (p for p in stage.parameters() if p not in (apart or ()))
-        small = sum(p.numel() * p.element_size() for p in own) <= AT_ONCE
+        params = (p for p in stage.parameters() if p not in (apart or ()))
+        small = sum(p.numel() * p.element_size() for p in params) <= AT_ONCE
         alike = all(mode == 1 for mode in (zero, *zeros.values()))
         blocks = () if alike and small else tuple(blocks)
         forms: dict[nn.Module, tuple[EightBits, EightBits]] = {}
@@ -248,9 +248,9 @@ def _keep_wide(module: FSDPModule, wide: torch.dtype | None) -> None:
 
 def _wires_of(module: nn.Module, ranks: int, apart: Container[nn.Parameter]) -> tuple[EightBits, EightBits]:
     """Of what `fully_shard` is about to take of a module: of all parameters, and of those that learn."""
-    own = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in apart]
-    segments = [segment_of(p.shape, ranks) for p in own]
-    learning = (segment for segment, p in zip(segments, own, strict=True) if p.requires_grad)
+    params = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in apart]
+    segments = [segment_of(p.shape, ranks) for p in params]
+    learning = (segment for segment, p in zip(segments, params, strict=True) if p.requires_grad)
     return EightBits(tuple(segments)), EightBits(tuple(learning))
 
 

@@ -195,7 +195,7 @@ def _facts(order: RankOrder, run: Run, corpus: Corpus) -> list[str]:
     if needs_like_threads(plan) and order.recipe.launch.threads_per_rank is None and threads is not None:
         texts.append(f"same bits as one device with {threads} threads, which is what each rank has here;"
                      f" --launch.threads_per_rank {threads} keeps that number in other runs")  # fmt: skip
-    return [*texts, *run.local.told, *corpus.told]
+    return [*texts, *run.local.notes, *corpus.notes]
 
 
 def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None) -> Live:

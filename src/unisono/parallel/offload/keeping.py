@@ -86,23 +86,23 @@ class Keeper:
         frame = self.frame = KeptPass(self.before.frame if self.before is not None else None)
         if self.before is not None:
             self.before.frame = None
-        own = {p.untyped_storage()._cdata for p in self.part.parameters()}
+        storages = {p.untyped_storage()._cdata for p in self.part.parameters()}
         seen: dict[
             int, tuple[Entry, Tensor]
         ] = {}  # holds what it knows by its place: nobody else may lie there
-        with saved_tensors_hooks(partial(self._pack, frame, own, seen), _unpack):
+        with saved_tensors_hooks(partial(self._pack, frame, storages, seen), _unpack):
             try:
                 return inner(*args, **kwargs)
             finally:
                 seen.clear()  # the graph keeps the hooks, and would keep these with them
 
     def _pack(
-        self, frame: KeptPass, own: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor
+        self, frame: KeptPass, storages: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor
     ) -> Tensor | _Packed:
         place = x.untyped_storage()._cdata
         home = self.lender.lent.get(place) if self.lender is not None else None
         if home is None and (
-            not self.everything or place in own or nbytes_of(x) <= SMALL or x.device != self.store.device
+            not self.everything or place in storages or nbytes_of(x) <= SMALL or x.device != self.store.device
         ):
             return x
         if place not in seen:

@@ -30,7 +30,7 @@ class Lender:
     @contextmanager
     def lend(self) -> Iterator[None]:
         """Weights are there inside, and nobody's afterwards but those of whom backward has kept one."""
-        away = [(p, *found) for p in self.params if (found := place_of(p)) is not None]
+        away = [(p, *place) for p in self.params if (place := place_of(p)) is not None]
         empty = [p.data for p, *_ in away]
         try:
             for p, home, layout in away:
@@ -48,8 +48,8 @@ class Lender:
     def ahead(self) -> None:
         """These weights are needed soon."""
         for p in self.params:
-            if (found := place_of(p)) is not None:
-                self.store.ahead(found[0])
+            if (place := place_of(p)) is not None:
+                self.store.ahead(place[0])
 
 
 def place_of(x: Tensor) -> tuple[Home, Layout] | None:
@@ -64,8 +64,8 @@ def put_place(x: Tensor, home: Home, layout: Layout) -> None:
 
 def at_home(x: Tensor) -> Tensor:
     """A tensor's numbers, to be read and written, between steps."""
-    found = place_of(x)
-    return x.detach() if found is None else found[1].of(found[0].bytes)
+    place = place_of(x)
+    return x.detach() if place is None else place[1].of(place[0].bytes)
 
 
 @torch.no_grad()
@@ -98,8 +98,8 @@ def lend(stages: Stages, context: PassContext) -> None:
             lenders.append(lender)
             context.lenders[part] = lender
             part.forward = partial(_lent, lender, part.forward)  # type: ignore[method-assign]
-        for one, next_one in pairwise(lenders):
-            one.after, next_one.before = next_one, one
+        for first, second in pairwise(lenders):
+            first.after, second.before = second, first
 
 
 def parts_of(stage: Stage, context: PassContext) -> list[tuple[nn.Module, Away]]:

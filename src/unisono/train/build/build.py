@@ -165,7 +165,7 @@ def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callabl
     that has none."""
     adapters: Mapping[str, Rule] = getattr(model, "adapters", {})
     if isinstance(model, InferredChain):  # no second copy: its values move out of it
-        return _made(model.emptied(), adapters, seed)
+        return _values_of(model.emptied(), adapters, seed)
     if not has_numbers(device):
         whole = {name: p.detach().to(device) for name, p in model.named_parameters()}
         return lambda name: whole[name]
@@ -173,10 +173,10 @@ def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callabl
         rules = rules_of(model)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         return lambda name: draw(plain(name), shapes[name], rules[name], seed)
-    return _made({name: p.detach().clone() for name, p in model.named_parameters()}, adapters, seed)
+    return _values_of({name: p.detach().clone() for name, p in model.named_parameters()}, adapters, seed)
 
 
-def _made(values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -> Callable[[str], Tensor]:
+def _values_of(values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -> Callable[[str], Tensor]:
     """As the user's function made them; adapters, which it knows nothing of, are drawn."""
     return lambda name: (
         draw(name, tuple(values[name].shape), adapters[name], seed) if name in adapters else values[name]

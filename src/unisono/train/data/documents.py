@@ -81,8 +81,8 @@ def matched(path: str) -> list[str]:
     whole = at_home(path)
     if not has_magic(str(whole)) or whole.exists():
         return []
-    found = [name for name in matching(path) if Path(name).is_file()]
-    if not found:
+    files = [name for name in matching(path) if Path(name).is_file()]
+    if not files:
         raise UsageError(
             f"no file is called {path}",
             code="D02",
@@ -90,7 +90,7 @@ def matched(path: str) -> list[str]:
             likely=_likely(whole),
             fix="a pattern that matches; * stays in a folder, ** does not; in a shell the value stands in '...'",
         )
-    return found
+    return files
 
 
 def look(path: str) -> None:

@@ -21,7 +21,7 @@ class FilteredFeed(Feed):
     """
 
     def __init__(
-        self, inner: Feed, ahead: int = 0, drains: Callable[[int], bool] = lambda made: False
+        self, inner: Feed, ahead: int = 0, drains: Callable[[int], bool] = lambda _: False
     ) -> None:
         self._inner, self._ahead, self._drains = inner, ahead, drains
         self._without: dict[int, frozenset[int]] = {}

@@ -75,7 +75,7 @@ def picture_corpus(folder: str, shape: tuple[int, ...], data: DataConfig) -> Cor
         encode=None,
         fingerprint=fingerprint(pixels, labels, whole=False),
         origin=folder,
-        told=(f"{meta['left_out']:,} pictures of {folder} were left out",) if meta["left_out"] else (),
+        notes=(f"{meta['left_out']:,} pictures of {folder} were left out",) if meta["left_out"] else (),
     )
 
 

@@ -208,9 +208,9 @@ class _Watch:
             return
         self._hooked.add(name)
 
-        def made(grad: Tensor) -> None:
+        def add(grad: Tensor) -> None:
             if self._now == self.micro:
                 total = checksum(dense_of(grad))
                 self._sums[name] = self._sums[name] + total if name in self._sums else total
 
-        self._handles.append(parameter.register_hook(made))
+        self._handles.append(parameter.register_hook(add))

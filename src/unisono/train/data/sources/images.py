@@ -29,7 +29,7 @@ class ImageFolder(DataSource):
         place = at_home(self.path)
         if not place.is_dir():
             return Facts()
-        folders = sum(1 for one in place.iterdir() if one.is_dir() and not one.name.startswith("."))
+        folders = sum(1 for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
         return Facts(classes=folders or None)
 
     def look(self) -> None:
