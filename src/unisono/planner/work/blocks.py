@@ -89,7 +89,7 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
 def _by_shards(
     model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool
 ) -> PartPass:
-    """The same by virtual shards: positions are whole on tp, and attention is written out."""
+    """Return one pass over one block by virtual shards: positions are whole on tp, and attention writes its scores."""
     products = tuple(virtual.products(model, plan, micro_batch))
     if backward:
         products = tuple(gradient for product in products for gradient in product.gradients)
@@ -129,7 +129,7 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
 
 
 def _again_by_shards(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
-    """The same by virtual shards, whose scores are always written."""
+    """Return what a backward pass by virtual shards recomputes."""
     calls = tuple(virtual.again_calls(model, plan, micro_batch))
     if plan.recompute == "full":
         return block(model, plan, habits, micro_batch, backward=False).like(calls=calls)
@@ -185,8 +185,8 @@ def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, 
 def _end_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool
 ) -> tuple[Transfer, ...]:
-    """Of a grid, in which whole tables meet, and of virtual shards; in one row what an end sends is little beside the
-    blocks'."""
+    """Return the calls of an end: of a grid, whose tables meet, and of virtual shards. In one row an end sends little
+    beside the blocks."""
     if virtual_of(plan) > 1:
         return tuple(virtual.end_calls(model, plan, micro_batch, backward, stem=stem, head=not stem))
     if not isinstance(plan.tp, Grid):
@@ -195,7 +195,8 @@ def _end_calls(
 
 
 def _adapters(products: Sequence[MatrixProduct], rank: int) -> tuple[MatrixProduct, ...]:
-    """Of adapters beside products, each of two layers with so many features between them (Hu et al., 2021)."""
+    """Return the products of adapters beside `products`: two layers with `rank` features between them (Hu et al.,
+    2021)."""
     if not rank:
         return ()
     pairs = ((p._replace(columns=rank, eight=False), p._replace(inner=rank, eight=False)) for p in products)
@@ -215,7 +216,7 @@ def _tokens(model: Transformer, plan: Plan, micro_batch: float) -> float:
 
 
 def _products(model: Transformer, plan: Plan, tokens: float) -> list[MatrixProduct]:
-    """Of a block, with weights."""
+    """Return the products of a block that have weights."""
     h, t = model.d_model, plan.tp
     products = [
         MatrixProduct(tokens, inner / (t if row_wise else 1), columns / (t if column_wise else 1))
@@ -318,8 +319,8 @@ def own_context_calls(
 
 
 def context_again(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
-    """What a block of ours sends on cp for what its backward pass computes once more. Of attention alone the last
-    result is not wanted, so it is not exchanged."""
+    """Return what one of our blocks sends on cp while its backward pass recomputes. Where attention alone is
+    recomputed, its result is not exchanged, since nobody needs it."""
     calls = own_context_calls(model, plan, micro_batch, False)
     return calls[: {"full": len(calls), "selective": 1}.get(plan.recompute, 0)]
 
