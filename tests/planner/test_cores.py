@@ -10,8 +10,8 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.sensitivity import sensitivities
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.studies.sensitivity import sensitivities
 
 PLANS = ("dp=4", "shard=4 zero=3", "tp=4", "pp=4 micros=4", "dp=2 pp=2 micros=2", "cp=2 dp=2")
 OLD = """

@@ -11,7 +11,8 @@ from tests.security.mutate import JUNK, LONG, mutated, random_text
 from tests.security.words import import_members, plan_text, with_errors
 from unisono import config
 from unisono.config.fields import keys
-from unisono.planner import clusters, pools, stack
+from unisono.planner import clusters, stack
+from unisono_contrib.planner import pools
 
 RECIPE = """\
 name = "tiny"  # of its folder

@@ -53,7 +53,7 @@ def measured(say: Callable[[str], None], tick: Callable[[float], None]) -> Measu
             if outcome.error is not None:
                 raise outcome.error
             tick(done / _QUESTIONS)
-            return outcome.results[0]
+            return outcome.results[0] or {}
 
         gpus = ask("devices", 1, 1)["gpus"]
         devices = f"{gpus} GPUs" if gpus else f"{cores} cores"
