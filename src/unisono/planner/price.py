@@ -102,7 +102,7 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
 
 
 def fixed_of(model: Model, stack: Stack) -> float:
-    """Return the fixed seconds of a step: fitted to published runs for transformers, our own loop's for other models."""
+    """Return the fixed seconds of a step: fitted to published runs of transformers, of other models our own loop's."""
     return stack.step if attending(model) is not None or not stack.autograd else min(stack.step, LOOP)
 
 
