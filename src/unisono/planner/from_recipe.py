@@ -167,7 +167,7 @@ def judged(recipe: Recipe, model: Model) -> Any:
 
 
 def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:
-    """Return why there is no such timetable: as it says itself, or since the model has too few blocks for its stages."""
+    """Return why there is no such timetable: its own reason, or too few blocks for its stages."""
     if ranks * chunks(schedule) <= n_layer:
         try:
             SCHEDULES.read(schedule).timetable(ranks, micros)

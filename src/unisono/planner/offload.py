@@ -84,7 +84,7 @@ def _model(ask: PlanRequest) -> Transformer:
 
 
 def _on_cores(each: list[Copied], ask: PlanRequest, pace: float) -> Traffic:
-    """Return the mean row's copies on a CPU. pace: seconds of a byte read or written, on the cores that also compute."""
+    """Return the mean row's copies on a CPU. pace: seconds of a byte read or written, on cores that also compute."""
     moved = sum(copies.of_step(ask.micros) for copies in each) / len(each)
     update = sum(2.0 * copies.step for copies in each) / len(each)
     return Traffic(moved, 2.0 * pace * moved, 2.0 * pace * moved, 2.0 * pace * update)

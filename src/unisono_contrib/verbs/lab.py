@@ -115,18 +115,18 @@ def _facts(link: "LabLink", counts: Sequence[int]) -> dict[str, Any]:
 
 
 def _would(
-    call: CommandCall, link: "LabLink", counts: Sequence[int], given: "Sequence[LabCommand]"
+    call: CommandCall, link: "LabLink", counts: Sequence[int], started: "Sequence[LabCommand]"
 ) -> Result:
     import shlex
 
     from unisono_contrib.lab import links
 
     lines = [f"{len(counts)} hosts, {link.says()}"]
-    for command in given:
+    for command in started:
         ours = {key: text for key, text in command.environ.items() if call.environ.get(key) != text}
         said = shlex.join([*(f"{key}={text}" for key, text in sorted(ours.items())), *command.argv])
         lines.append(f"{links.host_name(command.host)}  {said}")
-    commands = [{"host": command.host, "argv": list(command.argv)} for command in given]
+    commands = [{"host": command.host, "argv": list(command.argv)} for command in started]
     return call.would({**_facts(link, counts), "commands": commands}, *lines)
 
 
