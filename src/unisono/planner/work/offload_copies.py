@@ -2,7 +2,7 @@
 
 Weights come for a forward pass, and once more for backward: for the products that give the gradients of inputs, or
 for a recomputed pass. They are unchanged, so nothing is copied back. Activations of blocks and head go once and come
-once. Optimiser states and offloaded weights come and go once a step. tests/planner/test_homes.py holds this to what
+once. Optimiser states and offloaded weights come and go once a step. tests/planner/test_offload.py holds this to what
 `Lane` copies.
 """
 
