@@ -27,10 +27,9 @@ from unisono.parallel.params import Slot
 from unisono.spec.errors import UnisonoError
 from unisono.sync._choice import choosing
 from unisono.sync.every_step import EveryStep
-from unisono.train.build import connect, initial_values, model_of
+from unisono.train.build.build import connect, initial_values, model_of, place_of
 from unisono.train.data.load import load
-from unisono.train.gradients import Gradients
-from unisono.train.session import place_of
+from unisono.train.step.gradients import Gradients
 from unisono_contrib.measure.hooks import hook_of
 from unisono_contrib.measure.turns import agreed
 

@@ -28,13 +28,11 @@ from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
-from unisono.parallel.stash import set_apart
 from unisono.parallel.stochastic import keep_narrow
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.plan import Plan
-from unisono.plan.away import Away
-from unisono.plan.each import on_disk, options_of
+from unisono.plan.blocks import Away, on_disk, options_of
 from unisono.plan.grid import Grid
 from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import SCHEDULES
@@ -63,8 +61,8 @@ def _shard(stages: Stages, site: Site) -> None:
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
         apart |= contributed(_TABLES).ignored(stage, site) if site.anatomy.tables else set()
         zeros = {block: site.each[int(name)].zero for name, block in stage.blocks.items()}
-        given = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
-        site.sharding[i] = Sharded(stage, blocks, *given)
+        options = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
+        site.sharding[i] = Sharded(stage, blocks, *options)
         if site.values is None:
             settle(stage, site)
 
@@ -200,12 +198,12 @@ def parallelize(
     length = timetable.length
     stages = {i: Stage(model, blocks[i % length], i % length, length) for i in owned}
     site.sharding.update((i, Whole()) for i in stages)
-    chosen = [one for one in PASSES if one.wanted(site)]
-    for one in chosen:
-        one.apply(stages, site)
+    chosen = [step for step in PASSES if step.wanted(site)]
+    for step in chosen:
+        step.apply(stages, site)
     slots = _slots(stages, site)
     slots = contributed(_TABLES).marked(slots, site) if anatomy.tables else slots
-    slots = slots if schedule.flushed else set_apart(slots)
+    slots = slots if schedule.flushed else contributed("unisono.parallel.stash").set_apart(slots)
     return Local(
         stages=stages,
         owners=site.owners,
@@ -216,7 +214,7 @@ def parallelize(
         mirror=mirror_of(slots, timetable, mesh),
         wires=wires,
         device=device,
-        halves=not any(one.at_once for one in chosen),
+        halves=not any(step.at_once for step in chosen),
         routers=_routers(site),
         store=store,
         away={slot.name: site.kept_away(slot.name) for slot in slots},

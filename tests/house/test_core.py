@@ -56,4 +56,5 @@ def test_the_core_names_its_sister_package_in_few_places() -> None:
         "library/losses.py",
         "library/lightning.py",
         "library/trainer.py",
+        "train/export/quantised.py",
     }

@@ -12,9 +12,9 @@ from tests.house.source import FILES, ROOT, SOURCE, module_of, place_of
 
 # From the loop to the gradient leaving and coming back: hooks, buckets and groups too.
 STEP = (
-    "train/step.py",
+    "train/step/train_step.py",
     "parallel/play.py",
-    "train/gradients.py",
+    "train/step/gradients.py",
     "comm/bucket.py",
     "sync/every_step.py",
     "sync/_drive.py",

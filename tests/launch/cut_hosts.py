@@ -45,7 +45,7 @@ report = true
 
 def weights_of(run_dir: Path) -> str:
     """SHA-256 over names, values and optimiser state of the last checkpoint."""
-    from unisono.train.checkpoint.read import read_full
+    from unisono.train.state.checkpoint.read import read_full
 
     digest = hashlib.sha256()
     for name, x in sorted(read_full(max((run_dir / "checkpoints").glob("step-*"))).items()):

@@ -96,7 +96,7 @@ def test_every_codec_of_the_family_comes_by_itself() -> None:
 
 def measured(ctx: Any, what: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """On every rank."""
-    from unisono.train.session import place_of
+    from unisono.train.build.build import place_of
 
     live = import_module(BENCHES.find(what)().live)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

@@ -11,7 +11,7 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
 from unisono.measure import collectives, kernels, steps
 from unisono.observe.span import PARTS, Recorder
-from unisono.train.session import place_of
+from unisono.train.build.build import place_of
 
 CPU = torch.device("cpu")
 SIZES = {"n_layer": 1, "n_head": 2, "d_model": 8, "context": 4, "vocab": 16}

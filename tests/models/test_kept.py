@@ -114,7 +114,9 @@ def test_the_ends_keep_what_is_said(fields: dict[str, Any], bf16: bool) -> None:
 
 def test_recomputation_keeps_the_input() -> None:
     _, sizes = pair()
-    assert activations.block_bytes(sizes, micro_batch=BATCH, recompute="full", itemsize=2) == BATCH * 48 * 64 * 4
+    assert (
+        activations.block_bytes(sizes, micro_batch=BATCH, recompute="full", itemsize=2) == BATCH * 48 * 64 * 4
+    )
 
 
 def test_tensor_parallelism_deals_out_all_but_gathered_inputs() -> None:

@@ -13,8 +13,8 @@ from unisono.planner.work.networks import Network
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.model import Facts
+from unisono.train.build.rehearsal import Rehearsed, rehearse
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
-from unisono.train.rehearsal import Rehearsed, rehearse
 from unisono.verify.cover import covering
 
 # Sizes that every number of ranks in the covering set divides, so that nothing is filled up.

@@ -19,9 +19,8 @@ from unisono.planner.stack import stack
 from unisono.planner.work.blocks import block
 from unisono.planner.work.grid_kept import block_bytes, head_bytes, stem_bytes
 from unisono.planner.work.stage import OURS
-from unisono.train.build import build, feeds
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.build.build import build, feeds, place_of
+from unisono.train.step.train_step import train_step
 
 SAMPLES = 24  # one micro-batch is the whole batch
 

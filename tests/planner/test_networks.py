@@ -67,7 +67,11 @@ def test_a_torus_has_its_bandwidth_along_all_sides_at_once() -> None:
 
 
 def test_sides_are_as_near_as_can_be() -> None:
-    assert collectives.torus_sides(64, 3) == (4, 4, 4) and collectives.torus_sides(48, 2) == (6, 8) and collectives.torus_sides(7, 2) == (1, 7)
+    assert (
+        collectives.torus_sides(64, 3) == (4, 4, 4)
+        and collectives.torus_sides(48, 2) == (6, 8)
+        and collectives.torus_sides(7, 2) == (1, 7)
+    )
     for units in range(1, 200):
         for dims in (1, 2, 3):
             product = 1

@@ -20,7 +20,7 @@ from unisono.planner.stack import stack
 from unisono.planner.work.offload_copies import copied
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.errors import UsageError
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 
 SIZES = {"n_layer": 3, "n_head": 4, "d_model": 96, "context": 64, "vocab": 256}
 

@@ -22,9 +22,8 @@ from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.planner.work import activations, virtual
 from unisono.planner.work.stage import OURS
-from unisono.train.build import build, feeds
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.build.build import build, feeds, place_of
+from unisono.train.step.train_step import train_step
 
 SHARDS = "sync=canonical:shards=4"
 # What starts no kernel: a tensor's memory seen otherwise, or none that is written.

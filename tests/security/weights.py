@@ -18,7 +18,7 @@ from tests.security.confined import Kind
 from tests.security.harm import TENSORS, good_file, program, snippet, torch_file
 from tests.security.mutate import JUNK, bytes_changed
 from tests.security.words import with_errors
-from tests.train.checkpoint.fuzz import mutate
+from tests.train.state.checkpoint.fuzz import mutate
 from unisono.train.foreign import open_weights
 
 

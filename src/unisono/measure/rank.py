@@ -11,8 +11,7 @@ from unisono.config import Recipe
 from unisono.launch.context import RankContext
 from unisono.measure import collectives, kernels, steps
 from unisono.observe.span import Recorder
-from unisono.train.build import Place, connect
-from unisono.train.session import place_of
+from unisono.train.build.build import Place, connect, place_of
 
 PRODUCTS = [(m, k, n) for m in (512, 2048) for k in (256, 1024) for n in (256, 1024)]
 ON_GPU = [(8192, 8192, 8192), (16384, 8192, 8192), (4096, 12288, 4096)]

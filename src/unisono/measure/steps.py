@@ -12,9 +12,9 @@ from unisono.config import ModelConfig, Recipe, resolve
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import PARTS, Recorder
 from unisono.spec.model import Facts
-from unisono.train.build import Place, build, feeds
+from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
-from unisono.train.step import train
+from unisono.train.step.train_step import train
 
 _ENDLESS = 1 << 40  # steps: as many as are asked for, whatever the recipe says
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.plan.away import away_of
+from unisono.plan.blocks import away_of
 from unisono.planner.cuts import rows_of
 from unisono.planner.grouping import as_dealt, in_order, stages_in
 from unisono.planner.machines.order import owners, virtual_of

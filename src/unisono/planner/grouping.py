@@ -10,10 +10,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from unisono.plan import Plan
-from unisono.plan.away import text_of
-from unisono.plan.each import BlockOptions, options_of
+from unisono.plan.blocks import BlockOptions, offload_text, options_of
+from unisono.plan.fields import ALIKE
 from unisono.plan.grammar import choice
-from unisono.plan.ranges import ALIKE
 from unisono.planner.cuts import stages_of
 from unisono.planner.timetables import chunks, of
 from unisono.planner.work.transformer import Transformer
@@ -132,6 +131,6 @@ def as_dealt(plan: Plan, zero: int) -> Plan:
 @lru_cache(maxsize=4096)
 def as_plan(plan: Plan, options: BlockOptions) -> Plan:
     """The plan that plays every block so."""
-    away = text_of(options.away)
+    away = offload_text(options.away)
     uniform = replace(as_dealt(plan, options.zero), blocks=ALIKE, recompute=options.recompute, offload=away)
     return replace(uniform, tp=1, cp=plan.cp * plan.tp, cp_kind="gather") if options.whole else uniform

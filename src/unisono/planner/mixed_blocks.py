@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from unisono.plan.ranges import Range, text_of
+from unisono.plan.blocks import Range, text_of
 from unisono.planner.cuts import rows_of
 from unisono.planner.grouping import is_uniform, numbers_of
 from unisono.planner.memory import MARGIN, rows_seen

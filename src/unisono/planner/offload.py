@@ -8,8 +8,7 @@ memory until the system writes them out, so both homes cost the same.
 from dataclasses import fields, replace
 
 from unisono.plan import Plan
-from unisono.plan.away import Away, away_in, away_of
-from unisono.plan.ranges import ranges_of, text_of
+from unisono.plan.blocks import Away, away_in, away_of, ranges_of, text_of
 from unisono.planner.alive import alive
 from unisono.planner.grouping import in_order, is_uniform
 from unisono.planner.machines.chip import Traffic

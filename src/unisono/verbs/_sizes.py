@@ -120,8 +120,8 @@ def _image(config: Any) -> tuple[int, ...]:
 def _from_file(got: Loaded) -> Network:
     import torch
 
-    from unisono.models.build import user_model
-    from unisono.models.plain import UserModel, cut_model
+    from unisono.models.build import cut_or_whole, user_model
+    from unisono.models.plain import UserModel
 
     facts = got.recipe.model.sized(_facts(got))
     image = facts.sample_shape
@@ -133,7 +133,7 @@ def _from_file(got: Loaded) -> Network:
     if isinstance(model, UserModel):
         shape = image or (got.recipe.model.window,)
         sample = torch.zeros((1, *shape), dtype=torch.float32 if image else torch.int64)
-        model = cut_model(model, sample)
+        model = cut_or_whole(model, sample)
     found = _traced(got, model, model, image, got.recipe.model.window)
     return found.whole if isinstance(model, UserModel) else found
 

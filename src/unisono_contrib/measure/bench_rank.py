@@ -7,8 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from unisono.launch.context import RankContext
-from unisono.train.build import connect
-from unisono.train.session import place_of
+from unisono.train.build.build import connect, place_of
 
 _TIMEOUT = 600.0
 

@@ -19,16 +19,17 @@ from torch.fx import Node
 
 from unisono.comm.group import Group
 from unisono.models.batch_norm import LeafNorm
-from unisono.models.calls import arguments
-from unisono.models.deals import DealtDim
-from unisono.models.traced import BATCH, packet
-from unisono.models.unit import Drop, GraphUnit, no_view, unfolded
+from unisono.models.cut_chain import GraphUnit, unfolded
 from unisono.parallel.cut import Stage
 from unisono.parallel.parts import Cut, ends_of, features_of, part_of
 from unisono.parallel.site import Site, Stages
 from unisono.parallel.tensor import GatherVocab, enter, gather_dealt, leave, vocab_loss
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Places
+from unisono_contrib.models.calls import arguments
+from unisono_contrib.models.deals import DealtDim
+from unisono_contrib.models.traced import BATCH, packet
+from unisono_contrib.models.unit import Drop, no_view
 
 _SHAPED = frozenset(("view", "reshape", "_unsafe_view", "expand"))
 _CONVOLUTIONS = [f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)]

@@ -1,7 +1,7 @@
 """Layers by virtual shards: sums that leave their tree, or lose terms between ranks."""
 
 from tests.verify.mutations.planting import WIDE, bug
-from unisono.train.clip import ByRow
+from unisono.train.step.grad_norm import ByRow
 from unisono_contrib.parallel.virtual import fan, layers
 from unisono_contrib.parallel.virtual import loss as losses
 from unisono_contrib.parallel.virtual.attention import VirtualCore

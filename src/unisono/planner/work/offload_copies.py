@@ -9,7 +9,7 @@ once. Optimiser states and offloaded weights come and go once a step. tests/plan
 from dataclasses import dataclass
 
 from unisono.plan import Plan
-from unisono.plan.away import away_of
+from unisono.plan.blocks import away_of
 from unisono.planner.machines.order import dealers, virtual_of
 from unisono.planner.memory import RowShare, share_of
 from unisono.planner.work import activations, virtual_kept

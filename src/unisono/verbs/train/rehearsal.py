@@ -23,8 +23,8 @@ def describe(
         raise UsageError(f"--rank {rank}: a world of {world} has ranks 0 to {world - 1}", where="unisono train",
                          fix=f"--rank {world - 1}", code="C04")  # fmt: skip
     from unisono.comm.imagined import imagined
+    from unisono.train.build.rehearsal import rehearse
     from unisono.train.data.load import load
-    from unisono.train.rehearsal import rehearse
 
     recipe, plan, batch = resolved.recipe, resolved.plan, resolved.batch
     corpus = load(recipe.data, recipe.model)

@@ -14,13 +14,12 @@ from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Policy
-from unisono.train.build import Place, build, feeds
-from unisono.train.checkpoint import save
+from unisono.train.build.build import Place, build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.run import Run
-from unisono.train.session import place_of
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.run import Run
+from unisono.train.step.train_step import train_step
 
 STEPS = 4  # at least
 NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs

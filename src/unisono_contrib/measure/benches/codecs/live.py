@@ -20,7 +20,7 @@ from unisono.launch.context import RankContext
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UnisonoError
 from unisono.sync._drive import Drive
-from unisono.train.build import Place
+from unisono.train.build.build import Place
 from unisono_contrib.measure.benches import Row, compared, spread
 from unisono_contrib.measure.hooks import HOOKS, alone_in_a_group, hook_call
 from unisono_contrib.measure.turns import in_turns

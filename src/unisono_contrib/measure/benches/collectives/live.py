@@ -11,7 +11,7 @@ from torch import Tensor
 from unisono.comm.collectives import COLLECTIVES, Algorithm, Pending
 from unisono.launch.context import RankContext
 from unisono.spec.errors import UsageError
-from unisono.train.build import Place
+from unisono.train.build.build import Place
 from unisono_contrib.measure.benches import Row, compared, spread, within
 from unisono_contrib.measure.benches.collectives import PEER, least_bytes
 from unisono_contrib.measure.turns import agreed, in_turns

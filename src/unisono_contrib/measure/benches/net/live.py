@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from unisono.launch.context import RankContext
 from unisono.launch.env import place_here
-from unisono.train.build import Place
+from unisono.train.build.build import Place
 from unisono_contrib.measure.benches import Row, compared, spread
 from unisono_contrib.measure.turns import in_turns
 
