@@ -19,8 +19,9 @@ from unisono.planner.recompute import fewest
 from unisono.planner.source import Source
 from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
-from unisono.planner.work import activations, virtual_kept
+from unisono.planner.work import activations
 from unisono.planner.work.expert_parallel import held_experts
+from unisono.planner.work.layouts import virtual_kept
 from unisono.planner.work.passes import dealt_elements, each_block, handed_elements
 from unisono.planner.work.replica_traffic import leafwise
 from unisono.planner.work.stage import Transfer
@@ -318,7 +319,7 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     tokens = micro_batch * model.context / high.cp
     working = tokens * ITEM * (model.d_ff + model.d_model) / high.tp
     if virtual_of(plan) > 1:
-        working = virtual_kept.working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
+        working = virtual_kept().working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
     weight_grads = ITEM * model.d_model * model.d_ff / high.tp
     if top and model.experts:
         # The result of each choice with its gradient, and the gradients of both factors that made it.

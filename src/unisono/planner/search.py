@@ -333,10 +333,8 @@ def _within(answers: Iterator[PlanResult], budget: int, least: int) -> list[Plan
         taken.append(got)
         plan = got.request.plan
         if span.cache_info().misses > before:
-            budget -= min(
-                actions(plan.schedule, plan.pp, got.request.micros),
-                actions(plan.schedule, plan.pp, 7 * plan.pp),
-            )
+            micros = min(got.request.micros, 7 * plan.pp)
+            budget -= actions(plan.schedule, plan.pp, micros)
     return taken
 
 

@@ -12,7 +12,8 @@ from unisono.plan import Plan
 from unisono.plan.blocks import away_of
 from unisono.planner.machines.order import dealers, virtual_of
 from unisono.planner.memory import RowShare, share_of
-from unisono.planner.work import activations, virtual_kept
+from unisono.planner.work import activations
+from unisono.planner.work.layouts import virtual_kept
 from unisono.planner.work.passes import each_block
 from unisono.planner.work.stage import ITEM
 from unisono.planner.work.transformer import Transformer
@@ -83,7 +84,7 @@ def _of_ends(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, 
         head = activations.head_bytes(model, micro_batch, plan.tp, plan.cp, e, composed, shards)
         lost = wide * model.vocab / plan.tp + 8
         if shards > 1:
-            lost = virtual_kept.classified(model, plan.tp, e, shards)
+            lost = virtual_kept().classified(model, plan.tp, e, shards)
         left = share.head * (head - micro_batch * model.context / plan.cp * lost)
     return Copied(left, ahead, back + left)
 

@@ -13,7 +13,8 @@ from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner.source import Source
 from unisono.planner.work import wire_formats
-from unisono.planner.work.stage import ITEM, MatrixProduct, Transfer
+from unisono.planner.work.blocks import lends, row_again, row_block
+from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer
 
 _COUNTED = Source(
@@ -84,6 +85,32 @@ def copied(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -
 def kernels(model: Transformer, backward: bool) -> float:
     """Return the kernels that a block starts beyond those of a block in one row."""
     return len(of_block(model)) * MEETING_KERNELS[backward] + 2 * NORM_KERNELS[backward]
+
+
+def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
+    """One pass over one block: that of one row, with other products and calls, and with copies beside it."""
+    shapes = tuple(products(model, plan, micro_batch))
+    row = row_block(model, plan, habits, micro_batch, backward=backward, products=shapes)
+    moved = row.moved + copied(model, plan, micro_batch, backward)
+    return row.like(moved=moved, kernels=row.kernels + kernels(model, backward))
+
+
+def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
+    """What the backward pass of one block computes once more: as in one row, which calls `block` and `block_calls`."""
+    return row_again(model, plan, habits, micro_batch)
+
+
+def stem(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The embedding, whose tables meet. row: that of one row."""
+    return row.like(calls=tuple(end_calls(model, plan, micro_batch, backward, stem=True, head=False)))
+
+
+def head(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The classifier and the loss. row: those of one row."""
+    (whole,), grid = row.products, grid_of(plan)
+    product = whole._replace(rows=whole.rows / grid.rows, columns=model.vocab / grid.columns)
+    calls = tuple(end_calls(model, plan, micro_batch, backward, stem=False, head=True))
+    return row.like(products=(product,), calls=calls)
 
 
 def block_calls(
@@ -164,11 +191,3 @@ def _vector(plan: Plan, width: int, backward: bool) -> Transfer:
 def _filled(size: int, ranks: int, unit: int = 1) -> int:
     """Return `size` padded so that each of the ranks sends as many places as the fullest."""
     return ranks * unit * ceil(size / unit / ranks)
-
-
-def lends(model: Transformer, ranks: int) -> float:
-    """Return how often ranks that split heads lend each other a key and a value in one pass: 1.0 where the queries of
-    one key lie on several ranks."""
-    group = model.n_head // model.kv_heads
-    ends = (rank * (model.n_head // ranks) + min(rank, model.n_head % ranks) for rank in range(1, ranks))
-    return float(any(end % group for end in ends))

@@ -8,7 +8,7 @@ counted. tests/planner/test_virtual.py holds this to what ranks keep.
 
 from unisono.planner.work.expert_parallel import FLAG, INDEX
 from unisono.planner.work.transformer import Transformer
-from unisono.planner.work.virtual import columns_of, rows_of
+from unisono_contrib.planner.work.virtual import columns_of, rows_of
 
 
 def block_bytes(

@@ -10,12 +10,14 @@ tests/planner/test_virtual.py holds products and kernels to what a rank starts.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from unisono.plan import Plan
 from unisono.planner.machines.order import virtual_of
 from unisono.planner.source import Source
-from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
+from unisono.planner.work.blocks import BACKWARD_LAUNCHES, FORWARD_LAUNCHES, elementwise_bytes, mask_bytes
+from unisono.planner.work.stage import ITEM, OURS, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer
 
 _COUNTED = Source("specification", "kernels of parallel.virtual, counted")
@@ -227,6 +229,64 @@ def attention(model: Transformer, plan: Plan, micro_batch: float) -> PartPass:
         / plan.tp
     )
     return PartPass(moved=e * (seen + _SCORE[0] * score_elements(model, plan, micro_batch)), kernels=many)
+
+
+def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
+    """Return one pass over one block by virtual shards: positions are whole on tp, and attention writes its scores."""
+    shapes = tuple(products(model, plan, micro_batch))
+    if backward:
+        shapes = tuple(gradient for product in shapes for gradient in product.gradients)
+    attended, whole = scores(model, plan, micro_batch), replace(OURS, sequence_parallel=False)
+    tokens = micro_batch * model.context / plan.cp
+    return PartPass(
+        products=shapes,
+        scores=tuple(gradient._replace(times=2.0 * gradient.times) for gradient in attended)
+        if backward
+        else attended,
+        moved=elementwise_bytes(model, plan, whole, tokens, backward)
+        + moved(model, plan, micro_batch, backward),
+        masks=mask_bytes(model, plan, whole, tokens),
+        kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
+        + kernels(model, plan, habits, backward),
+        calls=tuple(block_calls(model, plan, micro_batch, backward)),
+    )
+
+
+def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
+    """Return what a backward pass by virtual shards recomputes."""
+    calls = tuple(again_calls(model, plan, micro_batch))
+    if plan.recompute == "full":
+        return block(model, plan, habits, micro_batch, backward=False).like(calls=calls)
+    if plan.recompute != "selective":
+        return PartPass()
+    part = attention(model, plan, micro_batch)
+    return PartPass(
+        scores=scores(model, plan, micro_batch),
+        moved=part.moved,
+        kernels=part.kernels,
+        calls=calls,
+    )
+
+
+def stem(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The embedding, in which each shard of the rank looks all tokens up. row: that of one row."""
+    shards = shards_of(model, plan, micro_batch)
+    return PartPass(
+        moved=row.moved * shards.features,
+        kernels=end_kernels(shards, head=False, backward=backward),
+        calls=tuple(end_calls(model, plan, micro_batch, backward, stem=True, head=False)),
+    )
+
+
+def head(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The classifier and the loss. row: those of one row."""
+    (whole,), shards = row.products, shards_of(model, plan, micro_batch)
+    product = head_product(model, plan, micro_batch)
+    return row.like(
+        products=(product._replace(times=whole.times * product.times),),
+        kernels=end_kernels(shards, head=True, backward=backward),
+        calls=tuple(end_calls(model, plan, micro_batch, backward, stem=False, head=True)),
+    )
 
 
 def block_calls(
