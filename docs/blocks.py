@@ -247,7 +247,7 @@ def proven() -> str:
 
 def checkpoint_format() -> str:
     """The format as the code that writes it states it."""
-    path = SOURCE / "train" / "checkpoint" / "__init__.py"
+    path = SOURCE / "train" / "state" / "checkpoint" / "__init__.py"
     said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return said.partition("\n\n")[2]
 
@@ -255,12 +255,12 @@ def checkpoint_format() -> str:
 def codes() -> dict[str, set[str]]:
     """Every error code in the source -> the files that raise it."""
     found: dict[str, set[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for value in _candidates(node):
                 word = value.value if isinstance(value, ast.Constant) else None
                 if isinstance(word, str) and CODE.fullmatch(word):
-                    found.setdefault(word, set()).add(str(path.relative_to(SOURCE)))
+                    found.setdefault(word, set()).add(str(path.relative_to(ROOT / "src")))
     return found
 
 
