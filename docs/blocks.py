@@ -16,7 +16,7 @@ from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.config.fields import SECTIONS, keys
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
 from unisono.plan.grammar import KEYS, NAMED, known, played
-from unisono.plan.plan import DEFAULTS
+from unisono.plan.keys import DEFAULTS
 from unisono.programs import draw
 from unisono.programs.collectives import draw as moves
 from unisono.programs.collectives import ring as ring_program

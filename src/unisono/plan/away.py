@@ -1,12 +1,9 @@
 """What `recompute` and `offload` of a plan come to."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from unisono.plan.grammar import choice
-
-if TYPE_CHECKING:
-    from unisono.plan.plan import Plan
+from unisono.plan.keys import PlanKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class Away:
         return self.optimizer or self.params or self.activations
 
 
-def again_of(plan: "Plan", blocks: int, stage: int = 0) -> Again:
+def again_of(plan: PlanKeys, blocks: int, stage: int = 0) -> Again:
     """Of a stage with so many blocks. `auto` that nobody has chosen for is none."""
     got = choice(plan.recompute)
 
@@ -44,13 +41,13 @@ def again_of(plan: "Plan", blocks: int, stage: int = 0) -> Again:
     return Again(full, min(selective, blocks - full))
 
 
-def stages_said(plan: "Plan") -> frozenset[int]:
+def stages_said(plan: PlanKeys) -> frozenset[int]:
     """For how many stages `recompute` says a number each; none where one number is of all stages."""
     counts = (str(value).count("/") + 1 for value in choice(plan.recompute).options.values())
     return frozenset(count for count in counts if count > 1)
 
 
-def away_of(plan: "Plan") -> Away:
+def away_of(plan: PlanKeys) -> Away:
     """Of stem and head, and of blocks of which no range says another."""
     return away_in(plan.offload)
 

@@ -5,20 +5,18 @@ dotted keys (`plan.tp, model.n_head`); whoever knows the files puts the lines to
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import NAMED, choice, member, problem_of
 from unisono.plan.grid import Grid, columns_of
+from unisono.plan.keys import PlanKeys
 from unisono.plan.range_checks import ranged
 from unisono.plan.roundings import chunked, compiled, eight_bits, kept_whole, rounded
 from unisono.plan.unflushed import unflushed
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.fidelity import Fidelity
-
-if TYPE_CHECKING:
-    from unisono.plan.plan import Plan
 
 
 class RecipeLike(Protocol):
@@ -39,7 +37,7 @@ class Devices(Protocol):
     def devices(self) -> int: ...
 
 
-def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
+def check(plan: PlanKeys, recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
     """All problems, in reading order: what is not built, what means nothing, what does not fit."""
     problems = [
         *_not_built(plan),
@@ -78,13 +76,13 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
     return problems
 
 
-def _not_built(plan: "Plan") -> Iterator[Problem]:
+def _not_built(plan: PlanKeys) -> Iterator[Problem]:
     for key in NAMED:
         if problem := problem_of(key, getattr(plan, key)):
             yield problem
 
 
-def _meaningless(plan: "Plan") -> Iterator[Problem]:
+def _meaningless(plan: PlanKeys) -> Iterator[Problem]:
     if plan.dp != 1:
         return
     for key in ("codec", "sync"):
@@ -96,7 +94,7 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
         yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(type(plan)(), key)}")
 
 
-def _encoded(plan: "Plan", train: Any) -> Iterator[Problem]:
+def _encoded(plan: PlanKeys, train: Any) -> Iterator[Problem]:
     """What the codec itself cannot be played with."""
     codec = _member("codec", plan.codec)
     if codec is None or plan.dp == 1:
@@ -124,7 +122,7 @@ def _member(key: str, text: str) -> Any:
     return None if problem_of(key, text) else member(key, text)
 
 
-def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
+def _world(plan: PlanKeys, recipe: RecipeLike) -> Iterator[Problem]:
     ranks = recipe.launch.ranks
     if plan.dp == -1:
         what = "dp=-1 fills the world, but the number of ranks is not known"
@@ -140,7 +138,7 @@ def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
         yield Problem("P14", what, "plan, launch.ranks", fix)
 
 
-def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
+def _precision(plan: PlanKeys, recipe: RecipeLike) -> Iterator[Problem]:
     dtype = recipe.train.dtype
     if plan.precision == "fp64" and dtype != "float64":
         what = f"precision=fp64 computes in float64, but train.dtype keeps the weights in {dtype}"
@@ -150,7 +148,7 @@ def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
         yield Problem("P15", what, "plan.precision, train.dtype", "precision=fp64 or leave precision out")
 
 
-def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _tensor(plan: PlanKeys, model: Any) -> Iterator[Problem]:
     if plan.tp == 1:
         return
     sizes = model.deals("tp")
@@ -168,7 +166,7 @@ def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
             yield Problem("P12", what, f"plan.tp, {keys}", f"tp={size} or less, or another {keys}")
 
 
-def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _context(plan: PlanKeys, model: Any) -> Iterator[Problem]:
     if plan.cp == 1:
         return
     sizes, way = model.deals("cp"), _member("cp_kind", plan.cp_kind)
@@ -181,7 +179,7 @@ def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
         yield from way.problems(plan.cp, columns_of(plan.tp), sizes)
 
 
-def _grid(plan: "Plan", grid: Grid, model: Any, sizes: Iterable[tuple[str, str, int]]) -> Iterator[Problem]:
+def _grid(plan: PlanKeys, grid: Grid, model: Any, sizes: Iterable[tuple[str, str, int]]) -> Iterator[Problem]:
     """Columns deal heads and widths, rows deal samples; positions stay whole."""
     virtual = getattr(_member("sync", plan.sync), "virtual", 1)
     if virtual > 1:
@@ -196,7 +194,7 @@ def _grid(plan: "Plan", grid: Grid, model: Any, sizes: Iterable[tuple[str, str, 
             yield Problem("P12", what, f"plan.tp, {keys}", f"fewer columns, or another {keys}")
 
 
-def _rows(plan: "Plan", batch: Batch) -> Iterator[Problem]:
+def _rows(plan: PlanKeys, batch: Batch) -> Iterator[Problem]:
     """Rows of a grid deal out the samples of a micro-batch."""
     if isinstance(plan.tp, Grid) and batch.micro_batch < plan.tp.rows:
         what = f"tp={plan.tp} deals a micro-batch over {plan.tp.rows} rows, and it has {batch.micro_batch} samples"
@@ -204,7 +202,7 @@ def _rows(plan: "Plan", batch: Batch) -> Iterator[Problem]:
         yield Problem("P11", what, "plan.tp, train.micro_batch, plan.micros", fix)
 
 
-def _virtual(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _virtual(plan: PlanKeys, model: Any) -> Iterator[Problem]:
     """What a policy that computes by virtual shards needs of the model: whole heads, equal stretches of positions."""
     count = getattr(_member("sync", plan.sync), "virtual", 1)
     sizes = model.deals("cp") if model.deals("ep") is None else None
@@ -221,7 +219,7 @@ def _virtual(plan: "Plan", model: Any) -> Iterator[Problem]:
             yield Problem("P12", what, f"plan.sync, {keys}", fix)
 
 
-def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _experts(plan: PlanKeys, model: Any) -> Iterator[Problem]:
     """ep deals out experts, or a recommender's tables, over the ranks of shard, cp and tp, the innermost first."""
     if plan.ep == 1:
         return
@@ -242,7 +240,7 @@ def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
             yield Problem("P12", what, f"plan.ep, {keys}", f"ep one of {fits}")
 
 
-def _again(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _again(plan: PlanKeys, model: Any) -> Iterator[Problem]:
     if plan.recompute == "selective" and not getattr(model, "selective", True):
         what = (
             f"recompute=selective: a {model.kind} has no part that is dear to keep and quickly computed again"
@@ -252,12 +250,12 @@ def _again(plan: "Plan", model: Any) -> Iterator[Problem]:
         )
 
 
-def _refused(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _refused(plan: PlanKeys, model: Any) -> Iterator[Problem]:
     """What the model's own kind says; sizes alone say nothing."""
     yield from model.refuses(plan) if hasattr(model, "refuses") else ()
 
 
-def _away(plan: "Plan", train: Any) -> Iterator[Problem]:
+def _away(plan: PlanKeys, train: Any) -> Iterator[Problem]:
     """What may not be put away. Options and marks are the grammar's business."""
     words = {choice(plan.offload).name, *choice(plan.offload).marks}
     if "params" in words and plan.shard > 1:
@@ -271,7 +269,7 @@ def _away(plan: "Plan", train: Any) -> Iterator[Problem]:
         )
 
 
-def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _stages(plan: PlanKeys, model: Any) -> Iterator[Problem]:
     depth = model.depth
     schedule = _member("schedule", plan.schedule)
     if plan.pp > 1 and schedule is not None and schedule.alone:
@@ -300,7 +298,7 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
         yield Problem("P13", what, f"plan.pp, {model.depth_key}", f"{fix}, or a deeper model")
 
 
-def _served(plan: "Plan", batch: Batch) -> Iterator[Problem]:
+def _served(plan: PlanKeys, batch: Batch) -> Iterator[Problem]:
     """Some timetables exist for some numbers of micro-batches alone."""
     schedule = _member("schedule", plan.schedule)
     where = "plan.schedule, plan.pp, plan.micros"

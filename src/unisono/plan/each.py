@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.plan.away import Away, again_of, away_in, away_of, stages_said
-from unisono.plan.plan import Plan
+from unisono.plan.keys import PlanKeys
 from unisono.plan.ranges import ranges_of
 from unisono.spec.errors import UsageError
 
@@ -22,7 +22,7 @@ class BlockOptions:
 
 
 @lru_cache(maxsize=1024)
-def options_of(plan: Plan, stages: Sequence[range]) -> tuple[BlockOptions, ...]:
+def options_of(plan: PlanKeys, stages: Sequence[range]) -> tuple[BlockOptions, ...]:
     """Of every block of the model, whose stages have these. Ranges have the last word; `recompute=auto` says it of the
     first blocks of each stage. Raises UsageError P25 for a range of blocks that there are not."""
     found: list[BlockOptions] = []
@@ -52,6 +52,6 @@ def options_of(plan: Plan, stages: Sequence[range]) -> tuple[BlockOptions, ...]:
     return tuple(found)
 
 
-def on_disk(plan: Plan, each: Sequence[BlockOptions]) -> bool:
+def on_disk(plan: PlanKeys, each: Sequence[BlockOptions]) -> bool:
     """Whether anything lies in a file."""
     return any(away.on_disk for away in (away_of(plan), *(block.away for block in each)))

@@ -1,22 +1,19 @@
 """What a plan's ranges of blocks may not say: the part of `Plan.check` about `blocks`."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unisono.plan.away import away_in, away_of
 from unisono.plan.grammar import member, problem_of
 from unisono.plan.grid import Grid
+from unisono.plan.keys import PlanKeys
 from unisono.plan.ranges import Range, ranges_of
 from unisono.spec.errors import Problem
-
-if TYPE_CHECKING:
-    from unisono.plan.checks import RecipeLike
-    from unisono.plan.plan import Plan
 
 _WHERE = "plan.blocks"
 
 
-def ranged(plan: "Plan", recipe: "RecipeLike | None") -> Iterator[Problem]:
+def ranged(plan: PlanKeys, recipe: Any) -> Iterator[Problem]:
     """All problems of all ranges, those of the plan alone first."""
     ranges = ranges_of(plan.blocks)
     for one in ranges:
@@ -37,7 +34,7 @@ def _aways(ranges: tuple[Range, ...]) -> "Iterator[Any]":
     yield from (away_in(text) for one in ranges if (text := one.says("offload")) is not None)
 
 
-def _dealt(plan: "Plan", one: Range) -> Iterator[Problem]:
+def _dealt(plan: PlanKeys, one: Range) -> Iterator[Problem]:
     """Of axes that the plan has not."""
     zero = one.says("zero")
     if zero is not None and plan.shard == 1:
@@ -55,7 +52,7 @@ def _dealt(plan: "Plan", one: Range) -> Iterator[Problem]:
         yield Problem("P12", what, f"{_WHERE}, plan.tp", "tp=N in one row, without virtual shards")
 
 
-def _member(plan: "Plan") -> Any:
+def _member(plan: PlanKeys) -> Any:
     return None if problem_of("sync", plan.sync) else member("sync", plan.sync)
 
 
@@ -72,7 +69,7 @@ def _fitting(one: Range, model: Any) -> Iterator[Problem]:
         )
 
 
-def _whole(plan: "Plan", one: Range, model: Any) -> Iterator[Problem]:
+def _whole(plan: PlanKeys, one: Range, model: Any) -> Iterator[Problem]:
     """Blocks that tp leaves whole see some positions, so they have to attend to those of other ranks."""
     if one.says("tp") is None or plan.tp == 1:
         return
@@ -85,7 +82,7 @@ def _whole(plan: "Plan", one: Range, model: Any) -> Iterator[Problem]:
         yield Problem("P12", what, f"{_WHERE}, {positions.key}", f"a multiple of {plan.cp * plan.tp}")
 
 
-def _away(plan: "Plan", one: Range, compiled: bool) -> Iterator[Problem]:
+def _away(plan: PlanKeys, one: Range, compiled: bool) -> Iterator[Problem]:
     """As of the plan's own `offload`."""
     text = one.says("offload")
     away = away_in(text or "none")

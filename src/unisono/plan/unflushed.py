@@ -1,16 +1,14 @@
 """What a timetable without a flush (PipeDream) cannot be joined with."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unisono.plan.grammar import member, problem_of
+from unisono.plan.keys import PlanKeys
 from unisono.spec.errors import Problem
 
-if TYPE_CHECKING:
-    from unisono.plan.plan import Plan
 
-
-def unflushed(plan: "Plan", recipe: Any) -> Iterator[Problem]:
+def unflushed(plan: PlanKeys, recipe: Any) -> Iterator[Problem]:
     """A timetable with the update inside makes it before all stages have their gradients, and its backwards use weights
     that are not the newest."""
     schedule = None if problem_of("schedule", plan.schedule) else member("schedule", plan.schedule)

@@ -11,7 +11,8 @@ from functools import partial
 
 import torch
 
-from unisono.codecs import CODECS, Coder, bound
+from unisono.codecs import CODECS, Coder
+from unisono.codecs._watched import bound
 from unisono.comm.members import Assignment, Members, assign
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
