@@ -183,7 +183,7 @@ class Watched(Blocks):
             run, self.resolved.plan, place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0), shelf, every,
             among(ctx.store, ctx.rank, ctx.world), lambda text: ctx.channel.send("note", text=text),
         )  # fmt: skip
-        # `launch.rank` gives each rank its lookout before this; here it is the blocks' affair.
+        # `launch.rank.main` gives each rank its lookout before this; here it is the blocks' affair.
         self.meetings = ctx.appear.func.__self__
         self.meetings.lookout.close()
         self.stall = 0.0

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
-from unisono.launch.rank_lookout import Lookout
+from unisono.launch.rank.watchdog import Lookout
 from unisono.spec.layout import Anatomy, Split
 from unisono.spec.source import SOURCES, DataSource
 from unisono.spec.training import Metric

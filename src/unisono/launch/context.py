@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from unisono.launch import wire
 from unisono.launch.crossing import is_echo
 from unisono.launch.pace import StepPace
-from unisono.launch.stand import process_state, ran
+from unisono.launch.rank_status import process_state, ran
 from unisono.spec.errors import PeerGone, Stopped, UnisonoError, out_of_grace
 from unisono.spec.rendezvous import Paused, RankMeeting, Rendezvous
 

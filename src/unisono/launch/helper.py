@@ -51,7 +51,7 @@ class _Helper:
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, number of its seat)
         self._order: _Order | None = None
         began = time.monotonic()
-        self._rank = importlib.import_module("unisono.launch.rank")
+        self._rank = importlib.import_module("unisono.launch.rank.main")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
         self._module, self._entry = find(terms["entry"])
         self._threads = thread_count()

@@ -21,10 +21,10 @@ from unisono.launch.far_host import BEAT
 from unisono.launch.hosts import Message, RankHost
 from unisono.launch.outcome import Outcome, ended, helper_killed, host_gone
 from unisono.launch.pace import StepPace
+from unisono.launch.rank_status import PRINT
 from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE, Recovery
 from unisono.launch.seats import Seat
 from unisono.launch.signals import Signals, meant
-from unisono.launch.stand import PRINT
 from unisono.launch.switchboard import Switchboard
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, out_of_grace
 

@@ -58,8 +58,8 @@ CROWDED = (ALONE[0], ALONE[4], ALONE[6])
 
 def together(ranks: int, cores: int) -> list[dict[str, Any]]:
     """Short runs on so many ranks, each under one axis; pipelines also with two replicas. One is large enough for
-    blocks of memory that the C library hands back (`launch.heap`). Pipelines of ranks with cores of their own come
-    first and last: how late one wakes is what a machine that others share changes most from minute to minute."""
+    blocks of memory that the C library hands back (`launch.malloc_tuning`). Pipelines of ranks with cores of their own
+    come first and last: how late one wakes is what a machine that others share changes most from minute to minute."""
     asks: list[dict[str, Any]] = []
     pipes: list[dict[str, Any]] = []
     large = 4 if ranks <= cores else 2

@@ -25,13 +25,13 @@ from typing import Any
 from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
-from unisono.launch import alive, crossing, verdict
-from unisono.launch.alive import home
+from unisono.launch import crossing, inspect_folder, verdict
+from unisono.launch.inspect_folder import home
 from unisono.launch.pace import PATIENCE, StepPace
-from unisono.launch.rank_alive import Presence
-from unisono.launch.rank_calls import Calls, Ledger, before_abort
+from unisono.launch.rank.calls import Calls, Ledger, before_abort
+from unisono.launch.rank.presence import Presence
+from unisono.launch.rank_status import ASK, LINES, Frame, Stand, from_outside, process_state, stand
 from unisono.launch.sleep import Sleep
-from unisono.launch.stand import ASK, LINES, Frame, Stand, from_outside, process_state, stand
 from unisono.spec.errors import UnisonoError
 
 GRACE = 3.0
@@ -103,9 +103,9 @@ class Lookout:
         if self._world == 1:
             self._catch()
             self._start(self._look)
-        me = alive.Living(
-            self._rank, self._world, os.getpid(), alive.started(os.getpid()), self._host, home(),
-            self._main.ident or 0, self._file, alive.of_start(run), time.time(), private,
+        me = inspect_folder.Living(
+            self._rank, self._world, os.getpid(), inspect_folder.started(os.getpid()), self._host, home(),
+            self._main.ident or 0, self._file, inspect_folder.of_start(run), time.time(), private,
         )  # fmt: skip
         facts = partial(self._facts, Calls(self._rank, ledger=self._ledger, since=self._made))
         with suppress(OSError):
@@ -174,7 +174,9 @@ class Lookout:
     def _moved(self) -> Any:
         """What changes whenever the main thread goes on. Waiting for the store, it also wakes for others."""
         frames = _frames(self._main)
-        outer = [f for f in frames if not f.f_code.co_filename.endswith(("rank_store.py", "wire.py"))]
+        outer = [
+            f for f in frames if not f.f_code.co_filename.endswith(("launch/rank/store.py", "launch/wire.py"))
+        ]
         line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
         return line, begun_collectives() if spins() and self._idle > self._pace.deadline() / 2 else ""
 
@@ -189,7 +191,7 @@ class Lookout:
             "since": self._pace.since,
             "usual": self._pace.usual,
             "clashed": self._clashed.is_set(),
-            "kernel": alive.kernel(os.getpid()),
+            "kernel": inspect_folder.kernel(os.getpid()),
         }
 
     def stand(self, frames: list[FrameType] | None = None) -> Stand:

@@ -20,12 +20,12 @@ from unisono.comm.device import built, count
 from unisono.launch import crossing, transport
 from unisono.launch.backend import Backend, Equipment, choose, has_mpi, settings, visible
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
-from unisono.launch.heap import keep_freed_memory, remember_few_collectives
+from unisono.launch.malloc_tuning import keep_freed_memory, remember_few_collectives
 from unisono.launch.pace import StepPace, margin
-from unisono.launch.rank_lookout import Lookout
-from unisono.launch.rank_store import SocketStore
+from unisono.launch.rank.store import SocketStore
+from unisono.launch.rank.watchdog import Lookout
+from unisono.launch.rank_status import PRINT
 from unisono.launch.signals import TO_RANKS, at_once, meant
-from unisono.launch.stand import PRINT
 from unisono.spec.errors import UnisonoError
 from unisono.spec.rendezvous import RankMeeting, Rendezvous
 

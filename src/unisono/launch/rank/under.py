@@ -26,13 +26,13 @@ from unisono.launch.backend import choose, settings
 from unisono.launch.context import Channel, Ending, PrintChannel, RankContext, flush_and_leave
 from unisono.launch.entry import find
 from unisono.launch.env import Started
-from unisono.launch.heap import keep_freed_memory, remember_few_collectives
+from unisono.launch.malloc_tuning import keep_freed_memory, remember_few_collectives
 from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.parent import die_with
-from unisono.launch.rank import equipment, means
-from unisono.launch.rank_calls import Ledger
-from unisono.launch.rank_lookout import Lookout
+from unisono.launch.rank.calls import Ledger
+from unisono.launch.rank.main import equipment, means
+from unisono.launch.rank.watchdog import Lookout
 from unisono.spec.errors import Stopped, UnisonoError, UsageError
 
 _EARLY = 3600  # seconds

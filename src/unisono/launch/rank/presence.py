@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import alive
-from unisono.launch.alive import Asked, Living
+from unisono.launch import inspect_folder
+from unisono.launch.inspect_folder import Asked, Living
 
 Facts = dict[str, Any]
 SLOW = 1.5
@@ -26,15 +26,15 @@ class Presence:
     def __init__(self, folder: Path, me: Living, facts: Callable[[], Facts]) -> None:
         self._folder, self._me, self._facts = folder, me, facts
         self._over = threading.Event()
-        alive.appear(folder, me)
-        self._heard = alive.question(folder)
+        inspect_folder.appear(folder, me)
+        self._heard = inspect_folder.question(folder)
         self._thread = threading.Thread(target=self._listen, name="unisono-alive", daemon=True)
         self._thread.start()
 
     def leave(self) -> None:
         """Be seen no more."""
         self._over.set()
-        alive.leave(self._folder, self._me)
+        inspect_folder.leave(self._folder, self._me)
 
     def close(self) -> None:
         """Leave; returns when the thread has ended."""
@@ -48,7 +48,7 @@ class Presence:
             1.0 if self._me.private else min(10.0, max(1.0, self._me.world / 500))
         )  # one folder bears them all
         while not self._over.wait(rest if due is None else 0.1):
-            asked = alive.question(self._folder)
+            asked = inspect_folder.question(self._folder)
             if asked is not None and asked != self._heard:
                 self._heard = asked
                 self._answer(asked, self._me.rank, self._facts)
@@ -64,12 +64,12 @@ class Presence:
             said = {"failed": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             if not self._over.is_set():
-                alive.answer(self._folder, rank, asked.token, said)
+                inspect_folder.answer(self._folder, rank, asked.token, said)
 
     def _speak_for_others(self, asked: Asked) -> None:
         """Of the ranks of this host that have answered, the first looks at those that have not."""
-        here = [one for one in alive.living(self._folder) if one.home == self._me.home]
-        silent = [one for one in here if alive.said(self._folder, one.rank, asked.token) is None]
+        here = [one for one in inspect_folder.living(self._folder) if one.home == self._me.home]
+        silent = [one for one in here if inspect_folder.said(self._folder, one.rank, asked.token) is None]
         first = min(one.rank for one in here if one not in silent) if len(silent) < len(here) else -1
         for one in silent if first == self._me.rank else ():
-            self._answer(asked, one.rank, lambda one=one: alive.seen(one))
+            self._answer(asked, one.rank, lambda one=one: inspect_folder.seen(one))

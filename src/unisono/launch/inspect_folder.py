@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import testimony
-from unisono.launch.stand import Frame, from_outside, process_state
+from unisono.launch import inspect_schema
+from unisono.launch.rank_status import Frame, from_outside, process_state
 from unisono.observe.files import write_all, write_whole
 from unisono.spec.doubtful import read_regular
 
@@ -188,7 +188,9 @@ def asking(folder: Path, patience: float = 20.0) -> Iterator[str]:
 def said(folder: Path, rank: int, token: str) -> dict[str, Any] | None:
     """What a rank has answered; None if it has not yet, or in no form of ours."""
     found = _read(_says(folder, rank))
-    return found if found.get("token") == token and ("failed" in found or testimony.said(found)) else None
+    return (
+        found if found.get("token") == token and ("failed" in found or inspect_schema.said(found)) else None
+    )
 
 
 def seen(one: Living) -> dict[str, Any]:
@@ -218,7 +220,7 @@ def kernel(pid: int) -> dict[str, Any]:
 
 
 def _all(folder: Path) -> list[Living]:
-    told = (testimony.living(_read(path)) for path in folder.glob("rank*.json"))
+    told = (inspect_schema.living(_read(path)) for path in folder.glob("rank*.json"))
     return [Living(**one) for one in told if one is not None]  # others: of another version, or made by hand
 
 
