@@ -16,7 +16,7 @@ from tests.launch.hangs import CASES, PROGRAM, ROOT, Case, left_of, play
 from tests.ranks import World
 from unisono.launch import verdict
 from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
-from unisono.launch.rank.watchdog import Lookout
+from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.rank_status import Frame, Stand, from_dump, stand
 
 QUICK = (
@@ -66,7 +66,7 @@ class Hurried(StepPace):
 def takes_its_time(ctx, seconds):
     told = []
     store = dist.PrefixStore("hurried", ctx.store)
-    lookout = Lookout(
+    lookout = Watchdog(
         ctx.rank, ctx.world, ctx.host, store, Hurried(), lambda *words: told.append(str(words[0]))
     )
     until = time.monotonic() + (seconds if ctx.rank == 1 else 0)

@@ -11,8 +11,8 @@ from typing import Any
 from tests.security.confined import Kind
 from tests.security.mutate import JUNK, NUMBERS
 from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder, seats, wire
-from unisono.launch.context import SocketChannel
 from unisono.launch.hosts import OwnHost
+from unisono.launch.rank.channel import SocketChannel
 from unisono.launch.store import StoreServer
 
 # --- frames ---

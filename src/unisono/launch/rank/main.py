@@ -1,4 +1,4 @@
-"""What a forked child does: become a rank, run the entry function, report, leave. Imports torch: rank side only."""
+"""The life of a rank that our launcher has forked. Imports torch: rank side only."""
 
 import contextlib
 import faulthandler
@@ -7,29 +7,30 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unisono.comm import begun, parting
-from unisono.comm.device import built, count
-from unisono.launch import crossing, transport
-from unisono.launch.backend import Backend, Equipment, choose, has_mpi, settings, visible
-from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
-from unisono.launch.malloc_tuning import keep_freed_memory, remember_few_collectives
+from unisono.comm import begun
+from unisono.launch import crossing, inspect_folder, inspect_schema
+from unisono.launch.context import RankContext, flush_and_leave
+from unisono.launch.inspect_folder import Living
 from unisono.launch.pace import StepPace, margin
+from unisono.launch.rank import body
+from unisono.launch.rank.body import Entry, RankTerms
+from unisono.launch.rank.channel import SocketChannel
+from unisono.launch.rank.meetings import Meeting, keys
 from unisono.launch.rank.store import SocketStore
-from unisono.launch.rank.watchdog import Lookout
-from unisono.launch.rank_status import PRINT
+from unisono.launch.rank.watchdog import Watchdog
+from unisono.launch.rank_status import PRINT, catch_lines
 from unisono.launch.signals import TO_RANKS, at_once, meant
 from unisono.spec.errors import UnisonoError
-from unisono.spec.rendezvous import RankMeeting, Rendezvous
+from unisono.spec.rendezvous import RankMeeting
 
-Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
+__all__ = ["SeatEnds", "live", "torch"]
 
 
 @dataclass(frozen=True)
@@ -43,195 +44,117 @@ class SeatEnds:
     shelf: tuple[int, ...] = ()
 
 
-def equipment() -> Equipment:
-    """What this host has for its ranks."""
-    return Equipment(count(), built(), has_mpi(), visible(os.environ))
-
-
-def means(backend: Backend, route: transport.Route) -> str:
-    """What ranks compute and talk with, and why, for the start of a run."""
-    return f"backend {backend.name} ({backend.why}), transport {route.device or 'not known'} ({route.why})"
-
-
 def live(
     seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], share: Callable[[], Any]
 ) -> None:
     """The whole life of a rank; never returns. share(): what all ranks share, read before or now."""
     code = 1
     try:
-        pace = StepPace(order["timeout"])
-        channel = SocketChannel(socket.socket(fileno=seat.events), pace=pace)
-        try:
-            ctx, meetings = _placed(seat, order, channel, pace)
-        except BaseException as error:  # nothing of the user's has run yet: still somebody has to say why
-            channel.farewell("error", error=crossing.describe(error))
-            return
-        code = _play(ctx, channel, entry, argument, share)
-        meetings.lookout.close()
+        code = body.live(_Forked(seat, order, entry, share), argument)
     finally:
         flush_and_leave(code)
 
 
-def _placed(
-    seat: SeatEnds, order: dict[str, Any], channel: SocketChannel, pace: StepPace
-) -> tuple[RankContext, "_Meetings"]:
-    """What the entry function is told, in a process that is ready for it."""
-    _hear_signals(channel)
-    route = _settle_in(seat, order)
-    os.environ.update(settings(order["backend"], socket.gethostname(), order["local_rank"]))
-    backend = choose(order["backend"], max(order["local_world"], order["serves"] or 0), equipment())
-    epoch = order["epoch"]
-    limit = timedelta(seconds=margin(order["timeout"]))
-    store = SocketStore(socket.socket(fileno=seat.store), limit, _keys(epoch))
-    ctx = RankContext(
-        rank=seat.rank,
-        world=order["world"],
-        local_rank=order["local_rank"],
-        local_world=order["local_world"],
-        host=socket.gethostname(),
-        threads=order["threads"],
-        backend=backend.name,
-        store=store,
-        channel=channel,
-        run_token=order["token"],
-        means=means(backend, route),
-        epoch=epoch,
-        rendezvous=Rendezvous(RankMeeting.of(order), store) if order["joins"] else None,
-        shelf=seat.shelf,
-    )
-    if ctx.backend == "gloo":
-        remember_few_collectives(os.environ)
-    if seat.rank == 0 and backend.note:
-        channel.send("note", text=backend.note)
-    watch = partial(_watch, channel=channel, host=ctx.host, pace=pace)
-    meetings = _Meetings(RankMeeting.of(order), store, watch)
-    if order["recovers"]:
-        channel.recover(epoch, meetings.away, meetings.anew)
-    return replace(ctx, appear=partial(meetings.appear, ctx.run_token)), meetings
+class _Forked(body.Side[int]):
+    """A forked rank's side. Its result is the exit status."""
 
+    def __init__(self, seat: SeatEnds, order: dict[str, Any], entry: Entry, share: Callable[[], Any]) -> None:
+        self.seat, self.order, self.entry, self.share = seat, order, entry, share
+        self.pace = StepPace(order["timeout"])
+        self.channel = SocketChannel(socket.socket(fileno=seat.events), pace=self.pace)
+        self.host, self.lines = socket.gethostname(), -1
+        self.watchdog: Watchdog | None = None
+        self.is_watched_alone = False
 
-def _keys(epoch: int) -> str:
-    """What keys in the store begin with in one epoch."""
-    return f"epoch/{epoch}/" if epoch else ""
+    def enter(self) -> tuple[RankContext, Entry]:
+        order, place = self.order, RankMeeting.of(self.order)
+        self._hear_signals()
+        _take_output(self.seat.output)
+        terms = RankTerms(place, order["threads"], order["backend"], order["leads"], order["serves"] or 0)
+        ctx = body.enter(
+            terms, self.channel, self._store, joins=order["joins"], run_token=order["token"], shelf=self.seat.shelf
+        )  # fmt: skip
+        self.lines = catch_lines()
+        self.channel.listen(Meeting(place, ctx.store, self._watch), order["recovers"], self._report)
+        self.channel.send("start", pid=os.getpid(), backend=ctx.backend)
+        return replace(ctx, appear=self._appear), self.entry
 
+    def shared(self, ctx: RankContext) -> Any:
+        return self.share()
 
-class _Meetings:
-    """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it.
-
-    watch(rank, world, epoch=, store=): makes a lookout. The thread that hears of losses calls `away`, the main one
-    `anew`, never both at once (`SocketChannel.recover`).
-    """
-
-    def __init__(self, meeting: RankMeeting, store: SocketStore, watch: Callable[..., Lookout]) -> None:
-        self.store, self.watch = store, watch
-        self.lookout = self.looks(meeting)
-        self._appears: tuple[str, Path] | None = None
-        self._held, self._present, self._turns = list[socket.socket](), meeting.present, 0
-
-    def looks(self, meeting: RankMeeting) -> Lookout:
-        alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
-        world = 1 if alone else meeting.world
-        # Groups of a later meeting have the names of earlier ones: what is recorded of those is not to be compared.
-        return self.watch(
-            meeting.rank, world, epoch=meeting.epoch, store=self.store, since=begun.groups_made()
-        )
-
-    def appear(self, run: str, folder: Path) -> None:
-        """As `Lookout.appear`, of the one of the time."""
-        self._appears = run, folder
-        self.lookout.appear(run, folder)
-
-    def away(self) -> None:
-        """Ranks meet anew: free whatever waits for others here. Called again until the main thread has come, which may
-        have made connections meanwhile."""
-        self._turns += 1
-        if self._turns == 1:
-            self.lookout.dismiss()
-            self.store.end()
-            for sock in self._held:  # of the meeting before: all have left that
-                sock.close()
-            self._held.clear()
-        self._held += parting.cut()
-        if self._turns > 1 and self._turns.bit_count() == 1:  # ever more seldom
-            parting.hang_up(self._present)
-
-    def anew(self, meeting: RankMeeting) -> SocketStore:
-        """The store of a meeting, with a lookout over it."""
-        self._held += parting.cut()  # again: some may have been made since
-        parting.forget()
-        self.store = self.store.anew(_keys(meeting.epoch))
-        self._present, self._turns = meeting.present, 0
-        _tell_environment(meeting)
-        self.lookout = self.looks(meeting)
-        if self._appears is not None:
-            self.lookout.appear(*self._appears)
-        return self.store
-
-
-def _watch(rank: int, world: int, channel: SocketChannel, epoch: int, **parts: Any) -> Lookout:
-    """A lookout of one meeting. One rank tells the supervisor of a hang, which ends them all."""
-
-    def hung(error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
-        if mine:
-            channel.send("hang", error=crossing.describe(error), epoch=epoch)
-
-    return Lookout(rank, world, ended=hung, **parts)
-
-
-def _play(
-    ctx: RankContext, channel: SocketChannel, entry: Entry, argument: dict[str, Any], share: Callable[[], Any]
-) -> int:
-    try:
-        channel.send("start", pid=os.getpid(), backend=ctx.backend)
-        result = entry(ctx, argument, share())
+    def ended(self, ctx: RankContext, result: Any) -> int:
         json.dumps(result)  # a result that cannot cross is the entry's error, not the channel's
-    except BaseException as error:  # SystemExit too: a rank that leaves early has failed
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        self.channel.farewell("result", value=result)
+        self._close()
+        return 0
+
+    def failed(self, ctx: RankContext | None, error: BaseException) -> int:
         record = crossing.describe(error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        channel.farewell("error", error=record)
+        self.channel.farewell("error", error=record)
+        self._close()
         return 1
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    channel.farewell("result", value=result)
-    return 0
+
+    def _close(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.close()
+
+    def _store(self) -> SocketStore:
+        limit = timedelta(seconds=margin(self.order["timeout"]))
+        return SocketStore(socket.socket(fileno=self.seat.store), limit, keys(self.order["epoch"]))
+
+    def _watch(self, place: RankMeeting, store: SocketStore) -> Watchdog:
+        """The watchdog of one meeting. One rank tells the supervisor of a hang, which ends them all."""
+
+        def hung(error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
+            if mine:
+                self.channel.send("hang", error=crossing.describe(error), epoch=place.epoch)
+
+        world = place.world if place.rank < place.world else 1  # one that leaves: nobody waits for it
+        # Groups of a later meeting have the names of earlier ones: what is recorded of those is not to be compared.
+        since = begun.groups_made()
+        watchdog = Watchdog(place.rank, world, self.host, store, self.pace, hung, self.lines, since=since)
+        if self.is_watched_alone:
+            watchdog.watch_alone()
+        self.watchdog = watchdog
+        return watchdog
+
+    def _appear(self, folder: Path) -> None:
+        """The supervisor answers in this folder for all ranks. Where this rank is alone, it is watched from now on."""
+        place, token = RankMeeting.of(self.order), self.order["token"]
+        me = inspect_folder.this_process(place.rank, place.world, self.host, self.lines, token)
+        self.channel.send("appear", folder=str(folder), living=asdict(me))
+        self.is_watched_alone = True
+        if self.watchdog is not None:
+            self.watchdog.watch_alone()
+
+    def _report(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What this rank says of itself, or of another of its host that does not answer."""
+        if (about := inspect_schema.living(question.get("about") or {})) is not None:
+            return {"rank": about["rank"], **inspect_folder.seen(Living(**about))}
+        return self.watchdog.report() if self.watchdog is not None else {}
+
+    def _hear_signals(self) -> None:
+        """A signal to one rank asks the whole run to stop, as one to the supervisor does: a scheduler sends it to whom
+        it likes. A long step does not keep the others from hearing of it."""
+
+        def heard(number: int) -> None:
+            self.channel.asked = self.channel.asked or meant(number)
+            self.channel.send("asked", how=meant(number))
+
+        at_once(heard, TO_RANKS)
 
 
-def _hear_signals(channel: SocketChannel) -> None:
-    """A signal to one rank asks the whole run to stop, as one to the supervisor does: a scheduler sends it to whom it
-    likes. A long step does not keep the others from hearing of it."""
-
-    def heard(number: int) -> None:
-        channel.asked = channel.asked or meant(number)
-        channel.send("asked", how=meant(number))
-
-    at_once(heard, TO_RANKS)
-
-
-def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> transport.Route:
+def _take_output(output: int) -> None:
+    """What this process prints goes to the supervisor, and so do the lines of a fault or a hang."""
     os.setpgid(0, 0)  # so that what the user's code starts can be taken down with it
-    os.dup2(seat.output, 1)
-    os.dup2(seat.output, 2)
-    os.close(seat.output)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)  # a segfault leaves its stack
     faulthandler.register(PRINT, file=2, all_threads=False)  # and so does a hang, when asked
-    _tell_environment(RankMeeting.of(order))
-    # On one host neither Gloo nor NCCL then listens where others could knock.
-    one, leads = not order["leads"], transport.leading_to(order["leads"]) if order["leads"] else ()
-    route = transport.choose(() if one else transport.transports(), leads, one, os.environ, order["leads"])
-    os.environ.update(route.settings)
-    torch.set_num_threads(order["threads"])
-    keep_freed_memory(os.environ)
-    return route
-
-
-def _tell_environment(meeting: RankMeeting) -> None:
-    """What a user's code may read, by torchrun's names."""
-    os.environ.update(
-        RANK=str(meeting.rank),
-        WORLD_SIZE=str(meeting.world),
-        LOCAL_RANK=str(meeting.local_rank),
-        LOCAL_WORLD_SIZE=str(meeting.local_world),
-    )
