@@ -66,8 +66,8 @@ def play(size: str, keep: bool, seconds: float) -> dict[str, float]:
     from unisono.launch.context import NullChannel
     from unisono.launch.malloc_tuning import keep_freed_memory
     from unisono.observe.memory import peak_rss_mib
+    from unisono.train.build.build import place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
 
     if keep:
         keep_freed_memory(os.environ)

@@ -197,7 +197,7 @@ def preload() -> None:
     )
     for module in modules:
         importlib.import_module(f"unisono.{module}")
-    from unisono.verify.conformance import families
+    from unisono_contrib.verify.conformance import families
 
     for family in families():
         for name in family.names():

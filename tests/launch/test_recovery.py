@@ -24,7 +24,7 @@ from unisono.launch.verdict import Failure
 from unisono.observe.metrics import read_lines
 from unisono.spec.errors import PeerGone
 from unisono.spec.rendezvous import RankMeeting
-from unisono.train.checkpoint import read_full
+from unisono.train.state.checkpoint import read_full
 
 RECIPE = """
 name = "tiny"

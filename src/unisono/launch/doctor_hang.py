@@ -18,14 +18,14 @@ from unisono.launch.rank_status import Stand
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.runs import run_folder
 from unisono.spec.words import whole
-from unisono.train.writing import locked
+from unisono.train.state.writing import locked
 
 LEAST, TIMES = 5.0, 20
 """Seconds, and usual steps, that ranks may wait for one: a run's own deadline is longer."""
 FIRST = 10.0
 """Seconds before the pace is known."""
 PATIENCE = 10  # times that, where ranks begin, validate or save, and one still works
-_LONG = ("train/evaluate.py", "train/checkpoint/", "library/job.py")
+_LONG = ("train/step/evaluate.py", "train/state/checkpoint/", "library/job.py")
 _STAYS = 20.0  # seconds: for how long we look on
 
 

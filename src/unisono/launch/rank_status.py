@@ -34,18 +34,18 @@ _LAST = ("library/leave.py", "launch/context.py")
 # What a house file is about; the innermost that is found names what a rank is in. Less usual things weigh more: where
 # two ranks differ and no majority says who is right, the one that does the less usual thing is the odd one.
 _PARTS = (
-    ("train/checkpoint/", "saving", 2),
-    ("train/evaluate.py", "validation", 1),
-    ("train/clip.py", "the clipping norm", 1),
+    ("train/state/checkpoint/", "saving", 2),
+    ("train/step/evaluate.py", "validation", 1),
+    ("train/step/grad_norm.py", "the clipping norm", 1),
     ("launch/agree.py", "the agreement of ranks at the start", 1),
     ("library/deal.py", "the next batch", 0),
-    ("train/gradients.py", "the exchange of gradients", 0),
+    ("train/step/gradients.py", "the exchange of gradients", 0),
     ("fsdp/", "the exchange of weights or gradients", 0),
     ("parallel/post.py", "the pipeline's messages", 0),
     ("comm/mesh.py", "the making of groups", 0),
     ("library/enter.py", "the meeting of ranks", 0),
-    ("train/build.py", "the meeting of ranks", 0),
-    ("train/step.py", "a step", 0),
+    ("train/build/build.py", "the meeting of ranks", 0),
+    ("train/step/train_step.py", "a step", 0),
 )
 _JOB = {
     "save": 2,

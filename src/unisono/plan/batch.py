@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.plan.keys import PlanKeys
+from unisono.plan.fields import PlanFields
 from unisono.spec.errors import Problem
 
 
@@ -28,7 +28,7 @@ class Batch:
         )
 
 
-def batch_of(plan: PlanKeys, train: Any) -> tuple[Batch | None, Problem | None]:
+def batch_of(plan: PlanFields, train: Any) -> tuple[Batch | None, Problem | None]:
     """The step's batch, or what is wrong with it.
 
     Of global_batch, micro_batch and micros the third follows from two. What was not given falls back in this order:
