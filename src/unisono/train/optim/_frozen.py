@@ -49,8 +49,8 @@ class FrozenAdam(AdamW):
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
         from unisono.train.optim._frozen_steps import FrozenSteps
 
-        plain = {"lr": lr, "betas": self.betas, "eps": self.eps, "weight_decay": 0.0}
-        return FrozenSteps([dict(group) for group in groups], plain, self.reach, self.learnt)
+        plain = [dict(group) for group in groups]
+        return FrozenSteps(plain, lr, self.betas, self.eps, self.reach, self.whole_steps)
 
     def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
         from unisono.train.optim._frozen_steps import first_state

@@ -19,17 +19,20 @@ def first_state(parameter: Tensor) -> dict[str, Tensor]:
 
 
 class FrozenSteps(Optimizer):
-    """One kernel for all tensors in each operation, since there are many small ones. reach, learnt: as `FrozenAdam`."""
+    """One kernel for all tensors in each operation, since there are many small ones."""
 
     def __init__(
         self,
         groups: Sequence[dict[str, Any]],
-        defaults: dict[str, Any],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
         reach: float,
-        learnt: Callable[[int], int],
+        whole_steps: Callable[[int], int],
     ) -> None:
-        super().__init__(groups, defaults)
-        self.reach, self.learnt = reach, learnt
+        """reach, whole_steps: as of `FrozenAdam`."""
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self.reach, self.whole_steps = reach, whole_steps
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -51,8 +54,8 @@ class FrozenSteps(Optimizer):
         moments, squares = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
         torch._foreach_mul_(moments, b1)
         torch._foreach_add_(moments, grads, alpha=1 - b1)
-        learnt = self.learnt(count + 1)
-        if learnt > self.learnt(count):
+        learnt = self.whole_steps(count + 1)
+        if learnt > self.whole_steps(count):
             torch._foreach_mul_(squares, b2)
             torch._foreach_addcmul_(squares, grads, grads, 1 - b2)
         below = torch._foreach_sqrt(squares)
