@@ -34,7 +34,7 @@ class FrozenAdam(AdamW):
 
     @property
     def reach(self) -> float:
-        """As far as AdamW moves an element at most. Both moments are sums over the same gradients, so by
+        """Learning rates that AdamW moves an element at most. Both moments are sums over the same gradients, so by
         the inequality of Cauchy and Schwarz the first is no larger than this many roots of the second."""
         b1, b2 = self.betas
         return (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2)) if b1 * b1 < b2 else math.inf

@@ -160,7 +160,9 @@ def _together(
     }  # fmt: skip
 
 
-def _notes_of(order: TokenOrder, parts: Sequence[Part], answers: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _notes_of(
+    order: TokenOrder, parts: Sequence[Part], answers: Mapping[int, Mapping[str, Any]]
+) -> list[str]:
     """Each remark on records once: of how many, and where the first of them stands."""
     remarks: dict[str, list[int]] = {}
     for i in range(len(parts)):
@@ -186,7 +188,7 @@ def _numbered(path: Path) -> tuple[str, str]:
 
 
 def place_of(order: TokenOrder, part: Part, at: int) -> str:
-    """Where a record stands, for messages: a line of a file, a row of a table."""
+    """The place of a record, for messages: a line of a file, a row of a table."""
     if order.kind == JSONL:
         with open(part.place, "rb") as file:
             line, left = 1, at
