@@ -15,7 +15,7 @@ from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.sync._drive import Drive
-from unisono.verify.conformance.codec_wire import NoisyGroup, of_wire
+from unisono.verify.conformance.codec import NoisyGroup, of_wire
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,8 +7,8 @@ import torch
 
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
+from unisono.library.exchange import Small
 from unisono.library.ranks import Ranks
-from unisono.library.small import Small
 from unisono.observe.span import Recorder
 from unisono.spec.errors import HangError, UsageError
 

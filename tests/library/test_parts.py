@@ -128,8 +128,8 @@ def test_batch_norm_of_one_value_is_refused_as_on_one_device() -> None:
     from torch import nn
 
     from unisono.comm.group import Group
+    from unisono.library.gather import join_batches
     from unisono.library.hand import Hand
-    from unisono.library.norms import join_batches
     from unisono.observe.span import Recorder
 
     norm, one = nn.BatchNorm1d(3), torch.randn(1, 3)

@@ -1,5 +1,4 @@
-"""In the first steps: follows what the loop and the model compute from a batch, and says what ranks would not compute
-as one device does.
+"""In the first steps: sees every loss before its backward, every gradient that is asked for, and every operation.
 
 Every operation of torch passes here, in forwards too. The tensors of a batch have traces, and what is computed from
 them has the traces that `trace_rules` give it. So statistics of a batch that carry no gradient are seen where they
@@ -7,17 +6,20 @@ enter the loss, and samples that meet inside the model.
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unisono.library.modes import place_dispatch_mode
-from unisono.library.trace_rules import TorchCall, traced
-from unisono.library.traces import SampleTrace
+from unisono.library.modes import place_dispatch_mode, place_function_mode
+from unisono.library.trace_rules import traced
+from unisono.library.traces import SampleTrace, TorchCall
+from unisono.spec.errors import UsageError
 
 _OF_GROUPS = frozenset({"c10d", "_c10d_functional", "fsdp"})  # what ranks tell each other is no rank's own
 
@@ -48,8 +50,7 @@ class Following(TorchDispatchMode):
     """Off until `switch(True)`. told(code, detail): hears what makes a difference by itself. old: parameters that
     sharding has replaced.
 
-    read: the number that the script read last from a batch's statistics, and so may act on; "" for none. thinned:
-    whether a batch, which is a part already, was cut into every n-th sample."""
+    read: the number that the script read last from a batch's statistics, and so may act on; "" for none."""
 
     def __init__(self, ranks: int, told: Callable[[str, str], object]) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Following(TorchDispatchMode):
         self.watch: Callable[[Any], object] = lambda hooks: (
             None
         )  # shown the hooks of tensors that are no parameters
-        self.on, self.read, self.thinned = False, "", False
+        self.on, self.read = False, ""
         self._looks, self._made, self._read_at = False, 0, 0
 
     @classmethod
@@ -133,6 +134,11 @@ class Following(TorchDispatchMode):
         """Say what is known of a tensor that was made out of sight."""
         self._traces[x] = None if isinstance(x, nn.Parameter) else trace
 
+    def take_for_samples(self, output: Tensor) -> None:
+        """An output of a model has a row for each sample, where nothing else is known of it."""
+        if self._per_sample(output) and self.of(output) is None:
+            self.mark(output, SampleTrace(self._batches, self._samples))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, torch.Generator))]
@@ -163,21 +169,15 @@ class Following(TorchDispatchMode):
                 self.read, self._read_at = trace.met or trace.reduced, self._made
             return
         self._made += 1
-        call = TorchCall(_plain(name), _bound(func, args, kwargs), self.of, outs, self._weighed)
+        given = _bound(func, args, kwargs)
+        call = TorchCall(_plain(name), given, self.of, outs, self._weighed, self._ranks)
         found = _found(call, torch.Tag.pointwise in func.tags)
-        if call.name == "slice":
-            self._look_for_a_split(call)
         for x, trace in zip(outs, found, strict=True):
             wrong = trace is not None and trace.dim is not None and not _fits(x, trace)
             self.mark(x, None if wrong or (inplace and not name.endswith("_")) else trace)
 
     def _per_sample(self, x: Tensor) -> bool:
         return self._samples > 1 and x.dim() > 0 and x.shape[0] == self._samples
-
-    def _look_for_a_split(self, call: TorchCall) -> None:
-        """x[rank::ranks] of what is a rank's part already."""
-        trace, step = call.of(call.given["self"]), call.given["step"]
-        self.thinned |= trace is not None and trace.dim == call.given["dim"] and step == self._ranks
 
 
 def _plain(name: str) -> str:
@@ -201,3 +201,84 @@ def _found(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
         return traced(call, is_pointwise)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         return [None] * len(call.outs)
+
+
+_WRAPPED: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+
+
+class Backwards(TorchFunctionMode):
+    """While it is on, shows every loss to `seen` before its backward. following: on and off with it, and off in the
+    backward."""
+
+    def __init__(self, seen: Callable[[Tensor], None], following: Following | None = None) -> None:
+        super().__init__()
+        self._seen, self._following, self.on = seen, following, False
+        self.sharded: Callable[[Tensor], bool] = lambda x: False  # whether it is a parameter that is dealt
+
+    def switch(self, on: bool) -> None:
+        """On or off."""
+        if self._following is not None:
+            self._following.switch(on)
+        if on or self.on:
+            self.on = place_function_mode(self, on)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.backward, torch.autograd.backward):
+            losses = [args[0]] if isinstance(args[0], Tensor) else args[0]
+            with nullcontext() if self._following is None else self._following.paused():
+                with torch._C.DisableTorchFunction():
+                    for loss in losses:
+                        self._seen(loss)
+                found = func(*args, **kwargs)
+            if self._following is not None:
+                self._following.end()
+            return found
+        try:
+            if func is torch.autograd.grad and self._following is not None:
+                return self._asked(self._following, args, kwargs)
+            return func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError, AssertionError) as error:
+            if any(isinstance(x, DTensor) for x in tree_leaves((args, kwargs))):
+                raise _of_shards(func, error) from error
+            raise
+
+    def _asked(self, following: Following, args: Any, kwargs: Any) -> Any:
+        """torch.autograd.grad: a gradient of what is not of the batch is a sum over its samples."""
+        given = dict(zip(("outputs", "inputs", "grad_outputs"), args, strict=False)) | kwargs
+        outputs, inputs = (tree_leaves(given[name]) for name in ("outputs", "inputs"))
+        if any(_WRAPPED(x) for x in (*outputs, *inputs)):
+            return torch.autograd.grad(*args, **kwargs)  # inside torch.func its operations say more
+        if any(self.sharded(x) for x in inputs):
+            raise UsageError(
+                "torch.autograd.grad is asked for gradients by parameters that are sharded, which do not meet then",
+                where="plan.shard",
+                fix="loss.backward(); or dp in the place of shard",
+                code="J29",
+            )
+        of = following.of
+        losses = [trace for x in outputs if (trace := of(x)) is not None]
+        with following.paused():
+            found = torch.autograd.grad(*args, **kwargs)
+        for x, gradient in zip(inputs, found, strict=False):
+            if isinstance(gradient, Tensor) and losses:
+                following.mark(gradient, self._of_gradient(of(x), losses[0]))
+        return found
+
+    def _of_gradient(self, by: SampleTrace | None, loss: SampleTrace) -> SampleTrace:
+        """Of a gradient by something of which `by` is known."""
+        if by is not None and by.dim is not None:
+            return by
+        return SampleTrace(loss.batch, loss.samples, dim=None, reduced="gradient", met=loss.met)
+
+
+def _of_shards(func: Any, error: Exception) -> UsageError:
+    name = getattr(func, "__name__", "an operation").removeprefix("_foreach_").strip("_")
+    said = str(error).strip().split("\n")[0]
+    return UsageError(
+        f"torch's {name} cannot take parameters that are sharded: {said[:160]}",
+        where="plan.shard",
+        likely="weights that are read outside the model's forward, or an optimiser that treats a tensor as a whole",
+        fix="dp in the place of shard; or compute it in the model's forward, where parameters are whole",
+        code="J29",
+    )

@@ -1,13 +1,14 @@
-"""Rows of the global batch, for what treats its samples together."""
+"""Samples that must meet: rows of the global batch for what treats them together, and batch norms over it."""
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.comm.group import Group
-from unisono.library.hand import DealtBatch
+from unisono.library.hand import DealtBatch, Hand
 from unisono.library.modes import unwatched
 from unisono.spec.errors import UsageError
 
@@ -52,3 +53,79 @@ class _Gather(torch.autograd.Function):
         if batch.borrowed:
             return grad.new_zeros(1, *grad.shape[1:]), None, None
         return grad[batch.low : batch.high] * (ctx.group.size / batch.ratio), None, None
+
+
+class Joined:
+    """The forward of one batch norm, over the group. A copy of the module has one of its own."""
+
+    def __init__(self, module: _BatchNorm, group: Group, hand: Hand) -> None:
+        self._module, self._group, self._hand = module, group, hand
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _forward(self._module, self._group, self._hand, x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Joined":
+        return Joined(memo.get(id(self._module), self._module), self._group, self._hand)
+
+
+def join_batches(model: nn.Module, group: Group, hand: Hand) -> None:
+    """Let the model's batch norms see the global batch. Modules, parameters and state_dict stay as they are."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
+            module.forward = Joined(module, group, hand)  # type: ignore[method-assign]
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks of x [n]; what comes back is the gradient of the weighted mean of the ranks' losses.
+
+    Every rank's own gradients are multiplied by its share later on; those that come from others are not of its share.
+    """
+
+    @staticmethod
+    @unwatched()
+    def forward(ctx: Any, x: Tensor, group: Group, ratio: float) -> Tensor:
+        ctx.group, ctx.ratio = group, ratio
+        return group.all_reduce(x.clone())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        whole = ctx.group.all_reduce(grad * ctx.ratio)
+        return whole / (ctx.ratio or 1.0), None, None
+
+
+def _forward(module: _BatchNorm, group: Group, hand: Hand, x: Tensor) -> Tensor:
+    module._check_input_dim(x)
+    if not (module.training or module.running_mean is None):
+        return _BatchNorm.forward(module, x)
+    wide = x if x.dtype == torch.float64 else x.float()
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    here = (
+        1.0 if hand.ratio else 0.0
+    )  # a rank without samples computes on a borrowed one, which does not count
+    own = here * x.numel() / x.shape[1]
+    line = _Sum.apply(torch.cat([wide.sum(dims) * here, wide.new_full((1,), own)]), group, hand.ratio)
+    count = line[-1].detach()
+    if own <= 1 and count <= 1:  # as on one device; asked only where this rank could be all there is
+        raise ValueError("batch normalisation needs more than one value a channel in training")
+    mean = line[:-1] / count
+    centred = wide - mean.view(shape)
+    variance = _Sum.apply(centred.square().sum(dims) * here, group, hand.ratio) / count
+    _remember(module, mean.detach(), variance.detach() * (count / (count - 1)))
+    y = centred * (variance + module.eps).rsqrt().view(shape)
+    if module.affine:
+        y = y * module.weight.view(shape) + module.bias.view(shape)
+    return y.to(x.dtype)
+
+
+@torch.no_grad()
+def _remember(module: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    if not (module.training and module.track_running_stats):
+        return
+    if module.running_mean is None or module.running_var is None or module.num_batches_tracked is None:
+        return
+    module.num_batches_tracked.add_(1)
+    rate = module.momentum if module.momentum is not None else 1.0 / float(module.num_batches_tracked)
+    module.running_mean.lerp_(mean.to(module.running_mean.dtype), rate)
+    module.running_var.lerp_(variance.to(module.running_var.dtype), rate)

@@ -16,24 +16,28 @@ from torch.optim import Optimizer
 from unisono.comm.mesh import Mesh
 from unisono.launch.rank_calls import Ledger
 from unisono.library import checks, leave
-from unisono.library.copies import copied_with_shards
 from unisono.library.deal import DealtLoader
+from unisono.library.exchange import Small, of_each, spread
 from unisono.library.explain import explained
 from unisono.library.following import Following
-from unisono.library.gather import gather
+from unisono.library.gather import gather, join_batches
 from unisono.library.gradients import LoopGradients
 from unisono.library.hand import Hand
 from unisono.library.join import JoinedLoader, JoinedLoaders
 from unisono.library.modes import unwatched
 from unisono.library.noise import Draws, Streams
-from unisono.library.norms import join_batches
 from unisono.library.notices import Notices
-from unisono.library.objects import of_each
-from unisono.library.place import JobPlace
 from unisono.library.ranks import Ranks, rows_of
-from unisono.library.sharding import Moved, follow_flags, held_elsewhere, refuse_others, repoint, shard
-from unisono.library.small import Small, spread
-from unisono.library.state import Prepared, as_written, persistent_buffers
+from unisono.library.sharding import (
+    Moved,
+    copied_with_shards,
+    follow_flags,
+    held_elsewhere,
+    refuse_others,
+    repoint,
+    shard,
+)
+from unisono.library.state import JobPlace, Prepared, as_written, persistent_buffers
 from unisono.library.watch import FirstSteps, follow, refuse_double_backward
 from unisono.observe.metrics import JsonLines
 from unisono.parallel.params import local_of, slots_of

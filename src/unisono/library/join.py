@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from unisono.library.deal import as_before, generators_of, other_order, states_now
+from unisono.library.exchange import Small
 from unisono.library.explain import explained
 from unisono.library.hand import Hand, Walk
 from unisono.library.noise import Streams
-from unisono.library.order import as_before, generators_of, other_order, states_now
-from unisono.library.small import Small
 from unisono.library.whole import cut, digest, glance_at, samples_in
 from unisono.spec.errors import UsageError
 

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from unisono.plan import Plan
 from unisono.spec.words import listed
-from unisono.verify.evidence import Evidence, RecordedBox
+from unisono.verify.evidence import Cause, Evidence, RecordedBox, fit, plan_sizes
 from unisono.verify.gradients import are, explain
-from unisono.verify.solve import Cause, fit, plan_sizes
 
 Tensors = Mapping[str, Tensor]
 _VAGUE = ("gradient", "forward", "replicas_drifted")

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from unisono.launch.nursery import Nursery, print_output
 from unisono.launch.supervise import OnEvent
-from unisono.library.gradient_check import home_of, path_of
+from unisono.library.gradient_check import home_of, path_of, run
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
 from unisono.spec.errors import (
     HangError,
-    Interrupted,
     PeerGone,
     UnisonoError,
     UsageError,
@@ -36,7 +35,7 @@ from unisono.spec.errors import (
     VerifyMismatch,
 )
 
-ENTRY = "unisono.library.loop_check_rank:main"
+ENTRY = "unisono.library.proof_rank:main"
 KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
 BOUNDS = {
     torch.float64: 1e-9,
@@ -203,15 +202,7 @@ def play(
         "steps": terms.steps, "dtype": terms.dtype, "seed": terms.seed,
     }  # fmt: skip
     hear = terms.hear if not noisy else lambda rank, event: None  # the same words once more
-    outcome = nursery.run(argument, ranks, 1, hear, terms.timeout, "gloo")
-    if outcome.error is not None:
-        if outcome.error.trace:
-            outcome.error.add_note(outcome.error.trace)
-            outcome.error.add_note(outcome.error.render())
-        raise outcome.error
-    if outcome.stopped:
-        raise Interrupted("stopped by Ctrl-C")
-    told, *_ = (result or {} for result in outcome.results)
+    told, *_ = run(nursery, argument, ranks, terms.timeout, hear)
     steps = [[load_file(path) for path in sorted(folder.glob(f"{r}-[0-9]*"))] for r in range(ranks)]
     ends = [load_file(path) if (path := folder / f"{r}-end").exists() else None for r in range(ranks)]
     return LoopPlay(steps, ends, tuple(told["notes"]), tuple(told["files"]), told["jobs"], told["coarsest"])

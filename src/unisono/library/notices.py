@@ -6,7 +6,7 @@ Ranks put what they noticed together at the first updates, so that all of them s
 
 import sys
 
-from unisono.library.small import Small
+from unisono.library.exchange import Small
 from unisono.spec.errors import Problem, UsageError
 
 KINDS = (

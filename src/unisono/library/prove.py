@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.library.explain import explained
-from unisono.library.found import found
+from unisono.library.gradient_check import found
 from unisono.library.loop_check import LoopVerdict, prove_loop
 from unisono.plan import Plan
 from unisono.verify import prover as proof

@@ -1,17 +1,17 @@
 """What each of torch's operations makes of the traces of its arguments (`traces`).
 
-A rule takes a `TorchCall` and returns the trace of every output, or of the first alone. What has no rule leaves no
-trace: nothing is said of it, and `unisono prove` sees it.
+A rule takes a `TorchCall` and returns the trace of every output, or of the first alone. Of what has no rule
+it is known alone that samples that come first stay first; where they do not, it leaves no trace: nothing is said of it,
+and `unisono prove` sees it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from unisono.library import trace_shapes as shapes
-from unisono.library.trace_calls import Found, TorchCall, listed
-from unisono.library.trace_products import PRODUCTS, attended, convolved, product
-from unisono.library.traces import SampleTrace, together
+from unisono.library.traces import Found, SampleTrace, TorchCall, listed, mixed, together
 
 # Entry by entry. The rest of what torch marks as pointwise bends what it is given.
 
@@ -26,7 +26,11 @@ def pointwise(call: TorchCall) -> Found:
     counts = _is_a_count(call)
     traces = call.tensors("self") if counts else call.tensors()
     made = together(traces, call.out, SAYS.get(call.name, call.name)) if traces else None
-    if made is None or not made.reduced or call.name in ADDS:
+    if made is None or not made.reduced:
+        return made
+    if made.undivided and (number := _divisor(call)):
+        made = made.divided(number, call.ranks)
+    if call.name in ADDS:
         return made
     if call.name not in CHOOSES:
         return made.bent(call.name)
@@ -48,6 +52,36 @@ def _is_a_count(call: TorchCall) -> bool:
     return call.weighed or (not trace.met and number >= trace.samples and not number % trace.samples)
 
 
+def _divisor(call: TorchCall) -> float:
+    """Return the number by which an operation divides; 0 where it divides by none, or by several."""
+    sides = (
+        [call.given.get("other")] if call.name == "div" else [call.given.get("self"), call.given.get("other")]
+    )
+    if call.name not in ("div", "mul"):
+        return 0.0
+    numbers = [
+        float(x)
+        for x in sides
+        if isinstance(x, (int, float)) or (isinstance(x, Tensor) and _is_constant(call, x))
+    ]
+    number = numbers[0] if numbers else 0.0
+    return number if call.name == "div" or not number else 1 / number
+
+
+def _is_constant(call: TorchCall, x: Tensor) -> bool:
+    return x.numel() == 1 and (call.of(x) is None or (call.name == "div" and _is_a_count(call)))
+
+
+def summed(call: TorchCall, trace: SampleTrace, numbers: int, mean: bool = False) -> SampleTrace:
+    """After a sum over the samples, or a mean of so many numbers. What the script has weighed is a mean already."""
+    made = trace.summed("mean" if mean else "sum")
+    if call.weighed:
+        return made
+    if mean:
+        return replace(made, terms=(*made.terms, numbers / trace.samples))
+    return replace(made, undivided=made.undivided or "a sum over samples")
+
+
 def overwritten(call: TorchCall) -> Found:
     traces = call.tensors("src")
     return together(traces, call.out, "copy") if traces else None
@@ -56,6 +90,58 @@ def overwritten(call: TorchCall) -> Found:
 def emptied(_: TorchCall) -> Found:
     """Overwritten with what is not of the batch."""
     return None
+
+
+# Products.
+
+PRODUCTS = {
+    "mm": ("self", "ij", "mat2", "jk", "ik"),
+    "addmm": ("mat1", "ij", "mat2", "jk", "ik"),
+    "bmm": ("self", "bij", "mat2", "bjk", "bik"),
+    "baddbmm": ("batch1", "bij", "batch2", "bjk", "bik"),
+    "mv": ("self", "ij", "vec", "j", "i"),
+    "addmv": ("mat", "ij", "vec", "j", "i"),
+    "dot": ("self", "i", "tensor", "i", ""),
+    "vdot": ("self", "i", "other", "i", ""),
+    "_cdist_forward": ("x1", "ij", "x2", "kj", "ik"),
+    "_euclidean_dist": ("x1", "ij", "x2", "kj", "ik"),
+}
+DISTANCES = ("_cdist_forward", "_euclidean_dist")
+
+
+def product(call: TorchCall) -> Found:
+    left, i, right, j, out = PRODUCTS[call.name]
+    a, b = call.of(call.given[left]), call.of(call.given[right])
+    if a is None and b is None:
+        return together(call.tensors("self"), call.out, call.name) if call.tensors("self") else None
+    if len(i) != call.given[left].dim() or len(j) != call.given[right].dim():
+        return None
+    places = [labels[one.dim] for one, labels in ((a, i), (b, j)) if one is not None and one.dim is not None]
+    both = [one for one in (a, b) if one is not None]
+    made = next((one for one in both if one.dim is not None), both[0])
+    if any((one.batch, one.samples) != (made.batch, made.samples) for one in both if one.dim is not None):
+        return None
+    made = mixed(made, [(one, 0) for one in both])
+    made = made.bent("product") if len(both) > 1 or call.name in DISTANCES else made
+    if not places:
+        return made
+    if len(places) == 2 and places[0] == places[1] and both[0].order != both[1].order:
+        made = made.says(f"{[*both[0].order, *both[1].order][0][0]} of the samples")  # type: ignore[index]
+    if len(set(places)) > 1:
+        made = made.says("product of samples with each other")
+    place = out.find(places[0])
+    if place < 0:
+        return summed(call, made, 0)
+    return made.at(place) if call.out[place] == made.extent else None
+
+
+def attended(call: TorchCall) -> Found:
+    names = ("query", "key", "value")
+    trace = together(call.tensors(*names), call.given["query"].shape, "attention") if call.tensors() else None
+    if trace is None or trace.dim is None:
+        return None
+    trace = trace.bent("attention")
+    return trace.says("attention over the samples") if trace.dim == call.given["query"].dim() - 2 else trace
 
 
 # Over dims.
@@ -69,9 +155,10 @@ def reduction(linear: bool) -> Callable[[TorchCall], Found]:
             return None
         dims, kept = listed(call.given.get("dim"), x.dim()), call.given.get("keepdim", False)
         after = trace if linear else trace.bent(call.name)
-        if trace.dim in dims:
-            after = after.summed(call.name)
-            after = after if linear else after.says(f"{call.name} over the samples")
+        if trace.dim in dims and linear:
+            after = summed(call, after, x.numel(), "mean" in call.name)
+        elif trace.dim in dims:
+            after = after.summed(call.name).says(f"{call.name} over the samples")
         elif trace.dim is not None and not kept:
             after = after.at(trace.dim - sum(d < trace.dim for d in dims))
         return [after] * len(call.outs)
@@ -99,22 +186,7 @@ def along(linear: bool) -> Callable[[TorchCall], Found]:
     return rule
 
 
-# Normalisation, pools, losses.
-
-
-def normalised(call: TorchCall) -> Found:
-    """Over the last dims, of each sample alone."""
-    x = call.given["input"]
-    trace = call.of(x)
-    if trace is None or trace.dim is None:
-        return trace and trace.bent("norm")
-    inside = trace.dim >= x.dim() - len(call.given["normalized_shape"])
-    return trace.says("layer norm over the samples") if inside else trace.bent("norm")
-
-
-def grouped(call: TorchCall) -> Found:
-    trace = call.of(call.given["input"])
-    return trace.bent("norm") if trace is not None and trace.dim == 0 else None
+# Normalisation, losses.
 
 
 def batch_normalised(call: TorchCall) -> Found:
@@ -123,14 +195,6 @@ def batch_normalised(call: TorchCall) -> Found:
         return None
     training = call.given.get("training", call.given.get("train", "running_mean" not in call.given))
     return trace if not training or trace.dim == 1 else trace.says("batch norm over the samples")
-
-
-def pooled(call: TorchCall) -> Found:
-    x = call.given.get("self", call.given.get("input"))
-    trace = call.of(x)
-    if trace is None or trace.dim is None or trace.dim >= min(len(call.out) - 1, 2):
-        return None
-    return [trace.bent("pooling")] * len(call.outs)
 
 
 def lossy(call: TorchCall) -> Found:
@@ -148,7 +212,25 @@ def lossy(call: TorchCall) -> Found:
         trace = trace.says(f"weights by a {by.reduced}")
     if call.given.get("reduction", 1) == 0 or trace.dim is None:
         return trace
-    return [trace.summed("sum" if call.given["reduction"] == 2 else "mean"), None]
+    target = call.given.get("target", x)
+    made = summed(call, trace, target.numel(), call.given.get("reduction", 1) == 1)
+    if call.name.startswith("nll") and call.given["reduction"] == 1 and not call.weighed:
+        total = float(call.outs[1])
+        if total != target.numel() and not _same_for_all(
+            target, trace.samples, call.given["ignore_index"], total
+        ):
+            made = made.says(
+                f"{total:g} of {target.numel()} targets count, the others are ignored or weighted"
+            )
+    return [made, None]
+
+
+def _same_for_all(target: Tensor, samples: int, ignored: int, total: float) -> bool:
+    """Whether each sample has as many targets that count, and each counts the same."""
+    if target.numel() % samples:
+        return False
+    counts = (target.reshape(samples, -1) != ignored).sum(1).tolist()
+    return len(set(counts)) == 1 and sum(counts) == total
 
 
 def counted(call: TorchCall) -> Found:
@@ -156,9 +238,15 @@ def counted(call: TorchCall) -> Found:
     return None if trace is None else trace.summed("count")
 
 
-def rule_of(name: str, is_pointwise: bool) -> Callable[[TorchCall], Found] | None:
-    """The rule of an operation, if there is one."""
-    return RULES.get(name) or (pointwise if is_pointwise else None)
+def samples_first(call: TorchCall) -> Found:
+    """What treats each sample alone and has no other rule: convolutions, pools, norms within a sample."""
+    traces = [trace for trace, _ in call.tensors()]
+    lead = traces[0]
+    alike = all(trace.dim == 0 and trace.batch == lead.batch and not trace.order for trace in traces)
+    if not alike or any(trace.extent != trace.samples for trace in traces):
+        return None
+    made = mixed(lead, [(trace, 0) for trace in traces]).bent(call.name)
+    return [made if out.dim() and out.shape[0] == made.samples else None for out in call.outs]
 
 
 def _each(names: str, rule: Callable[[TorchCall], Found]) -> dict[str, Callable[[TorchCall], Found]]:
@@ -183,7 +271,7 @@ RULES: dict[str, Callable[[TorchCall], Found]] = {
     **_each("sum mean nansum nanmean", reduction(True)),
     **_each(
         "amax amin max min argmax argmin aminmax prod std var std_mean var_mean logsumexp norm linalg_vector_norm any "
-        "all median nanmedian mode kthvalue count_nonzero",
+        "all median nanmedian mode kthvalue count_nonzero _pdist_forward",
         reduction(False),
     ),
     **_each("cumsum", along(True)),
@@ -196,26 +284,18 @@ RULES: dict[str, Callable[[TorchCall], Found]] = {
     **_each("index index_select embedding", shapes.looked_up),
     **_each("gather scatter take_along_dim", shapes.picked),
     **_each(" ".join(PRODUCTS), product),
-    **_each("convolution", convolved),
     **_each(
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
         "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention",
         attended,
     ),
-    **_each("native_layer_norm _fused_rms_norm rms_norm", normalised),
-    **_each("native_group_norm", grouped),
     **_each(
         "native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm _batch_norm_with_update",
         batch_normalised,
     ),
     **_each(
-        "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d "
-        "_adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d upsample_nearest1d",
-        pooled,
-    ),
-    **_each(
         "nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss binary_cross_entropy l1_loss "
-        "binary_cross_entropy_with_logits soft_margin_loss",
+        "binary_cross_entropy_with_logits soft_margin_loss multi_margin_loss multilabel_margin_loss_forward",
         lossy,
     ),
     **_each("bincount", counted),
@@ -224,10 +304,7 @@ RULES: dict[str, Callable[[TorchCall], Found]] = {
 
 def traced(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
     """Of each output."""
-    rule = rule_of(call.name, is_pointwise)
-    if rule is None:
-        return [None] * len(call.outs)
-    found = rule(call)
-    if isinstance(found, Sequence):
-        return [*found, *[None] * len(call.outs)][: len(call.outs)]
-    return [found, *[None] * len(call.outs)][: len(call.outs)]
+    rule = RULES.get(call.name) or (pointwise if is_pointwise else samples_first)
+    result = rule(call)
+    results = result if isinstance(result, Sequence) else [result]
+    return [*results, *[None] * len(call.outs)][: len(call.outs)]

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.library.trace_calls import Found, TorchCall, listed
-from unisono.library.traces import together, viewed
+from unisono.library.traces import Found, TorchCall, listed, together, viewed
 
 
 def reshaped(call: TorchCall) -> Found:

@@ -22,7 +22,7 @@ from unisono.library.enter import init
 from unisono.library.gather import gather
 from unisono.library.hand import DealtBatch, Walk, part
 from unisono.library.job import Job
-from unisono.library.state_dicts import whole_model, whole_optimizer
+from unisono.library.sharding import whole_model, whole_optimizer
 from unisono.library.whole import cut, samples_in
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError

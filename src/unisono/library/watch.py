@@ -4,23 +4,22 @@ Around every forward: which batch it computes on, and whose random numbers. In t
 mean over samples, buffers that part, random numbers. Later the looking is switched off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unisono.library.backwards import Backwards
-from unisono.library.following import Following
+from unisono.library.exchange import Small
+from unisono.library.following import Backwards, Following
 from unisono.library.hand import Hand
-from unisono.library.linear_hooks import watch, watch_functions, watch_modules
-from unisono.library.losses import Node, Reading, way_of
+from unisono.library.hooks import watch, watch_functions, watch_modules
 from unisono.library.noise import Streams
 from unisono.library.notices import Notices
-from unisono.library.small import Small
 from unisono.library.whole import digest, digest_of, leaves_of
 from unisono.spec.errors import UsageError
 
+Node = Any  # of autograd's graph
 STEPS = 2  # of each model; an odd batch or a second kind of loss often comes with the second
 PATIENCE = 16  # steps of any model after which a model that has made none is waited for no longer
 
@@ -79,6 +78,8 @@ class FirstSteps:
                 x for x in leaves_of(outputs) if isinstance(x, Tensor) and x.dim() and x.grad_fn is not None
             ]
             self._outputs |= dict.fromkeys(x.grad_fn for x in made)
+            for x in made:
+                self._following.take_for_samples(x)
 
     def judge(self, gradients: Sequence[Tensor]) -> None:
         """Of gradients that no backward made, which have met as means: whether they are means. Every rank calls it."""
@@ -107,7 +108,7 @@ class FirstSteps:
         terms = 0 if self._uncounted else digest(repr(self._terms).encode())  # 0: nothing to compare
         moved = digest_of([b.reshape(-1) for b in buffers]) if buffers else 0
         acted = self._following.acted_on()
-        rows = self._small.rows([moved, paths, terms, bool(acted), self._following.thinned])
+        rows = self._small.rows([moved, paths, terms, bool(acted)])
         differ = [any(one != column[0] for one in column) for column in zip(*rows, strict=True)]
         if differ[0]:
             self._told("J14")
@@ -115,26 +116,54 @@ class FirstSteps:
             self._told("J30", acted)
         if len({row[2] for row in rows if row[2]}) > 1 and not differ[1]:
             self._told("J10", f"a mean over {self._terms} numbers a sample here, and other numbers elsewhere")
-        if all(row[4] for row in rows):
-            self._told("J10", "x[rank::ranks] takes a part of what is this rank's part already")
         self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
         batch = self._hand.latest
         if not batch.count or loss.grad_fn is None:
             return
-        reading = Reading(self._outputs, batch.samples, self._small.group.size, batch.weighed)
         trace = self._following.of(loss)
-        why = reading.complaint(loss.grad_fn) or (trace.met if trace is not None else "")
-        if why:
-            self._told("J10", why)
-        if reading.unread:
-            self._told("J31", reading.unread)
+        if trace is not None and (trace.met or trace.undivided):
+            self._told("J10", trace.met or trace.undivided)
         path, functions = way_of(loss.grad_fn)
+        for node, name in way_of(loss.grad_fn, self._outputs)[1].items():
+            if any(not shape or shape[0] != batch.samples for shape in _shapes_of(node)):
+                self._told("J31", name)
         watch_functions(functions, self._following, self._told)
         self._paths.append(path)
-        self._terms += reading.terms
+        self._terms += trace.terms if trace is not None else ()
         self._uncounted |= batch.weighed or batch.borrowed
+
+
+def way_of(root: Node, until: Collection[Node] = (), most: int = 4096) -> tuple[str, dict[Node, str]]:
+    """Of a graph: its operations, in one order, and the names of autograd functions of the script's own. until: nodes
+    behind which it is not looked into."""
+    todo, seen, kinds, functions = [root], {root}, [], {}
+    while todo and len(kinds) < most:
+        node = todo.pop()
+        if node in until:
+            continue
+        kinds.append(node.name())
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and (name := _own_function(node)):
+            functions[node] = name
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in seen:
+                seen.add(behind)
+                todo.append(behind)
+    return " ".join(kinds), functions
+
+
+def _own_function(node: Node) -> str:
+    """The name of an autograd function of the script's own; "" of another."""
+    function = getattr(node, "_forward_cls", None)
+    if function is None or function.__module__.startswith(("torch.", "unisono.")):
+        return ""
+    return function.__name__
+
+
+def _shapes_of(node: Node) -> list[torch.Size]:
+    """Of what an autograd function has returned."""
+    return [output.shape for output in node._input_metadata]
 
 
 def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, before: Sequence[Any]) -> None:

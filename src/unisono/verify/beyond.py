@@ -1,8 +1,7 @@
 """The stretch of a plan beside that of one device: the first thing that is wrong, and its likely cause.
 
-A plan that promises EXACT must have the same bits. Elsewhere errors pass from step to step through the weights; how far
-is measured by a *twin*: one device, all of whose gradients are pushed as far as rounding may push them. As in
-`replay.py`, a number may differ by the bound of its own step, plus lambda times as much as the twin's differs.
+A plan that promises EXACT must have the same bits. Elsewhere a twin of the one device says how far rounding may take
+the plan (`twin.py`).
 
 What a run saves and goes on from is compared with itself, to the last bit: the same tensors under another cut, the same
 step, rate and samples.
@@ -11,7 +10,6 @@ step, rate and samples.
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +17,11 @@ from torch import Tensor
 from unisono.plan import Plan
 from unisono.spec.words import listed
 from unisono.train.checkpoint import Box, load, read_full, tensor_names
+from unisono.verify.bounds import rhythm_of
 from unisono.verify.compare import CompareTerms, Divergence
-from unisono.verify.rhythm import rhythm_of
-from unisono.verify.solve import Cause, axis_text
+from unisono.verify.evidence import Cause, axis_text
 from unisono.verify.stretch import ROW, Met, saved_by, told_by
+from unisono.verify.twin import Tolerance, apart, gap, largest
 
 Fault = tuple[Divergence, Cause]
 
@@ -56,10 +55,7 @@ class _Stretch:
         self.terms, self.plan, self.leaves, self.first, self.one, self.twin, self.reach = (
             terms, plan, leaves, first, one, twin, reach
         )  # fmt: skip
-        bounds = terms.bounds
-        self.spread = 0.0 if terms.exact else bounds.spread
-        own = 0.0 if terms.exact else bounds.loss + bounds.total(leaves)
-        self.own = {"loss": own, "norm": bounds.most * self.spread, "lr": 0.0}
+        self.tolerance = Tolerance(terms.bounds, terms.exact, leaves)
 
     def row(self, rank: int, told: Met) -> Iterator[Fault]:
         """Steps from the plan's own state: what they read, then their numbers."""
@@ -75,21 +71,21 @@ class _Stretch:
                 yield self._fault(i, "data", text, Cause("wrong_samples", text))
             for kind in ("lr", "loss", "norm"):
                 room = self._room(kind, twin[kind], want[kind])
-                if not _apart(got[kind], want[kind]) <= room:
+                if not apart(got[kind], want[kind]) <= room:
                     text = f"{kind} on rank {rank} is {got[kind]:.9g} instead of {want[kind]:.9g}"
                     yield self._fault(i, kind, text, self._lost(text))
 
     def _room(self, kind: str, pushed: float, want: float) -> float:
         """How far a number may be off, relative to what it should be."""
         reach = self.reach / abs(want) if kind == "loss" and want else 0.0
-        return self.own[kind] + max(self.spread * _apart(pushed, want), reach)
+        return max(self.tolerance.number(kind, apart(pushed, want)), self.tolerance.number(kind, 0.0) + reach)
 
     def validation(self, rank: int, told: Met) -> Iterator[Fault]:
         """Loss and metrics on batches that nothing is learnt from."""
         for name, want in self.one.validation.items():
             got = told.validation.get(name, torch.nan)
             room = self._room("loss", self.twin.validation[name], want)
-            if not _apart(got, want) <= room:
+            if not apart(got, want) <= room:
                 text = axis_text(got / want, self.plan, self.leaves) if want else ""
                 about = f", {text} times as much" if text else ""
                 what = f"validation {name} on rank {rank} is {got:.9g} instead of {want:.9g}{about}"
@@ -111,15 +107,12 @@ class _Stretch:
                 text = f"{name} is not in the checkpoint"
                 yield self._fault(ROW, "checkpoint", text, Cause("checkpoint", text))
             elif want.numel() and not torch.equal(state[name], want):
-                error, top = _gap(state[name], want), want.double().abs().max().item() or 1.0
-                bounds = self.terms.bounds
-                apart = (ROW + 1) * bounds.kept * name.startswith("model/")
-                own = name.removeprefix("model/")
-                follows = own != name and (own not in learnt or own in still)
-                push = max(_gap(pushed[name], want), top * furthest * follows) if twin else 0.0
-                room = self.spread * (push + top * (bounds.unit + apart)) if twin else 0.0
-                if not error <= room or self.terms.exact:
-                    text = f"{name} is off by {error / top:.1e} of its largest entry after {ROW + 1} steps in a row"
+                error = gap(state[name], want) / largest(want)
+                parameter = name.removeprefix("model/")
+                follows = parameter != name and (parameter not in learnt or parameter in still)
+                drift = max(gap(pushed[name], want) / largest(want), furthest * follows) if twin else 0.0
+                if not error <= self.tolerance.tensor(name, drift, ROW + 1) or self.terms.exact:
+                    text = f"{name} is off by {error:.1e} of its largest entry after {ROW + 1} steps in a row"
                     yield self._fault(ROW - 1, "checkpoint", text, self._lost(text))
 
     def resumed(self, rank: int, told: Met) -> Iterator[Fault]:
@@ -175,7 +168,7 @@ def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt
     for name in learnt if pushed else ():
         want = wanted[f"model/{name}"]
         if want.numel():
-            found = max(found, _gap(pushed[f"model/{name}"], want) / (want.abs().max().item() or 1.0))
+            found = max(found, gap(pushed[f"model/{name}"], want) / largest(want))
     return found
 
 
@@ -185,11 +178,3 @@ def _still(wanted: Mapping[str, Tensor], bound: float) -> set[str]:
     tops = {n: x.abs().max().item() for n, x in wanted.items() if n.endswith(ends) and x.numel()}
     least = bound * max(tops.values(), default=0.0)
     return {n.removeprefix("optim/").rpartition("/")[0] for n, top in tops.items() if top <= least}
-
-
-def _apart(a: Any, b: float) -> float:
-    return abs(a - b) / abs(b) if b else abs(a)
-
-
-def _gap(a: Tensor, b: Tensor) -> float:
-    return (a.double() - b.double()).abs().max().item()

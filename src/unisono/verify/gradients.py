@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from unisono.spec.words import listed
-from unisono.verify.evidence import Evidence, box_of, only_at
-from unisono.verify.solve import Cause, factor, fit, lower_precision, ratio
+from unisono.verify.evidence import Cause, Evidence, box_of, factor, fit, lower_precision, only_at, ratio
 
 NEAR = 1e-3  # of a share's weight: whole numbers are told apart, rounding is not seen
 
@@ -214,12 +213,8 @@ def _lost(ev: Evidence, lost: Sequence[int], shares: int) -> tuple[str, str]:
         ranks = {place[i][0] for i in lost}
         if several and all(place[i][1] == place[i][2] - 1 for i in kept):
             return "missing_micro_batch", f"all but the last {ev.share} of each rank are lost"
-        if several and all(place[i][1] == 0 for i in kept):
-            return "missing_micro_batch", f"all but the first {ev.share} of each rank are lost"
         if not ranks & {place[i][0] for i in kept}:
             return "missing_share", f"all that {listed(sorted(ranks))} should add is missing"
-        if all(place[i][1] == place[i][2] - 1 for i in lost):
-            return "missing_micro_batch", f"the last {ev.share} of a rank is lost"
     return "missing_micro_batch", f"{ev.share} {listed(lost)} of the batch is missing"
 
 
@@ -271,20 +266,8 @@ def _permuted(ev: Evidence, names: Sequence[str]) -> Cause | None:
         room = ev.near * ev.top(name)
         one, other = (x.flatten().sort().values for x in (got, want))
         if got.numel() > 1 and bool(((one - other).abs() <= room).all()):
-            how = _permutation(got, want, room)
-            text = f"the entries of {many([name])} are right but stand elsewhere: {how} are permuted"
-            return Cause("permuted", text)
+            return Cause("permuted", f"the entries of {many([name])} are right but stand elsewhere")
     return None
-
-
-def _permutation(got: Tensor, want: Tensor, room: float) -> str:
-    for dim, word in ((0, "rows"), (1, "columns")):
-        if got.dim() > dim:
-            a, b = (x.movedim(dim, 0).reshape(x.shape[dim], -1) for x in (got, want))
-            hits = (torch.cdist(a, b, p=float("inf")) <= room).any(1)
-            if bool(hits.all()):
-                return word
-    return "they"
 
 
 def _slice(ev: Evidence, names: Sequence[str]) -> Cause | None:

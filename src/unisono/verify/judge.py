@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from unisono.config import Resolved
@@ -19,15 +19,16 @@ from unisono.train.blame import odd_loss
 from unisono.train.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.beyond import beyond
-from unisono.verify.bounds import Bounds, bounds_of
-from unisono.verify.cause import Case, diagnose
-from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge
-from unisono.verify.lawful import unlawful, unlawful_run
+from unisono.verify.bounds import Bounds, bounds_of, rhythm_of, steps_of
+from unisono.verify.case import Case
+from unisono.verify.cause import diagnose
+from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge, state_before
+from unisono.verify.evidence import Cause
+from unisono.verify.laws import clip_factor, update
 from unisono.verify.path import sizes_of
 from unisono.verify.play import crossed_losses, losses_with, play_leaves, play_twin, record_of, tokens_of
 from unisono.verify.record import Record
-from unisono.verify.rhythm import rhythm_of, steps_of
-from unisono.verify.solve import Cause
+from unisono.verify.stretch import told_by
 
 
 def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
@@ -50,14 +51,14 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
     first, cause, before = None, Cause("", ""), None
     for step in range(steps):
         seen = Record(record_of(folder, step))
-        found, right = unlawful(terms, step, seen, before)
+        found, right = _unlawful(terms, step, seen, before)
         if found:
             first = str(found[0])
             cause = diagnose(_case(terms, resolved, step, found, right, before, seen))
             break
         before = seen
     if first is None:
-        first, cause = next(unlawful_run(terms, resolved, folder), (None, cause))
+        first, cause = next(_unlawful_run(terms, resolved, folder), (None, cause))
     told = {} if first is None else {"cause": cause.name, "explanation": cause.text}
     said = first and f"one device itself: {first}"
     met = [tokens_of(resolved, corpus, step) for step in range(steps)] if corpus.vocab else []
@@ -192,9 +193,66 @@ def _case(
         seen=seen,
         leaves={},
         owners=terms.owners,
-        clip=train.clip,
         decay=train.weight_decay,
         rate=train.rate()(steps_of(asked.plan, step)[-1]),
         unit=terms.bounds.unit,
         exact=False,
     )
+
+
+# One device held to formulas that know nothing of it ------------------------------------------------------------------
+#
+# A plan and its one device run the same program. A mistake that both share shows here: from the gradients that the one
+# device had, its norm, its clipped gradients and its update are computed again, in float64, by `verify/laws.py`. The
+# result is a record, so the same comparison and the same search for a cause serve both.
+
+
+def _lawful(terms: CompareTerms, step: int, seen: Record, before: Record | None) -> Record:
+    """What the step should have come to, given its gradients before clipping."""
+    train, raws = terms.train, {key: seen.whole(key) for key in seen.names("raw")}
+    own = {key.partition("/")[2]: x for key, x in raws.items() if x is not None}
+    norm = math.sqrt(sum(x.double().square().sum().item() for n, x in own.items() if n not in terms.owners))
+    made: dict[str, Tensor] = {}
+    for name, raw in own.items():
+        made[f"grad/{name}"] = raw.double() * clip_factor(norm, train.clip)
+        state = None if name in terms.owners else state_before(seen, before, name)
+        if state is not None:
+            made |= _updated(terms, name, state, made[f"grad/{name}"], seen.notes[0].lr, step)
+    return seen.with_tensors(made, norm)
+
+
+def _updated(
+    terms: CompareTerms,
+    name: str,
+    state: tuple[Tensor, dict[str, Tensor]],
+    grad: Tensor,
+    lr: float,
+    step: int,
+) -> dict[str, Tensor]:
+    lazy = name in terms.lazy
+    keep = terms.kept(name, step)
+    law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, lazy=lazy, keep=keep)
+    return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, (value, _) in law.items()}
+
+
+def _unlawful(
+    terms: CompareTerms, step: int, seen: Record, before: Record | None
+) -> tuple[list[Divergence], Record]:
+    """What of a step of one device does not follow from its own gradients, and the record that would."""
+    right = _lawful(terms, step, seen, before)
+    if not seen.notes[0].finite:
+        return [], right
+    bounds = replace(terms.bounds, loss=0.0, grad=0.0)
+    return judge(replace(terms, bounds=bounds, exact=False), step, right, before, seen).found, right
+
+
+def _unlawful_run(terms: CompareTerms, resolved: Resolved, folder: Path) -> Iterator[tuple[str, Cause]]:
+    """What of data and validation is wrong on one device: text, cause."""
+    (told,) = told_by(folder, 1)
+    if told.epochs:
+        yield told.epochs, Cause("wrong_samples", told.epochs)
+    loss, bare = told.validation.get("loss"), told.bare
+    room = terms.bounds.total(2 * resolved.batch.global_batch) + 64 * terms.bounds.unit
+    if loss is not None and bare is not None and not abs(loss - bare) <= room * abs(bare):
+        text = f"the validation loss is {loss:.9g}, and {bare:.9g} by the bare modules, which drop nothing"
+        yield text, Cause("validation", text)

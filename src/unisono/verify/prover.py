@@ -14,7 +14,7 @@ from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
 from unisono.plan.grammar import member
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.fidelity import Fidelity
-from unisono.verify.rhythm import rhythm_of
+from unisono.verify.bounds import rhythm_of
 
 ENTRY = "unisono.verify.prover_rank:main"
 KINDS = ("loss", "grad", "param", "optim")

@@ -14,8 +14,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.settings import Settings
 from unisono.verify.prover import one_device
 
-ENTRY = "unisono.verify.replay_rank:main"
-KINDS = ("loss", "grad", "param", "optim")
+ENTRY = "unisono.verify.replay:main"
 
 
 def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:

@@ -5,13 +5,12 @@ and losses, gradient norms, weights and optimiser state after all steps are thos
 there ever was, and computes micro-batch k with, in each stage, the weights of that formula. That device knows nothing
 of rows, messages or stashes.
 
-How far the two may differ is measured: one device makes the same steps again with all gradients pushed, by random
-signs, as far as rounding may push them (`bounds.bounds_of`); lambda times what that changes is allowed.
+How far the two may differ is measured by a twin of the one device (`twin.py`): lambda times what it differs by.
 """
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -36,8 +35,9 @@ from unisono.train.run import Run
 from unisono.train.state import pieces_of
 from unisono.train.step import train
 from unisono.train.update import set_rate
-from unisono.verify.bounds import bounds_of
+from unisono.verify.bounds import Bounds, bounds_of
 from unisono.verify.path import sizes_of
+from unisono.verify.twin import apart, gap, largest, push
 
 FLOWING = 4  # steps at least: weights of every age are used, and the pipeline runs over the ends of steps
 
@@ -95,7 +95,7 @@ def judge_stale(
         return found | {"first": wrong, "step": 0, "kind": "version"} | cause
     blocks = told[0]["blocks"]
     right = aged(schedule, plan, blocks, one, place, corpus, steps)
-    pushed = aged(schedule, plan, blocks, one, place, corpus, steps, push=bounds.grad)
+    pushed = aged(schedule, plan, blocks, one, place, corpus, steps, pushed=bounds)
     rows = list(_compared(told, _saved(folder, steps, right), right, pushed, bounds.spread, bounds.unit))
     for kind, _, error, _, _ in rows:
         found["errors"][kind] = max(found["errors"][kind], min(error, 1e308))
@@ -119,10 +119,10 @@ def aged(
     place: Place,
     corpus: Corpus,
     steps: int,
-    push: float = 0.0,
+    pushed: Bounds | None = None,
 ) -> Aged:
     """One device's run in which each micro-batch uses, in each stage of the plan, weights of the version that the
-    schedule says. blocks: of each stage. push: of each gradient's largest entry, the error added to all of them."""
+    schedule says. blocks: of each stage. pushed: how far all gradients are pushed, if they are."""
     one = _alone(one, steps)
     run = build(one.recipe, one.plan, place, corpus, Recorder(0))
     feed, _ = feeds(one.recipe, one.plan, corpus, place.device)
@@ -147,7 +147,8 @@ def aged(
                 owner = owners.get(name, name)
                 if grad is not None:
                     grads[owner] = grads[owner] + grad if owner in grads else grad.clone()
-        _push(grads.values(), push, draw)
+        if pushed is not None:
+            push(grads, pushed, draw)
         for name, slot in slots.items():
             slot.master.grad = grads.get(owners.get(name, name))
         parts = [
@@ -170,14 +171,6 @@ def _loss(
 ) -> Tensor:
     with computing(precision, device):
         return stage.loss(functional_call(stage, dict(used), (leaf.inputs, told(leaf, seed))), leaf.targets)
-
-
-def _push(grads: Collection[Tensor], push: float, draw: torch.Generator) -> None:
-    """Each by its own largest entry; one of mere rounding by the model's."""
-    tops = [grad.abs().max().item() if grad.numel() else 0.0 for grad in grads] if push else []
-    for grad, top in zip(grads, tops, strict=bool(tops)):
-        signs = torch.randint(2, grad.shape, generator=draw).to(grad) * 2 - 1
-        grad.add_(signs, alpha=push * max(top, push * max(tops)))
 
 
 def _misused(
@@ -214,14 +207,12 @@ def _compared(
             zip(rank["numbers"], right.numbers, pushed.numbers, strict=True)
         ):
             for at, (kind, word) in enumerate((("loss", "the loss"), ("grad", "the gradient norm"))):
-                scale = abs(want[at]) or 1.0
-                allowed = spread * (abs(off[at] - want[at]) / scale + 64 * unit)
-                error = abs(seen[at] - want[at]) / scale
-                rows.append((kind, f"{word} of step {step}", error, allowed, seen[at] == want[at]))
+                allowed = spread * (apart(off[at], want[at]) + 64 * unit)
+                error, same = apart(seen[at], want[at]), seen[at] == want[at]
+                rows.append((kind, f"{word} of step {step}", error, allowed, same))
     for name, want in right.weights.items():
-        scale = want.double().abs().max().item() or 1.0
-        error = (got[name].double() - want.double()).abs().max().item() / scale
-        moved = (pushed.weights[name].double() - want.double()).abs().max().item() / scale
+        error = gap(got[name], want) / largest(want)
+        moved = gap(pushed.weights[name], want) / largest(want)
         kind = "param" if name.startswith("model/") else "optim"
         rows.append((kind, name, error, spread * (moved + 2 * unit), torch.equal(got[name], want)))
     return rows

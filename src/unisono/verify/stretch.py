@@ -30,8 +30,8 @@ from unisono.train.evaluate import evaluate
 from unisono.train.run import Run
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train
+from unisono.verify.bounds import rhythm_of
 from unisono.verify.record import digest
-from unisono.verify.rhythm import rhythm_of
 
 ROW = 2  # updates from the plan's own state before it is saved; with the last compared one, three in a row
 BATCHES = 2  # of validation

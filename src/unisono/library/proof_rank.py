@@ -1,13 +1,19 @@
-"""`unisono prove` inside its processes: play a loop, and leave what each of its first steps came to in files."""
+"""`unisono prove` and `check_gradients` inside their processes: play a loop, a script or a function of the user's, and
+leave what it came to in files."""
 
+import importlib
+import os
 import random
 import runpy
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,13 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unisono.launch.context import RankContext
-from unisono.library import gradient_check_rank, scratch
-from unisono.library.backwards import Backwards
 from unisono.library.enter import init
+from unisono.library.following import Backwards
+from unisono.library.gradient_check import SCRIPT, plain_name
 from unisono.library.job import Job
 from unisono.library.stage import ScriptStage, staged
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
+from unisono.spec.finder import executed
 from unisono.spec.frames import is_foreign
 
 NOISE = 4.0  # of a gradient, in units of its dtype's last place: what another order of a sum may do to it
@@ -210,15 +217,32 @@ def whole(x: Tensor) -> Tensor:
 
 def prepare(argument: dict[str, Any]) -> Callable[..., Any] | None:
     """In the helper: the function, found again where it was defined; None for a script, which each rank runs."""
-    return None if "script" in argument else gradient_check_rank.prepare(argument)
+    if "script" in argument:
+        return None
+    function: Any = _module(argument["module"], argument["file"])
+    for part in argument["name"].split("."):
+        function = getattr(function, part)
+    return function
+
+
+def _module(name: str, file: str) -> ModuleType:
+    if name != "__main__":
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            name = Path(file).stem
+    name = SCRIPT if name == "__main__" else name
+    return sys.modules[name] if name in sys.modules else executed(file, name, "check_gradients")
 
 
 def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any] | None) -> dict[str, Any]:
-    """Every rank calls function(job), or runs the script."""
+    """Every rank calls function(job), or runs the script; or calls the function for its gradients."""
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(argument["seed"])
     if argument["dtype"]:
         torch.set_default_dtype(getattr(torch, argument["dtype"]))
+    if function is not None and "alone" in argument:
+        return _gradients(ctx, argument, function)
     if ctx.world == 1 and not dist.is_initialized():  # other libraries look for it, wherever RANK is set
         dist.init_process_group(ctx.backend, store=ctx.store, rank=0, world_size=1)
     log = StepLog(Path(argument["folder"]), ctx.rank, argument["steps"], argument["noisy"])
@@ -232,10 +256,35 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
             log.end()
         except Enough:
             pass
-    own = _own_files(argument["script"]) if "script" in argument else []
+    files = _own_files(argument["script"]) if "script" in argument else []
     notes = [note for job in log.jobs for note in job.notes]
     coarsest = dtypes.name if isinstance(dtypes, Coarsest) else ""
-    return {"notes": notes, "jobs": len(log.jobs), "files": own, "coarsest": coarsest}
+    return {"notes": notes, "jobs": len(log.jobs), "files": files, "coarsest": coarsest}
+
+
+def _gradients(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """One process alone calls function(), each of several function(ctx)."""
+    alone = argument["alone"]
+    if not alone:
+        dist.init_process_group(ctx.backend, store=ctx.store, rank=ctx.rank, world_size=ctx.world)
+    returned = function() if alone else function(ctx)
+    parts: list[Any] = list(returned) if isinstance(returned, Sequence) and alone else [returned]
+    order: dict[str, None] = {}
+    for i, part in enumerate(parts):
+        folder = Path(argument["folder"]) / (f"part-{i:04d}" if alone else f"rank-{ctx.rank:04d}")
+        tensors = _whole_gradients(part, argument["name"])
+        order |= dict.fromkeys(tensors)
+        save_file(tensors, folder)
+    sharded = [plain_name(str(name)) for name, x in parts[0].items() if isinstance(x, DTensor)]
+    return {"parts": len(parts), "order": list(order), "cut": [] if alone else sharded}
+
+
+def _whole_gradients(part: Any, name: str) -> dict[str, Tensor]:
+    """Every rank calls it: gathering a DTensor is a collective, in the order of the names. Raises UserCodeError R01."""
+    if not isinstance(part, Mapping) or not part or not all(isinstance(x, Tensor) for x in part.values()):
+        kind = type(part).__name__
+        raise UserCodeError(f"{name} returned {kind}, not a mapping from names to gradients", code="R01")
+    return {plain_name(str(key)): whole(x.detach()).contiguous().clone().cpu() for key, x in part.items()}
 
 
 def run_script(script: str, words: Sequence[str], cwd: str) -> None:
@@ -243,7 +292,7 @@ def run_script(script: str, words: Sequence[str], cwd: str) -> None:
     leaves with another exit code than 0."""
     sys.argv = [script, *words]
     sys.path.insert(0, str(Path(script).parent))
-    with scratch.mirror(Path(cwd)):
+    with mirror(Path(cwd)):
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as leaving:
@@ -258,3 +307,44 @@ def _own_files(script: str) -> list[str]:
     files = (getattr(module, "__file__", None) for module in modules.values())
     own = {Path(file) for file in files if file and file.endswith(".py") and not is_foreign(file)}
     return sorted({script, *(str(path) for path in own if path.is_relative_to(folder))})
+
+
+MOST = 5000  # entries that are mirrored one by one; a folder beyond is a link
+SMALL = 1 << 18  # bytes of a file that is copied; a larger one is a link
+ROOM = 64 << 20  # bytes of all copies
+_NAME = "unisono-prove-"
+
+
+@contextmanager
+def mirror(folder: Path) -> Iterator[Path]:
+    """The current folder while this lasts: as `folder`, with copies of small files and links to others. What is new,
+    removed or renamed leaves `folder` as it was, also in folders that are there; and so does what is written in place,
+    unless it is large."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix=_NAME) as name:
+        _link(folder, Path(name))
+        os.chdir(name)
+        try:
+            yield Path(name)
+        finally:
+            os.chdir(before)
+
+
+def _link(folder: Path, into: Path) -> None:
+    """Breadth first, so that it is the deep folders that are left whole."""
+    waiting, made, room = [(folder, into)], 0, ROOM
+    while waiting:
+        source, target = waiting.pop(0)
+        target.mkdir(exist_ok=True)
+        for entry in os.scandir(source):
+            if entry.name.startswith(_NAME):  # such a folder, in a folder for temporary ones
+                continue
+            made += 1
+            plain = made <= MOST and not entry.is_symlink() and os.access(entry.path, os.R_OK)
+            if plain and entry.is_dir() and not entry.name.startswith("."):
+                waiting.append((Path(entry.path), target / entry.name))
+            elif plain and entry.is_file() and entry.stat().st_size <= min(SMALL, room):
+                room -= entry.stat().st_size
+                shutil.copy2(entry.path, target / entry.name)
+            else:
+                os.symlink(os.path.abspath(entry.path), target / entry.name)
