@@ -60,25 +60,25 @@ def keep_workers_waiting(loader: Any) -> None:
     that starts them, and in none after it."""
     if not getattr(loader, "persistent_workers", False) or loader._iterator is not None:
         return
-    generators, found = generators_of(loader), vars(loader)
-    own, order = own_states(generators), {name: found[name] for name in ("sampler", "batch_sampler")}
+    generators, attributes = generators_of(loader), vars(loader)
+    states, order = own_states(generators), {name: attributes[name] for name in ("sampler", "batch_sampler")}
     nothing = {name: [] for name, value in order.items() if value is not None}
     with kept():
-        found.update(nothing)  # around the guard of names that its iterator may use: there is none yet
+        attributes.update(nothing)  # around the guard of names that its iterator may use: there is none yet
         try:
-            made: Any = iter(loader)  # which keeps what says the order
+            iterator: Any = iter(loader)  # which keeps what says the order
         finally:
-            found.update(order)
-    made._index_sampler = loader._index_sampler
-    set_own_states(generators, own)
+            attributes.update(order)
+    iterator._index_sampler = loader._index_sampler
+    set_own_states(generators, states)
 
 
 def as_before(states: Sequence[Any], generators: Sequence[torch.Generator]) -> Context:
     """A context with the random numbers of a pass that was begun in another process, as `states_now` wrote them; around
     it, all but the loader's own generators stay as they are."""
-    now, *own = states
+    now, *own_generators = states
     inside = False
-    set_own_states(generators, own)
+    set_own_states(generators, own_generators)
 
     @contextmanager
     def before() -> Iterator[None]:
@@ -101,8 +101,8 @@ def generators_of(data: Any) -> list[torch.Generator]:
     """Generators of a loader's and its samplers' own."""
     batches = getattr(data, "batch_sampler", None)
     owners = (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
-    found = (getattr(owner, "generator", None) for owner in owners)
-    known = [g for g in found if isinstance(g, torch.Generator) and not is_apart(g.device)]
+    generators = (getattr(owner, "generator", None) for owner in owners)
+    known = [g for g in generators if isinstance(g, torch.Generator) and not is_apart(g.device)]
     return list({id(g): g for g in known}.values())
 
 
@@ -136,7 +136,7 @@ class Slices:
         self.latest = deque()
         return self._walk(self.latest, self.walk, self.skip)
 
-    def _walk(self, told: deque[tuple[int, int, int, int]], walk: Walk, skip: int) -> Iterator[list[Any]]:
+    def _walk(self, parts: deque[tuple[int, int, int, int]], walk: Walk, skip: int) -> Iterator[list[Any]]:
         before, number = self.before, 0
         with before():
             batches = iter(self._batches)
@@ -147,10 +147,10 @@ class Slices:
                 return
             batch = list(batch)
             low, high = part(len(batch), self._index, self._size)
-            told.append((low, high, len(batch), digest(repr(batch).encode())))
+            parts.append((low, high, len(batch), digest(repr(batch).encode())))
             if number >= skip:
-                own, place = batch[low:high] or batch[:1], (self._seed, walk.loader, walk.number, number)
-                yield [(i, seed_of(*place, low + row)) for row, i in enumerate(own)] if self._keyed else own
+                rows, place = batch[low:high] or batch[:1], (self._seed, walk.loader, walk.number, number)
+                yield [(i, seed_of(*place, low + row)) for row, i in enumerate(rows)] if self._keyed else rows
             number += 1
 
     def __getattr__(self, name: str) -> Any:
@@ -164,7 +164,7 @@ class DealtLoader:
 
     def __init__(self, data: Any, hand: Hand, small: Small, streams: Streams, number: int, seed: int) -> None:
         _refuse(data)
-        self._hand, self._small, self._streams, self._given = hand, small, streams, data
+        self._hand, self._small, self._streams, self._source = hand, small, streams, data
         self._slices: Slices | None = None
         self._data = data
         self._walk, self._start = Walk(number, -1), []
@@ -181,7 +181,7 @@ class DealtLoader:
             vars(self._data).update(batch_sampler=self._slices, dataset=dataset, _iterator=None)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
         with explained():
@@ -205,9 +205,9 @@ class DealtLoader:
                     self._streams.to_script()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_given" not in self.__dict__:
+        if name.startswith("__") or "_source" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._given, name)
+        return getattr(self._source, name)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class DealtLoader:
         if self._going_on is not None:
             return self._going_on
         if walk.number < 0 or walk.over:
-            return {"pass": walk.number, "own": own_states(generators_of(self._given))}
+            return {"pass": walk.number, "own": own_states(generators_of(self._source))}
         place, chain = (walk.used, walk.chain) if walk.used else (walk.fetched, walk.fetched_chain)
         return {"pass": walk.number, "place": place, "chain": chain, "random": self._start}
 
@@ -224,7 +224,7 @@ class DealtLoader:
     def state(self, state: dict[str, Any]) -> None:
         self._walk = Walk(self._walk.loader, state["pass"], over=True)
         self._going_on = state if "place" in state else None
-        set_own_states(generators_of(self._given), state.get("own", ()))
+        set_own_states(generators_of(self._source), state.get("own", ()))
 
     def skip(self, batches: int) -> None:
         """The next pass leaves out its first batches: what a checkpoint of somebody else's says was used already."""
@@ -241,7 +241,7 @@ class DealtLoader:
             self._slices.before, self._slices.walk, self._slices.skip = before, walk, skip
             with before(), unwatched():  # workers would take a mode along
                 batches = iter(self._data)
-            source = self._own(batches, skip)
+            source = self._own_rows(batches, skip)
         else:
             with before():
                 batches = iter(self._data)
@@ -251,25 +251,25 @@ class DealtLoader:
             chain = digest(f"{chain} {seen}".encode()) if place else seen
             place += 1
             if place == skip and chain != going_on.get("chain", chain):
-                raise other_order(self._given, place)
+                raise other_order(self._source, place)
             if place > skip:
                 walk.fetched = place - 1
                 walk.fetched_chain = chain
                 yield batch, low, high, count, chain
         if place < skip and "chain" in going_on:
-            raise other_order(self._given, place)
+            raise other_order(self._source, place)
 
-    def _own(self, batches: Iterator[Any], skip: int) -> Iterator[tuple[Any, int, int, int, int]]:
+    def _own_rows(self, batches: Iterator[Any], skip: int) -> Iterator[tuple[Any, int, int, int, int]]:
         if self._slices is None:
             return
-        told = self._slices.latest
+        parts = self._slices.latest
         for batch in batches:
             while skip:
                 skip -= 1
-                yield None, *told.popleft()
-            yield batch, *told.popleft()
-        while told:  # all that is left was used before the checkpoint
-            yield None, *told.popleft()
+                yield None, *parts.popleft()
+            yield batch, *parts.popleft()
+        while parts:  # all that is left was used before the checkpoint
+            yield None, *parts.popleft()
 
     def _whole(
         self, batches: Iterator[Any], before: Context, skip: int
@@ -290,13 +290,13 @@ class DealtLoader:
                 )
             low, high = part(count, self._hand.index, self._hand.size)
             whole = high - low == count
-            own = batch if whole else cut(batch, count, *((low, high) if high > low else (0, 1)))
-            yield own, low, high, count, glance_at(batch) if number else digest_of(batch)
+            rows = batch if whole else cut(batch, count, *((low, high) if high > low else (0, 1)))
+            yield rows, low, high, count, glance_at(batch) if number else digest_of(batch)
             number += 1
 
     def _begin(self, going_on: dict[str, Any]) -> Context:
         """Random numbers for the order of this pass: rank 0's, or those with which it began before the checkpoint."""
-        generators = generators_of(self._given)
+        generators = generators_of(self._source)
         if "random" in going_on:
             self._start = going_on["random"]
             return as_before(self._start, generators)
@@ -313,7 +313,7 @@ class DealtLoader:
         if strangers:
             raise UsageError(
                 f"the data's first batch on rank {strangers[0]} is not the one on rank 0",
-                where=type(self._given).__name__,
+                where=type(self._source).__name__,
                 likely="each rank shuffles or draws for itself, or has other files",
                 fix="the same seed on every rank; `data` yields global batches and is cut here",
                 code="J04",

@@ -83,9 +83,9 @@ def from_main(value: Any, small: Small, source: int = 0) -> Any:
     group, device = small.group, small.device
     if group.size == 1:
         return value
-    own = encoded(value) if group.index == source else b""
-    size = group.broadcast(torch.tensor([len(own)], device=device), source)
-    line = torch.frombuffer(bytearray(own or int(size)), dtype=torch.uint8).to(device)
+    data = encoded(value) if group.index == source else b""
+    size = group.broadcast(torch.tensor([len(data)], device=device), source)
+    line = torch.frombuffer(bytearray(data or int(size)), dtype=torch.uint8).to(device)
     line = group.broadcast(line, source)
     return value if group.index == source else decoded(line.cpu().numpy().tobytes())
 
@@ -95,10 +95,10 @@ def of_each(value: Any, small: Small) -> list[Any]:
     group, device = small.group, small.device
     if group.size == 1:
         return [value]
-    own = encoded(value)
-    sizes = group.all_gather(torch.tensor([len(own)], device=device)).tolist()
+    data = encoded(value)
+    sizes = group.all_gather(torch.tensor([len(data)], device=device)).tolist()
     room = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
-    room[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
+    room[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     rows = group.all_gather(room).view(group.size, -1).cpu()
     return [decoded(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
@@ -128,10 +128,10 @@ def _encode(value: Any, blobs: list[bytes], where: str) -> Any:
     )
 
 
-def _decode(made: Any, blobs: memoryview) -> Any:
-    if not isinstance(made, list):
-        return made
-    kind, *rest = made
+def _decode(code: Any, blobs: memoryview) -> Any:
+    if not isinstance(code, list):
+        return code
+    kind, *rest = code
     if kind == "d":
         return {_decode(key, blobs): _decode(x, blobs) for key, x in rest[0]}
     if kind in "lt":

@@ -32,8 +32,8 @@ class Traces:
         self._known: dict[int, tuple[Any, SampleTrace]] = {}
 
     def __getitem__(self, x: Tensor) -> SampleTrace | None:
-        found = self._known.get(x._cdata)
-        return None if found is None or found[0].expired() else found[1]
+        entry = self._known.get(x._cdata)
+        return None if entry is None or entry[0].expired() else entry[1]
 
     def __setitem__(self, x: Tensor, trace: SampleTrace | None) -> None:
         if trace is None:
@@ -43,18 +43,18 @@ class Traces:
 
     def clean(self) -> None:
         """Forget tensors that are gone."""
-        self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
+        self._known = {key: entry for key, entry in self._known.items() if not entry[0].expired()}
 
 
 class Following(TorchDispatchMode):
-    """Off until `switch(True)`. told(code, detail): hears what makes a difference by itself. old: parameters that
+    """Off until `switch(True)`. notify(code, detail): hears what makes a difference by itself. old: parameters that
     sharding has replaced.
 
     read: the number that the script read last from a batch's statistics, and so may act on; "" for none."""
 
-    def __init__(self, ranks: int, told: Callable[[str, str], object]) -> None:
+    def __init__(self, ranks: int, notify: Callable[[str, str], object]) -> None:
         super().__init__()
-        self._told, self._ranks = told, ranks
+        self._notify, self._ranks = notify, ranks
         self._traces = Traces()
         self._batches, self._samples, self._weighed = 0, 0, False
         self.old: list[Container[Tensor]] = []
@@ -62,7 +62,7 @@ class Following(TorchDispatchMode):
             None
         )  # shown the hooks of tensors that are no parameters
         self.on, self.read = False, ""
-        self._looks, self._made, self._read_at = False, 0, 0
+        self._looks, self._operations, self._read_at = False, 0, 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -124,7 +124,7 @@ class Following(TorchDispatchMode):
 
     def acted_on(self) -> str:
         """What was read of a batch's statistics, if anything was computed of the batch since."""
-        return self.read if self._made > self._read_at else ""
+        return self.read if self._operations > self._read_at else ""
 
     def of(self, x: object) -> SampleTrace | None:
         """What is known of a tensor; None if it does not depend on a batch, or nobody knows."""
@@ -141,18 +141,18 @@ class Following(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, torch.Generator))]
-        if given:
-            self._follow(func, args, kwargs or {}, out, given)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, torch.Generator))]
+        if inputs:
+            self._follow(func, args, kwargs or {}, out, inputs)
         return out
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, out: Any, given: list[Any]) -> None:
+    def _follow(self, func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Any]) -> None:
         outs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        tensors = [x for x in given if isinstance(x, Tensor)]
-        if len(tensors) < len(given) and any(self._per_sample(x) for x in outs):
-            self._told("J16", f"{func.overloadpacket.__name__}(generator=...)")
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        if len(tensors) < len(inputs) and any(self._per_sample(x) for x in outs):
+            self._notify("J16", f"{func.overloadpacket.__name__}(generator=...)")
         if any(x in old for old in self.old for x in tensors):
-            self._told("J15", f"{func.overloadpacket.__name__} reads one")
+            self._notify("J15", f"{func.overloadpacket.__name__} reads one")
         for x in tensors:
             if not x.is_leaf and x._backward_hooks:
                 self.watch(x._backward_hooks)
@@ -166,13 +166,13 @@ class Following(TorchDispatchMode):
         if name == "_local_scalar_dense":
             trace = self.of(args[0])
             if trace is not None and trace.reduced:
-                self.read, self._read_at = trace.met or trace.reduced, self._made
+                self.read, self._read_at = trace.met or trace.reduced, self._operations
             return
-        self._made += 1
-        given = _bound(func, args, kwargs)
-        call = TorchCall(_plain(name), given, self.of, outs, self._weighed, self._ranks)
-        found = _found(call, torch.Tag.pointwise in func.tags)
-        for x, trace in zip(outs, found, strict=True):
+        self._operations += 1
+        arguments = _bound(func, args, kwargs)
+        call = TorchCall(_plain(name), arguments, self.of, outs, self._weighed, self._ranks)
+        results = _results_of(call, torch.Tag.pointwise in func.tags)
+        for x, trace in zip(outs, results, strict=True):
             wrong = trace is not None and trace.dim is not None and not _fits(x, trace)
             self.mark(x, None if wrong or (inplace and not name.endswith("_")) else trace)
 
@@ -187,15 +187,15 @@ def _plain(name: str) -> str:
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments by name."""
     schema = func._schema.arguments
-    given = {one.name: one.default_value for one in schema if one.has_default_value()}
-    return given | {one.name: value for one, value in zip(schema, args, strict=False)} | kwargs
+    arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return arguments | {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
 
 
 def _fits(x: Tensor, trace: SampleTrace) -> bool:
     return trace.dim is not None and trace.dim < x.dim() and x.shape[trace.dim] == trace.extent
 
 
-def _found(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
+def _results_of(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
     """An operation with arguments that its rule does not expect leaves no trace."""
     try:
         return traced(call, is_pointwise)
@@ -230,23 +230,23 @@ class Backwards(TorchFunctionMode):
                 with torch._C.DisableTorchFunction():
                     for loss in losses:
                         self._seen(loss)
-                found = func(*args, **kwargs)
+                result = func(*args, **kwargs)
             if self._following is not None:
                 self._following.end()
-            return found
+            return result
         try:
             if func is torch.autograd.grad and self._following is not None:
-                return self._asked(self._following, args, kwargs)
+                return self._by_autograd_grad(self._following, args, kwargs)
             return func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, AttributeError, ValueError, AssertionError) as error:
             if any(isinstance(x, DTensor) for x in tree_leaves((args, kwargs))):
                 raise _of_shards(func, error) from error
             raise
 
-    def _asked(self, following: Following, args: Any, kwargs: Any) -> Any:
+    def _by_autograd_grad(self, following: Following, args: Any, kwargs: Any) -> Any:
         """torch.autograd.grad: a gradient of what is not of the batch is a sum over its samples."""
-        given = dict(zip(("outputs", "inputs", "grad_outputs"), args, strict=False)) | kwargs
-        outputs, inputs = (tree_leaves(given[name]) for name in ("outputs", "inputs"))
+        arguments = dict(zip(("outputs", "inputs", "grad_outputs"), args, strict=False)) | kwargs
+        outputs, inputs = (tree_leaves(arguments[name]) for name in ("outputs", "inputs"))
         if any(_WRAPPED(x) for x in (*outputs, *inputs)):
             return torch.autograd.grad(*args, **kwargs)  # inside torch.func its operations say more
         if any(self.sharded(x) for x in inputs):
@@ -259,11 +259,11 @@ class Backwards(TorchFunctionMode):
         of = following.of
         losses = [trace for x in outputs if (trace := of(x)) is not None]
         with following.paused():
-            found = torch.autograd.grad(*args, **kwargs)
-        for x, gradient in zip(inputs, found, strict=False):
+            gradients = torch.autograd.grad(*args, **kwargs)
+        for x, gradient in zip(inputs, gradients, strict=False):
             if isinstance(gradient, Tensor) and losses:
                 following.mark(gradient, self._of_gradient(of(x), losses[0]))
-        return found
+        return gradients
 
     def _of_gradient(self, by: SampleTrace | None, loss: SampleTrace) -> SampleTrace:
         """Of a gradient by something of which `by` is known."""

@@ -39,8 +39,8 @@ class _Gather(torch.autograd.Function):
         parts = batch.parts(group.size)
         most = max(high - low for low, high in parts)
         room = x.new_zeros(most, *x.shape[1:])
-        own = batch.high - batch.low
-        room[:own] = x[:own]
+        count = batch.high - batch.low
+        room[:count] = x[:count]
         rows = group.all_gather(room.reshape(1, -1).contiguous().view(-1)).view(
             group.size, most, *x.shape[1:]
         )
@@ -104,10 +104,10 @@ def _forward(module: _BatchNorm, group: Group, hand: Hand, x: Tensor) -> Tensor:
     here = (
         1.0 if hand.ratio else 0.0
     )  # a rank without samples computes on a borrowed one, which does not count
-    own = here * x.numel() / x.shape[1]
-    line = _Sum.apply(torch.cat([wide.sum(dims) * here, wide.new_full((1,), own)]), group, hand.ratio)
+    values = here * x.numel() / x.shape[1]
+    line = _Sum.apply(torch.cat([wide.sum(dims) * here, wide.new_full((1,), values)]), group, hand.ratio)
     count = line[-1].detach()
-    if own <= 1 and count <= 1:  # as on one device; asked only where this rank could be all there is
+    if values <= 1 and count <= 1:  # as on one device; asked only where this rank could be all there is
         raise ValueError("batch normalisation needs more than one value a channel in training")
     mean = line[:-1] / count
     centred = wide - mean.view(shape)

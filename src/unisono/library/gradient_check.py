@@ -144,14 +144,14 @@ def check_with(
         )
     with tempfile.TemporaryDirectory(prefix="unisono-check-") as name:
         call = {"dtype": terms.dtype, "folder": name, "seed": 0}
-        (one,) = run(nursery, {**call, **home_of(reference), "alone": True}, 1, terms.timeout)
-        told = run(nursery, {**call, **home_of(candidate), "alone": False}, ranks, terms.timeout)
-        parts = [load_file(Path(name) / f"part-{i:04d}") for i in range(one["parts"])]
+        (reference_play,) = run(nursery, {**call, **home_of(reference), "alone": True}, 1, terms.timeout)
+        results = run(nursery, {**call, **home_of(candidate), "alone": False}, ranks, terms.timeout)
+        parts = [load_file(Path(name) / f"part-{i:04d}") for i in range(reference_play["parts"])]
         seen = [load_file(Path(name) / f"rank-{i:04d}") for i in range(ranks)]
     gathered: dict[str, Placement] = dict.fromkeys(
-        (key for result in told for key in result["cut"]), Replicate()
+        (key for result in results for key in result["cut"]), Replicate()
     )
-    ordered = [{key: part[key] for key in one["order"] if key in part} for part in parts]
+    ordered = [{key: part[key] for key in reference_play["order"] if key in part} for part in parts]
     return judge(ordered, seen, {**gathered, **terms.layout}, terms.shards, terms.tokens)
 
 
@@ -177,7 +177,7 @@ def run(
 
 def home_of(function: Callable[..., Any]) -> dict[str, str]:
     """Where another process finds the function. Raises UsageError V03."""
-    file, name = found(function, "check_gradients", SCRIPT, inner=True)
+    file, name = locate(function, "check_gradients", SCRIPT, inner=True)
     return {"module": getattr(function, "__module__", ""), "name": name, "file": str(file)}
 
 
@@ -309,11 +309,13 @@ def _misfit(what: str, fix: str) -> UsageError:
     return UsageError(what, where="check_gradients", fix=fix, code="V03")
 
 
-def found(function: Callable[..., Any], asker: str, own: str, *, inner: bool = False) -> tuple[Path, str]:
+def locate(
+    function: Callable[..., Any], asker: str, module_prefix: str, *, inner: bool = False
+) -> tuple[Path, str]:
     """(its file, its name there). own: how the module begins that our own processes make of the file. inner: whether a
     function inside a class will do. Raises UsageError V03, which names the `asker`."""
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
-    if module.startswith(own):
+    if module.startswith(module_prefix):
         raise UsageError(
             f"{asker.rpartition('.')[2]} was called while its own processes import the script",
             where=asker,

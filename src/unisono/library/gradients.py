@@ -46,12 +46,12 @@ class Replicas:
     """The weights of one model, which the ranks of `dp` all hold."""
 
     def __init__(self, slots: Sequence[Slot], dp: Group) -> None:
-        self._slots, self._dp, self._made, self._looks = tuple(slots), dp, 0, 0
+        self._slots, self._dp, self._backwards, self._looks = tuple(slots), dp, 0, 0
 
     def due(self) -> bool:
         """Whether this backward takes a look; it is counted."""
-        self._made += 1
-        return self._made <= FIRST or self._made % PERIOD == 0
+        self._backwards += 1
+        return self._backwards <= FIRST or self._backwards % PERIOD == 0
 
     @torch.no_grad()
     def words(self) -> Tensor:
@@ -74,17 +74,17 @@ class Replicas:
         """total: what the words of all ranks add up to; equal numbers have the least sum of squares for their sum.
 
         Every rank calls it after the same look. Raises UserCodeError J28 if replicas differ by more than rounding."""
-        one, square = total
+        total_sum, square = total
         looked, self._looks = self._parts(), self._looks + 1
-        if square * self._dp.size != one * one:
-            for slot, own in looked:
-                self._compare(slot, own)
+        if square * self._dp.size != total_sum * total_sum:
+            for slot, part in looked:
+                self._compare(slot, part)
 
     @torch.no_grad()
-    def _compare(self, slot: Slot, own: Tensor) -> None:
-        if not own.numel():
+    def _compare(self, slot: Slot, part: Tensor) -> None:
+        if not part.numel():
             return
-        rows = self._dp.all_gather(own.reshape(1, -1).contiguous()).view(self._dp.size, -1)
+        rows = self._dp.all_gather(part.reshape(1, -1).contiguous()).view(self._dp.size, -1)
         wide = rows.double() if not rows.is_complex() else torch.view_as_real(rows).double()
         apart = (wide - wide[:1]).abs().flatten(1).amax(1)
         near = float(wide.abs().max()) * torch.finfo(rows.dtype).eps ** 0.5
@@ -152,7 +152,7 @@ class LoopGradients:
         several = self._meets or shard.size > 1
         self._hooks = [DeferredHooks(slot.live) for slot in (slots if several else ())]
         self._hooked: list[DeferredHooks] = []
-        self._gradients = self._made()
+        self._gradients = self._new_gradients()
         for slot in slots if self._meets and shard.size == 1 else ():
             trains = slot.live.requires_grad
             arrives = partial(self._arrives, slot.live)  # it stays where a parameter is frozen
@@ -194,8 +194,8 @@ class LoopGradients:
         if not self._meets:
             return None
         held = [(slot.live, slot.live.grad) for slot in self.slots if slot.live.grad is not None]
-        own = [grad for live, grad in held if self._met.get(id(live), (0,))[0] != grad._cdata]
-        if not (own or looking or self._alone) or self._same(self._held()):
+        fresh = [grad for live, grad in held if self._met.get(id(live), (0,))[0] != grad._cdata]
+        if not (fresh or looking or self._alone) or self._same(self._held()):
             return None
         self._alone = True
         self._hand.update()
@@ -207,7 +207,7 @@ class LoopGradients:
         self._hooked = []
         self._gradients.arm()
         self._meet()
-        return own or [grad for _, grad in held]
+        return fresh or [grad for _, grad in held]
 
     def _held(self) -> list[Tensor]:
         return [local_of(slot.live.grad) for slot in self.slots if slot.live.grad is not None]
@@ -216,13 +216,13 @@ class LoopGradients:
     def _same(self, grads: Sequence[Tensor]) -> bool:
         """Whether replicas hold the same gradients, by a few numbers of each."""
         parts = [grad.reshape(-1)[:: max(1, grad.numel() // GLANCE)][:GLANCE] for grad in grads]
-        own = (
+        glance = (
             torch.stack([checksum(part) for part in parts]).sum()
             if parts
             else torch.zeros((), dtype=torch.int64)
         )
-        seen = self._small.gather(int(own))
-        return all(one == seen[0] for one in seen)
+        seen = self._small.gather(int(glance))
+        return all(number == seen[0] for number in seen)
 
     def look_anew(self) -> bool:
         """Whether parameters have been frozen or thawed; their gradients go their own ways from now on."""
@@ -232,12 +232,12 @@ class LoopGradients:
             return False
         gradients = [(slot.live, slot.live.grad) for slot in self._every]
         self._gradients.release()
-        self._gradients = self._made()
+        self._gradients = self._new_gradients()
         for live, gradient in gradients:
             live.grad = gradient
         return True
 
-    def _made(self) -> Gradients:
+    def _new_gradients(self) -> Gradients:
         self._replicas = Replicas(self._every, self._dp)
         return Gradients(self._every, self._dp, Averaging(self._dp), places=LossPlaces(2, (0, 1)))
 
@@ -298,8 +298,8 @@ class LoopGradients:
         if self._meets:
             self._close()
         hooked, self._hooked = self._hooked, []
-        for one in hooked:
-            one.end()
+        for hook in hooked:
+            hook.end()
         if self._hooks:
             held = [(slot.live, slot.live.grad) for slot in self.slots if slot.live.grad is not None]
             self._met = {id(live): (grad._cdata, torch._C._WeakTensorRef(grad)) for live, grad in held}  # type: ignore[attr-defined]

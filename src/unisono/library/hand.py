@@ -81,8 +81,8 @@ class DealtBatch:
         """Whether x lies in the memory of one of this batch's tensors."""
         at = _address(x)
         for ref in self.tensors:
-            own = ref()
-            if own is not None and own.data_ptr() <= at < own.data_ptr() + max(own.nbytes, 1):
+            tensor = ref()
+            if tensor is not None and tensor.data_ptr() <= at < tensor.data_ptr() + max(tensor.nbytes, 1):
                 return True
         return False
 
@@ -101,11 +101,11 @@ class Hand:
         self,
         index: int,
         size: int,
-        told: Notices,
+        notify: Notices,
         begun: Callable[[Sequence[Tensor], int], None] = lambda tensors, samples: None,
     ) -> None:
         """begun: shown the tensors of each batch as the loop gets it, with their samples here."""
-        self.index, self.size, self._told, self._begun = index, size, told, begun
+        self.index, self.size, self._notify, self._begun = index, size, notify, begun
         self._none = self.current = DealtBatch(0, 0, 0, 1.0, Walk(-1, 0))  # all ranks compute on the same
         self._recent: deque[DealtBatch] = deque(maxlen=LATELY)
         self._trained: list[DealtBatch] = []  # of the forwards that the next backward goes through
@@ -124,10 +124,10 @@ class Hand:
 
     def fetched(self, batch: Any, low: int, high: int, count: int, walk: Walk, chain: int) -> None:
         """The loop is about to be given this batch."""
-        own = [x for x in leaves_of(batch) if isinstance(x, Tensor)]
+        arrays = [x for x in leaves_of(batch) if isinstance(x, Tensor)]
         if high > low:
-            self._begun(own, high - low)
-        tensors = tuple(weakref.ref(x) for x in own)
+            self._begun(arrays, high - low)
+        tensors = tuple(weakref.ref(x) for x in arrays)
         ratio = (high - low) * self.size / count
         uneven = count % self.size > 0
         aside = threading.get_ident() != self._thread
@@ -235,7 +235,7 @@ class Hand:
             return self.current  # numbers that the loop made, or this batch once more
         same = [b for b in likely if b.walk is self.current.walk] or likely
         if any((b.uneven, b.ratio) != (same[0].uneven, same[0].ratio) for b in same):
-            self._told(
+            self._notify(
                 "J11", "several batches of unlike weights wait, and the forward's inputs are none of theirs"
             )
         return same[0]

@@ -49,7 +49,7 @@ class Hooks(OrderedDict[int, Any]):
 
     def users(self) -> Iterator[Hook]:
         yield from self.before.values()
-        yield from (one.hook for one in self.values() if isinstance(one, Placeholder))
+        yield from (hook.hook for hook in self.values() if isinstance(hook, Placeholder))
 
 
 def _is_ours(hook: Any) -> bool:
@@ -97,20 +97,20 @@ class DeferredHooks:
 
 def begin_all(hooks: Sequence[DeferredHooks]) -> list[DeferredHooks]:
     """Those on which the user has hooks, as a backward begins."""
-    found = [one for one in hooks if one.there()]
-    for one in found:
-        one.begin()
-    return found
+    hooked = [deferred for deferred in hooks if deferred.there()]
+    for deferred in hooked:
+        deferred.begin()
+    return hooked
 
 
-Told = Callable[[str, str], object]
+Notify = Callable[[str, str], object]
 
 
 class WatchedHook:
     """A hook that is followed while `following` looks."""
 
-    def __init__(self, hook: Any, following: Following, told: Told) -> None:
-        self._hook, self._following, self._told = hook, following, told
+    def __init__(self, hook: Any, following: Following, notify: Notify) -> None:
+        self._hook, self._following, self._notify = hook, following, notify
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_hook" not in self.__dict__:
@@ -120,21 +120,21 @@ class WatchedHook:
     def __call__(self, *args: Any) -> Any:
         if not self._following.looking():
             return self._hook(*args)
-        given = tree_leaves(args)
+        gradients = tree_leaves(args)
         with self._following.alone() as follow:
-            _mark(follow, given)
+            _mark(follow, gradients)
             out = self._hook(*args)
-            met = _met(follow, [*given, *tree_leaves(out)])
+            met = _met(follow, [*gradients, *tree_leaves(out)])
         if met:
-            self._told("J27", f"{getattr(self._hook, '__qualname__', 'a hook')}: {met}")
+            self._notify("J27", f"{getattr(self._hook, '__qualname__', 'a hook')}: {met}")
         return out
 
 
 class WatchedFunction:
     """The backward of an autograd function of the script's own, between two hooks on its node."""
 
-    def __init__(self, name: str, following: Following, told: Told) -> None:
-        self._name, self._following, self._told = name, following, told
+    def __init__(self, name: str, following: Following, notify: Notify) -> None:
+        self._name, self._following, self._notify = name, following, notify
         self._inside: AbstractContextManager[Following] | None = None
 
     def begin(self, gradients: Any) -> None:
@@ -149,13 +149,13 @@ class WatchedFunction:
             met = _met(self._following, tree_leaves(gradients))
             inside.__exit__(None, None, None)
             if met:
-                self._told("J27", f"the backward of {self._name}: {met}")
+                self._notify("J27", f"the backward of {self._name}: {met}")
 
 
-def watch_functions(functions: Mapping[Any, str], following: Following, told: Told) -> None:
+def watch_functions(functions: Mapping[Any, str], following: Following, notify: Notify) -> None:
     """Autograd functions of the script's own, by their nodes in a graph."""
     for node, name in functions.items():
-        watched = WatchedFunction(name, following, told)
+        watched = WatchedFunction(name, following, notify)
         node.register_prehook(watched.begin)
         node.register_hook(watched.end)
 
@@ -172,16 +172,16 @@ def _met(following: Following, gradients: Sequence[Any]) -> str:
     return next((trace.met for trace in traces if trace is not None and trace.met), "")
 
 
-def watch(hooks: Any, following: Following, told: Told) -> None:
+def watch(hooks: Any, following: Following, notify: Notify) -> None:
     """Have hooks in this dict of torch's followed."""
     for key, hook in list((hooks or {}).items()):
         if not isinstance(hook, WatchedHook):
-            hooks[key] = WatchedHook(hook, following, told)
+            hooks[key] = WatchedHook(hook, following, notify)
 
 
-def watch_modules(model: nn.Module, following: Following, told: Told) -> None:
+def watch_modules(model: nn.Module, following: Following, notify: Notify) -> None:
     """Those on the gradients of a model's modules."""
     for module in model.modules():
         for hooks in (module._backward_hooks, module._backward_pre_hooks):
             if hooks:
-                watch(hooks, following, told)
+                watch(hooks, following, notify)

@@ -63,16 +63,16 @@ class JoinedLoader:
         while True:
             with before():
                 batch = next(batches, None)
-            own = 0 if batch is None else samples_in(batch)
+            samples = 0 if batch is None else samples_in(batch)
             if batch is not None:
                 chain = digest(f"{chain} {glance_at(batch)}".encode())
-                borrowed = cut(batch, own, 0, 1)
+                borrowed = cut(batch, samples, 0, 1)
             place += 1
             if place == skip and chain != going_on["chain"]:
                 raise other_order(self._data, place)
             if place <= skip:
                 continue
-            counts = self._small.gather(own)
+            counts = self._small.gather(samples)
             if not sum(counts):
                 return
             if place == 1 and not all(counts):
@@ -132,14 +132,14 @@ class JoinedLoaders:
 
     def __init__(self, hand: Hand, small: Small, streams: Streams) -> None:
         self._hand, self._small, self._streams = hand, small, streams
-        self._made = 0
+        self._count = 0
         self._alive: list[weakref.ref[JoinedLoader]] = []
         self._kept: list[Mapping[str, Any]] = []  # places that no loader has taken up yet
 
     def of(self, data: Iterable[Any]) -> JoinedLoader:
         """One more."""
-        self._made += not self._kept  # one that goes on was counted when it was made
-        loader = JoinedLoader(data, self._hand, self._small, self._streams, -self._made)
+        self._count += not self._kept  # one that goes on was counted when it was made
+        loader = JoinedLoader(data, self._hand, self._small, self._streams, -self._count)
         if self._kept:
             loader.state = self._kept.pop(0)
         self._alive = [ref for ref in self._alive if ref() is not None] + [weakref.ref(loader)]
@@ -149,15 +149,15 @@ class JoinedLoaders:
     def state(self) -> dict[str, Any]:
         """This rank's, as JSON."""
         alive = [loader.state for ref in self._alive if (loader := ref()) is not None]
-        return {"made": self._made, "ranks": self._small.group.size, "loaders": [*alive, *self._kept]}
+        return {"made": self._count, "ranks": self._small.group.size, "loaders": [*alive, *self._kept]}
 
     @state.setter
     def state(self, state: Mapping[str, Any]) -> None:
         ranks, places = state["ranks"], state["loaders"]
         if ranks != self._small.group.size:
-            places = [one | {"ranks": ranks} if "place" in one else one for one in places]
+            places = [saved | {"ranks": ranks} if "place" in saved else saved for saved in places]
         alive = [loader for ref in self._alive if (loader := ref()) is not None]
         for loader, place in zip(alive, places, strict=False):
             loader.state = place
         self._kept = list(places[len(alive) :])
-        self._made = max(self._made, state["made"])
+        self._count = max(self._count, state["made"])

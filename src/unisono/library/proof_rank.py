@@ -54,11 +54,11 @@ class Coarsest(TorchDispatchMode):
         self.eps, self.name = 0.0, ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
             if isinstance(x, Tensor) and x.is_floating_point() and torch.finfo(x.dtype).eps > self.eps:
                 self.eps, self.name = torch.finfo(x.dtype).eps, str(x.dtype).removeprefix("torch.")
-        return made
+        return result
 
 
 class StepLog:
@@ -78,20 +78,20 @@ class StepLog:
         self._draws = torch.Generator().manual_seed(1)
         self._models: list[nn.Module] = []
         self._known: set[int] = set()
-        self._own: dict[int, Tensor] = {}
+        self._rank_gradients: dict[int, Tensor] = {}
         self._losses: list[float] = []
-        self._found: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         self._thread = threading.get_ident()
         self._backwards = Backwards(self._loss)
         self.jobs: list[Job] = []
-        self.made = 0
+        self.steps_made = 0
 
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Also at optimisers that the script never gave to `prepare`."""
         hooks = (
-            register_optimizer_step_pre_hook(lambda own, *_: self._other(own, self._before)),
-            register_optimizer_step_post_hook(lambda own, *_: self._other(own, self._after)),
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._other(optimizer, self._before)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._other(optimizer, self._after)),
         )
         try:
             yield
@@ -108,14 +108,19 @@ class StepLog:
     def end(self) -> None:
         """The loop has come to its own end: weights that something else than an optimiser may have changed."""
         for model in self._models:
-            self._found |= self._values(model)
+            self._tensors |= self._values(model)
         self._save("end")
 
     def _prepare(
-        self, own: Any, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], *rest: Any, **more: Any
+        self,
+        prepare: Any,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *rest: Any,
+        **more: Any,
     ) -> Any:
         known = any(model is known for known in self._models)
-        prepared = own(model, optimizer, *rest, **more)
+        prepared = prepare(model, optimizer, *rest, **more)
         if not known:
             self._models.append(model)
             for p in model.parameters():
@@ -127,8 +132,8 @@ class StepLog:
             model.register_forward_hook(lambda *_: self._look(True), always_call=True)
         for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
             self._known.add(id(each))
-            each.register_step_pre_hook(lambda own, *_: self._before(own))
-            each.register_step_post_hook(lambda own, *_: self._after(own))
+            each.register_step_pre_hook(lambda prepare, *_: self._before(prepare))
+            each.register_step_post_hook(lambda prepare, *_: self._after(prepare))
         return prepared
 
     def _look(self, on: bool) -> None:
@@ -142,7 +147,11 @@ class StepLog:
             self._losses.append(loss.item() * ratio if ratio else 0.0)
 
     def _arrived(self, key: int, grad: Tensor) -> None:
-        self._own[key] = grad.detach().clone() if key not in self._own else self._own[key] + grad.detach()
+        self._rank_gradients[key] = (
+            grad.detach().clone()
+            if key not in self._rank_gradients
+            else self._rank_gradients[key] + grad.detach()
+        )
 
     def _other(self, optimizer: Optimizer, act: Callable[[Optimizer], None]) -> None:
         if self._thread == threading.get_ident() and id(optimizer) not in self._known and self._models:
@@ -160,12 +169,12 @@ class StepLog:
     def _before(self, optimizer: Optimizer) -> None:
         if self._left == 0:
             raise Enough
-        self._found = {}
+        self._tensors = {}
         for name, p in self._named(optimizer):
             if p.grad is not None:
-                self._found[f"grad/{name}"] = whole(p.grad).detach().clone()  # a step may fill it anew
-                if id(p) in self._own:
-                    self._found[f"own/{name}"] = self._own.pop(id(p))
+                self._tensors[f"grad/{name}"] = whole(p.grad).detach().clone()  # a step may fill it anew
+                if id(p) in self._rank_gradients:
+                    self._tensors[f"own/{name}"] = self._rank_gradients.pop(id(p))
         if self._noisy:
             self._perturb(optimizer)
 
@@ -179,17 +188,17 @@ class StepLog:
 
     def _after(self, optimizer: Optimizer) -> None:
         for name, p in self._named(optimizer):
-            self._found[f"param/{name}"] = whole(p)
+            self._tensors[f"param/{name}"] = whole(p)
             for key, value in optimizer.state.get(p, {}).items():
                 if isinstance(value, Tensor):
-                    self._found[f"optim/{key}/{name}"] = whole(value)
+                    self._tensors[f"optim/{key}/{name}"] = whole(value)
         for number, model in enumerate(self._models):
-            self._found |= {f"param/{number}.{name}": whole(x) for name, x in model.named_buffers()}
+            self._tensors |= {f"param/{number}.{name}": whole(x) for name, x in model.named_buffers()}
         for number, value in enumerate(self._losses):
-            self._found[f"loss/{number}"] = torch.tensor(value, dtype=torch.float64)
+            self._tensors[f"loss/{number}"] = torch.tensor(value, dtype=torch.float64)
         self._losses = []
-        self._save(f"{self.made:04d}")
-        self.made += 1
+        self._save(f"{self.steps_made:04d}")
+        self.steps_made += 1
         self._left -= 1
         if self._left == 0:
             raise Enough
@@ -203,11 +212,11 @@ class StepLog:
         # A copy each: safetensors refuses tensors that share memory.
         kept = {
             key: x.detach().cpu().contiguous().clone()
-            for key, x in self._found.items()
+            for key, x in self._tensors.items()
             if not x.is_sparse and not x.is_complex()
         }
         save_file(kept, self._folder / f"{self._rank}-{name}")
-        self._found = {}
+        self._tensors = {}
 
 
 def whole(x: Tensor) -> Tensor:
@@ -305,8 +314,8 @@ def _own_files(script: str) -> list[str]:
     folder = Path(script).parent
     modules: Mapping[str, Any] = dict(sys.modules)
     files = (getattr(module, "__file__", None) for module in modules.values())
-    own = {Path(file) for file in files if file and file.endswith(".py") and not is_foreign(file)}
-    return sorted({script, *(str(path) for path in own if path.is_relative_to(folder))})
+    files_imported = {Path(file) for file in files if file and file.endswith(".py") and not is_foreign(file)}
+    return sorted({script, *(str(path) for path in files_imported if path.is_relative_to(folder))})
 
 
 MOST = 5000  # entries that are mirrored one by one; a folder beyond is a link
@@ -332,15 +341,15 @@ def mirror(folder: Path) -> Iterator[Path]:
 
 def _link(folder: Path, into: Path) -> None:
     """Breadth first, so that it is the deep folders that are left whole."""
-    waiting, made, room = [(folder, into)], 0, ROOM
+    waiting, count, room = [(folder, into)], 0, ROOM
     while waiting:
         source, target = waiting.pop(0)
         target.mkdir(exist_ok=True)
         for entry in os.scandir(source):
             if entry.name.startswith(_NAME):  # such a folder, in a folder for temporary ones
                 continue
-            made += 1
-            plain = made <= MOST and not entry.is_symlink() and os.access(entry.path, os.R_OK)
+            count += 1
+            plain = count <= MOST and not entry.is_symlink() and os.access(entry.path, os.R_OK)
             if plain and entry.is_dir() and not entry.name.startswith("."):
                 waiting.append((Path(entry.path), target / entry.name))
             elif plain and entry.is_file() and entry.stat().st_size <= min(SMALL, room):

@@ -28,33 +28,33 @@ def whole_model(model: nn.Module) -> dict[str, Any]:
     """model.state_dict() with whole tensors. A weight under two names stays one tensor."""
     owner = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
     known: dict[Any, Tensor] = {}
-    found: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
     for name, value in model.state_dict().items():
         if isinstance(value, DTensor):
             key = owner.get(name, name)
             if key not in known:
                 known[key] = value.full_tensor()
             value = known[key]
-        found[name] = value
-    return found
+        whole[name] = value
+    return whole
 
 
 @torch.no_grad()
 def whole_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """optimizer.state_dict() with whole tensors, on every rank."""
-    made = optimizer.state_dict()
+    whole = optimizer.state_dict()
     state = {
-        number: {key: x.full_tensor() if isinstance(x, DTensor) else x for key, x in own.items()}
-        for number, own in made["state"].items()
+        number: {key: x.full_tensor() if isinstance(x, DTensor) else x for key, x in entries.items()}
+        for number, entries in whole["state"].items()
     }
-    return {**made, "state": state}
+    return {**whole, "state": state}
 
 
 def take_whole(model: nn.Module) -> None:
     """Have `load_state_dict` of a sharded model take whole tensors too."""
 
-    def dealt(own: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name, p in own.named_parameters(remove_duplicate=False):
+    def dealt(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, p in module.named_parameters(remove_duplicate=False):
             key = prefix + name
             if key in state:
                 state[key] = _like(state[key], p)
@@ -71,7 +71,7 @@ def _dealt_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     numbers = [n for group in state["param_groups"] for n in group["params"]]
     live = [p for group in optimizer.param_groups for p in group["params"]]
     owner = dict(zip(numbers, live, strict=False))
-    dealt = {n: _like_all(own, owner.get(n)) for n, own in state["state"].items()}
+    dealt = {n: _like_all(entries, owner.get(n)) for n, entries in state["state"].items()}
     return {**state, "state": dealt}
 
 
@@ -103,30 +103,30 @@ def blocks_of(model: nn.Module, least: int = LEAST) -> list[nn.Module]:
 
     A module that shares a parameter with the rest of the model stays with the rest.
     """
-    found: list[nn.Module] = []
-    _walk(model, least, found)
-    inside = [set(map(id, block.parameters())) for block in found]
+    blocks: list[nn.Module] = []
+    _walk(model, least, blocks)
+    inside = [set(map(id, block.parameters())) for block in blocks]
     uses: dict[int, int] = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):
             uses[id(p)] = uses.get(id(p), 0) + 1
     return [
         block
-        for block, own in zip(found, inside, strict=True)
-        if all(_uses_within(block, p) == uses[p] for p in own)
+        for block, parameters in zip(blocks, inside, strict=True)
+        if all(_uses_within(block, p) == uses[p] for p in parameters)
     ]
 
 
-def _walk(module: nn.Module, least: int, found: list[nn.Module]) -> None:
+def _walk(module: nn.Module, least: int, blocks: list[nn.Module]) -> None:
     for child in module.children():
         large = isinstance(module, _CONTAINERS) and _size(child) >= least
         deeper = isinstance(child, (nn.ModuleList, nn.ModuleDict)) or (
             isinstance(child, _CONTAINERS) and any(_size(inner) >= least for inner in child.children())
         )
         if large and not deeper:
-            found.append(child)
+            blocks.append(child)
         else:
-            _walk(child, least, found)
+            _walk(child, least, blocks)
 
 
 def _size(module: nn.Module) -> int:
@@ -134,7 +134,9 @@ def _size(module: nn.Module) -> int:
 
 
 def _uses_within(block: nn.Module, p: int) -> int:
-    return sum(id(own) == p for module in block.modules() for own in module.parameters(recurse=False))
+    return sum(
+        id(parameter) == p for module in block.modules() for parameter in module.parameters(recurse=False)
+    )
 
 
 Moved = MutableMapping[Tensor, nn.Parameter]  # from a model's parameters to the shards that replaced them
@@ -253,7 +255,7 @@ def _are_variables(names: dict[object, object]) -> bool:
     """Whether a dict is the variables of a script, or of a function that is running."""
     if "__builtins__" in names or any(isinstance(value, type(gc)) for value in names.values()):
         return True
-    return any(isinstance(one, (FrameType, GeneratorType)) for one in gc.get_referrers(names))
+    return any(isinstance(holder, (FrameType, GeneratorType)) for holder in gc.get_referrers(names))
 
 
 def keep_shards(model: nn.Module) -> None:
@@ -261,8 +263,8 @@ def keep_shards(model: nn.Module) -> None:
     from a forward to its backward, FSDP2 leaves whole parameters in their place."""
     shards = list(model.parameters())
 
-    def evaluated(own: nn.Module, _: object, __: object) -> None:
-        for module in own.modules() if not torch.is_grad_enabled() else ():
+    def evaluated(root: nn.Module, _: object, __: object) -> None:
+        for module in root.modules() if not torch.is_grad_enabled() else ():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
@@ -280,10 +282,10 @@ def follow_flags(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group
-            for one in group.fsdp_params if group is not None else ():
-                whole = getattr(one, "_unsharded_param", None)
+            for parameter in group.fsdp_params if group is not None else ():
+                whole = getattr(parameter, "_unsharded_param", None)
                 if whole is not None:
-                    whole.requires_grad_(one.sharded_param.requires_grad)
+                    whole.requires_grad_(parameter.sharded_param.requires_grad)
 
 
 _aten = torch.ops.aten
@@ -325,17 +327,17 @@ def copied_with_shards(model: nn.Module, shard: Shard) -> None:
             local = local_of(p)
             empty = torch.empty(p.shape, dtype=p.dtype, device=local.device)
             memo.setdefault(id(p), nn.Parameter(empty, requires_grad=p.requires_grad))
-        made = _plain(model, memo)
-        for module in made.modules():
+        copied_model = _plain(model, memo)
+        for module in copied_model.modules():
             for key, hook in list(module._load_state_dict_post_hooks.items()):
                 if "FSDP" in getattr(hook, "__qualname__", ""):
                     del module._load_state_dict_post_hooks[key]
-        shard(made, [memo[id(block)] for block in blocks])
+        shard(copied_model, [memo[id(block)] for block in blocks])
         with torch.no_grad():
-            for new, old in zip(made.parameters(), model.parameters(), strict=True):
+            for new, old in zip(copied_model.parameters(), model.parameters(), strict=True):
                 local_of(new).copy_(local_of(old))
-        copied_with_shards(made, shard)
-        return made
+        copied_with_shards(copied_model, shard)
+        return copied_model
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -350,19 +352,19 @@ def _copier(module: nn.Module) -> Callable[[dict[int, Any]], nn.Module]:
 def _plain(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """A copy without FSDP2. memo: has its parameters already."""
     kind = next(base for base in type(module).__mro__[1:] if not issubclass(base, FSDPModule))
-    made = nn.Module.__new__(kind)
-    memo[id(module)] = made
+    copied_module = nn.Module.__new__(kind)
+    memo[id(module)] = copied_module
     for name, value in module.__dict__.items():
         if name.startswith(
             ("__", "_is_fsdp", "_fsdp")
         ):  # FSDP2's own notes on a module, and our __deepcopy__
             continue
-        made.__dict__[name] = copy.copy(value) if name in _HOOKS else copy.deepcopy(value, memo)
+        copied_module.__dict__[name] = copy.copy(value) if name in _HOOKS else copy.deepcopy(value, memo)
     for name in _HOOKS:
-        hooks = made.__dict__[name]
+        hooks = copied_module.__dict__[name]
         for key in [key for key, hook in module.__dict__[name].items() if _of_fsdp(hook)]:
             del hooks[key]
-    return made
+    return copied_module
 
 
 def _of_fsdp(hook: Any) -> bool:

@@ -76,30 +76,32 @@ def as_written(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model)
 
 
-def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
+def pieces_of(prepared: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
     """The tensors of a prepared model on this rank. first: rank 0, which saves what all have; first_replica: this
     rank's replica saves the shards."""
-    for slot in one.slots:
+    for slot in prepared.slots:
         saved = first_replica if isinstance(slot.live, DTensor) else first
-        yield Box(one.key("model", slot.name), slot.shape, slot.start, local_of(slot.live).detach(), saved)
-        for key, value in tensors_of(one, slot).items():
-            name = one.key("optim", f"{slot.name}/{key}")
+        yield Box(
+            prepared.key("model", slot.name), slot.shape, slot.start, local_of(slot.live).detach(), saved
+        )
+        for key, value in tensors_of(prepared, slot).items():
+            name = prepared.key("optim", f"{slot.name}/{key}")
             if tuple(value.shape) == slot.shape and isinstance(slot.live, DTensor):
                 yield Box(name, slot.shape, slot.start, local_of(value), saved)
             else:
                 yield _whole(name, value, first)
-    for name, buffer in persistent_buffers(one.plain):
-        yield _whole(one.key("buffer", name), buffer, first)
+    for name, buffer in persistent_buffers(prepared.plain):
+        yield _whole(prepared.key("buffer", name), buffer, first)
 
 
 def _whole(name: str, value: Tensor, saved: bool) -> Box:
     return Box(name, tuple(value.shape), (0,) * value.dim(), value.detach(), saved)
 
 
-def tensors_of(one: Prepared, slot: Slot) -> dict[str, Tensor]:
+def tensors_of(prepared: Prepared, slot: Slot) -> dict[str, Tensor]:
     """The optimiser's tensors for one parameter. Raises UsageError for state that has no place in a checkpoint."""
-    found: dict[str, Tensor] = {}
-    for key, value in one.state_of(slot).items():
+    tensors: dict[str, Tensor] = {}
+    for key, value in prepared.state_of(slot).items():
         if isinstance(value, Tensor):
             strange = isinstance(value, DTensor) and tuple(value.shape) != slot.shape
         else:
@@ -112,8 +114,8 @@ def tensors_of(one: Prepared, slot: Slot) -> dict[str, Tensor]:
                 code="J06",
             )
         if isinstance(value, Tensor):
-            found[key] = value
-    return found
+            tensors[key] = value
+    return tensors
 
 
 def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -124,13 +126,14 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield (f"{path}.{name}" if path else name), buffer
 
 
-def settings_of(one: Prepared) -> dict[str, Any]:
+def settings_of(prepared: Prepared) -> dict[str, Any]:
     """What of the optimiser is no tensor: its groups' settings, and plain values of its state."""
     numbers = {
-        slot.name: {k: v for k, v in one.state_of(slot).items() if isinstance(v, Plain)} for slot in one.slots
+        slot.name: {k: v for k, v in prepared.state_of(slot).items() if isinstance(v, Plain)}
+        for slot in prepared.slots
     }
     return {
-        "groups": [_plain_settings(group) for group in one.groups],
+        "groups": [_plain_settings(group) for group in prepared.groups],
         "numbers": {name: values for name, values in numbers.items() if values},
     }
 
@@ -148,9 +151,9 @@ def _plain_settings(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restore_settings(one: Prepared, settings: dict[str, Any], folder: Path) -> None:
+def restore_settings(prepared: Prepared, settings: dict[str, Any], folder: Path) -> None:
     """The reverse of `settings_of`. Raises UsageError if the optimiser has other groups."""
-    groups, kept = one.groups, settings["groups"]
+    groups, kept = prepared.groups, settings["groups"]
     if len(groups) != len(kept):
         raise UsageError(
             f"the checkpoint's optimiser has {len(kept)} groups of parameters, this one {len(groups)}",
@@ -164,22 +167,22 @@ def restore_settings(one: Prepared, settings: dict[str, Any], folder: Path) -> N
                 group[key].fill_(value)
             else:
                 group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
-    by_name = {slot.name: slot for slot in one.slots}
+    by_name = {slot.name: slot for slot in prepared.slots}
     for name, values in settings["numbers"].items():
-        owner = one.owner_of(by_name[name]) if name in by_name else None
+        owner = prepared.owner_of(by_name[name]) if name in by_name else None
         if owner is not None:
             owner.state[by_name[name].live].update(values)
 
 
 @torch.no_grad()
-def make_room(one: Prepared, folder: Path) -> None:
+def make_room(prepared: Prepared, folder: Path) -> None:
     """Create the optimiser state that the checkpoint holds, for an optimiser that has not stepped yet."""
     known = read_manifest(folder).tensors
-    by_name = {one.key("optim", slot.name): slot for slot in one.slots}
+    by_name = {prepared.key("optim", slot.name): slot for slot in prepared.slots}
     for name, entry in known.items():
         owner, _, key = name.rpartition("/")
         slot = by_name.get(owner)
-        optimizer = None if slot is None else one.owner_of(slot)
+        optimizer = None if slot is None else prepared.owner_of(slot)
         if slot is None or optimizer is None or key in optimizer.state[slot.live]:
             continue
         dtype = DTYPES[entry.dtype]
@@ -247,31 +250,31 @@ class JobPlace:
         known = {
             "step": job.step,
             "plan": str(job.plan),
-            "optim": [settings_of(one) for one in job._prepared],
+            "optim": [settings_of(prepared) for prepared in job._prepared],
             "data": [data.state for data in job._dealt],
             "random": all_states()[1:],
             "yours": dict(state),
         }
         pieces = [*self._tensors(), *self._random(), *self._things(), *self._joined()]
-        made = saver.save(job.step, pieces, known)
-        if made is None:
+        saved = saver.save(job.step, pieces, known)
+        if saved is None:
             raise RuntimeError("a blocking save returned no folder")
-        return made
+        return saved
 
     def load(self, path: Path) -> dict[str, Any] | None:
         """Goes on from the last checkpoint; returns the `state` given to `save`, or None where there is none."""
         job = self._job
-        found = path if (path / "manifest.json").is_file() else latest(path)
-        if found is None:
+        checkpoint = path if (path / "manifest.json").is_file() else latest(path)
+        if checkpoint is None:
             return None
-        kept = load(found, [])
-        for one, settings in zip(job._prepared, kept.get("optim", []), strict=False):
-            make_room(one, found)
-            restore_settings(one, settings, found)
-        names = set(tensor_names(found))
+        kept = load(checkpoint, [])
+        for prepared, settings in zip(job._prepared, kept.get("optim", []), strict=False):
+            make_room(prepared, checkpoint)
+            restore_settings(prepared, settings, checkpoint)
+        names = set(tensor_names(checkpoint))
         job._streams.to_script()
         randomness = {piece.name: piece for piece in self._random() if piece.name in names}
-        load(found, [*self._tensors(), *randomness.values()])
+        load(checkpoint, [*self._tensors(), *randomness.values()])
         for name, piece in randomness.items():
             if name == "random/outside":
                 torch.set_rng_state(piece.tensor)
@@ -290,11 +293,11 @@ class JobPlace:
             f"{JOINED}0",
         ):  # a rank that was not there learns of the place
             if name in names:
-                job._joins.state = json.loads(read_full(found, [name])[name].numpy().tobytes())
+                job._joins.state = json.loads(read_full(checkpoint, [name])[name].numpy().tobytes())
                 break
         for name, thing in self._kept.items():
             if KEPT + name in names:
-                state = read_full(found, [KEPT + name])[KEPT + name]
+                state = read_full(checkpoint, [KEPT + name])[KEPT + name]
                 thing.load_state_dict(decoded(state.numpy().tobytes()))
         job.step = step
         job.mesh.data.barrier()  # nobody may save over what another rank still reads
@@ -302,17 +305,17 @@ class JobPlace:
 
     def _tensors(self) -> Iterator[Box]:
         mesh = self._job.mesh
-        for one in self._job._prepared:
-            yield from pieces_of(one, first=mesh.data.index == 0, first_replica=mesh.dp.index == 0)
+        for prepared in self._job._prepared:
+            yield from pieces_of(prepared, first=mesh.data.index == 0, first_replica=mesh.dp.index == 0)
 
     def _random(self) -> Iterator[Box]:
         """The script's random state, and every rank's own."""
         job = self._job
         job._streams.to_script()
-        outside, own = torch.get_rng_state(), job._streams.state
+        outside, rank_state = torch.get_rng_state(), job._streams.state
         yield Box("random/outside", tuple(outside.shape), (0,), outside, saved=job.rank == 0)
         if job.world > 1:
-            yield Box(f"random/rank{job.rank}", tuple(own.shape), (0,), own)
+            yield Box(f"random/rank{job.rank}", tuple(rank_state.shape), (0,), rank_state)
 
     def _joined(self) -> Iterator[Box]:
         """Every rank's own place in data of its own; nothing of a script that has none."""

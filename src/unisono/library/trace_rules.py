@@ -25,24 +25,24 @@ SAYS = {"div": "quotient", "mul": "product", "where": "choice", "masked_fill": "
 def pointwise(call: TorchCall) -> Found:
     counts = _is_a_count(call)
     traces = call.tensors("self") if counts else call.tensors()
-    made = together(traces, call.out, SAYS.get(call.name, call.name)) if traces else None
-    if made is None or not made.reduced:
-        return made
-    if made.undivided and (number := _divisor(call)):
-        made = made.divided(number, call.ranks)
+    trace = together(traces, call.out, SAYS.get(call.name, call.name)) if traces else None
+    if trace is None or not trace.reduced:
+        return trace
+    if trace.undivided and (number := _divisor(call)):
+        trace = trace.divided(number, call.ranks)
     if call.name in ADDS:
-        return made
+        return trace
     if call.name not in CHOOSES:
-        return made.bent(call.name)
-    lone = len(traces) == 1 and call.of(call.given.get("condition", call.given.get("mask"))) is None
-    numerator = call.name != "div" or call.of(call.given.get("self")) is not None
-    rounded = call.given.get("rounding_mode") is not None
-    return made if lone and numerator and not rounded else made.bent(SAYS.get(call.name, call.name))
+        return trace.bent(call.name)
+    lone = len(traces) == 1 and call.of(call.arguments.get("condition", call.arguments.get("mask"))) is None
+    numerator = call.name != "div" or call.of(call.arguments.get("self")) is not None
+    rounded = call.arguments.get("rounding_mode") is not None
+    return trace if lone and numerator and not rounded else trace.bent(SAYS.get(call.name, call.name))
 
 
 def _is_a_count(call: TorchCall) -> bool:
     """Whether it divides by how many things count: the script has said how many, or all samples count alike."""
-    other = call.given.get("other")
+    other = call.arguments.get("other")
     trace = call.of(other) if call.name == "div" else None
     if trace is None or trace.dim is not None or not isinstance(other, Tensor) or other.numel() != 1:
         return False
@@ -55,7 +55,9 @@ def _is_a_count(call: TorchCall) -> bool:
 def _divisor(call: TorchCall) -> float:
     """Return the number by which an operation divides; 0 where it divides by none, or by several."""
     sides = (
-        [call.given.get("other")] if call.name == "div" else [call.given.get("self"), call.given.get("other")]
+        [call.arguments.get("other")]
+        if call.name == "div"
+        else [call.arguments.get("self"), call.arguments.get("other")]
     )
     if call.name not in ("div", "mul"):
         return 0.0
@@ -74,12 +76,12 @@ def _is_constant(call: TorchCall, x: Tensor) -> bool:
 
 def summed(call: TorchCall, trace: SampleTrace, numbers: int, mean: bool = False) -> SampleTrace:
     """After a sum over the samples, or a mean of so many numbers. What the script has weighed is a mean already."""
-    made = trace.summed("mean" if mean else "sum")
+    after = trace.summed("mean" if mean else "sum")
     if call.weighed:
-        return made
+        return after
     if mean:
-        return replace(made, terms=(*made.terms, numbers / trace.samples))
-    return replace(made, undivided=made.undivided or "a sum over samples")
+        return replace(after, terms=(*after.terms, numbers / trace.samples))
+    return replace(after, undivided=after.undivided or "a sum over samples")
 
 
 def overwritten(call: TorchCall) -> Found:
@@ -111,37 +113,45 @@ DISTANCES = ("_cdist_forward", "_euclidean_dist")
 
 def product(call: TorchCall) -> Found:
     left, i, right, j, out = PRODUCTS[call.name]
-    a, b = call.of(call.given[left]), call.of(call.given[right])
+    a, b = call.of(call.arguments[left]), call.of(call.arguments[right])
     if a is None and b is None:
         return together(call.tensors("self"), call.out, call.name) if call.tensors("self") else None
-    if len(i) != call.given[left].dim() or len(j) != call.given[right].dim():
+    if len(i) != call.arguments[left].dim() or len(j) != call.arguments[right].dim():
         return None
-    places = [labels[one.dim] for one, labels in ((a, i), (b, j)) if one is not None and one.dim is not None]
-    both = [one for one in (a, b) if one is not None]
-    made = next((one for one in both if one.dim is not None), both[0])
-    if any((one.batch, one.samples) != (made.batch, made.samples) for one in both if one.dim is not None):
+    places = [
+        labels[side.dim] for side, labels in ((a, i), (b, j)) if side is not None and side.dim is not None
+    ]
+    both = [side for side in (a, b) if side is not None]
+    trace = next((side for side in both if side.dim is not None), both[0])
+    if any(
+        (side.batch, side.samples) != (trace.batch, trace.samples) for side in both if side.dim is not None
+    ):
         return None
-    made = mixed(made, [(one, 0) for one in both])
-    made = made.bent("product") if len(both) > 1 or call.name in DISTANCES else made
+    trace = mixed(trace, [(side, 0) for side in both])
+    trace = trace.bent("product") if len(both) > 1 or call.name in DISTANCES else trace
     if not places:
-        return made
+        return trace
     if len(places) == 2 and places[0] == places[1] and both[0].order != both[1].order:
-        made = made.says(f"{[*both[0].order, *both[1].order][0][0]} of the samples")  # type: ignore[index]
+        trace = trace.says(f"{[*both[0].order, *both[1].order][0][0]} of the samples")  # type: ignore[index]
     if len(set(places)) > 1:
-        made = made.says("product of samples with each other")
+        trace = trace.says("product of samples with each other")
     place = out.find(places[0])
     if place < 0:
-        return summed(call, made, 0)
-    return made.at(place) if call.out[place] == made.extent else None
+        return summed(call, trace, 0)
+    return trace.at(place) if call.out[place] == trace.extent else None
 
 
 def attended(call: TorchCall) -> Found:
     names = ("query", "key", "value")
-    trace = together(call.tensors(*names), call.given["query"].shape, "attention") if call.tensors() else None
+    trace = (
+        together(call.tensors(*names), call.arguments["query"].shape, "attention") if call.tensors() else None
+    )
     if trace is None or trace.dim is None:
         return None
     trace = trace.bent("attention")
-    return trace.says("attention over the samples") if trace.dim == call.given["query"].dim() - 2 else trace
+    return (
+        trace.says("attention over the samples") if trace.dim == call.arguments["query"].dim() - 2 else trace
+    )
 
 
 # Over dims.
@@ -149,11 +159,11 @@ def attended(call: TorchCall) -> Found:
 
 def reduction(linear: bool) -> Callable[[TorchCall], Found]:
     def rule(call: TorchCall) -> Found:
-        x = call.given["self"]
+        x = call.arguments["self"]
         trace = call.of(x)
         if trace is None:
             return None
-        dims, kept = listed(call.given.get("dim"), x.dim()), call.given.get("keepdim", False)
+        dims, kept = listed(call.arguments.get("dim"), x.dim()), call.arguments.get("keepdim", False)
         after = trace if linear else trace.bent(call.name)
         if trace.dim in dims and linear:
             after = summed(call, after, x.numel(), "mean" in call.name)
@@ -170,13 +180,13 @@ def along(linear: bool) -> Callable[[TorchCall], Found]:
     """softmax, cumsum, sort: what is made along a dim has as many entries."""
 
     def rule(call: TorchCall) -> Found:
-        x = call.given["grad_output"] if "grad_output" in call.given else call.given["self"]
+        x = call.arguments["grad_output"] if "grad_output" in call.arguments else call.arguments["self"]
         traces = call.tensors()
         trace = together(traces, x.shape, call.name)
         if trace is None:
             return None
         trace = trace if linear else trace.bent(call.name)
-        if trace.dim in listed(call.given.get("dim", -1), x.dim()):
+        if trace.dim in listed(call.arguments.get("dim", -1), x.dim()):
             trace = trace.says(f"{call.name.strip('_')} over the samples")
             trace = (
                 trace if trace.dim is None or call.out[trace.dim] == trace.extent else trace.summed(call.name)
@@ -190,39 +200,41 @@ def along(linear: bool) -> Callable[[TorchCall], Found]:
 
 
 def batch_normalised(call: TorchCall) -> Found:
-    trace = call.of(call.given["input"])
+    trace = call.of(call.arguments["input"])
     if trace is None:
         return None
-    training = call.given.get("training", call.given.get("train", "running_mean" not in call.given))
+    training = call.arguments.get(
+        "training", call.arguments.get("train", "running_mean" not in call.arguments)
+    )
     return trace if not training or trace.dim == 1 else trace.says("batch norm over the samples")
 
 
 def lossy(call: TorchCall) -> Found:
     """A loss with `reduction`. nll takes classes in the second dim, which its targets lack."""
-    x = call.given["self"]
-    traces = [(one, x.dim() if call.name.startswith("nll") else dims) for one, dims in call.tensors()]
-    if call.name.startswith("nll") and any(one.dim for one, _ in traces):
+    x = call.arguments["self"]
+    traces = [(part, x.dim() if call.name.startswith("nll") else dims) for part, dims in call.tensors()]
+    if call.name.startswith("nll") and any(part.dim for part, _ in traces):
         return None
-    weight = call.given.get("weight")
+    weight = call.arguments.get("weight")
     trace = together(traces, x.shape, call.name)
     if trace is None:
         return None
     trace = trace.bent(call.name)
     if isinstance(weight, Tensor) and (by := call.of(weight)) is not None and by.dim is None:
         trace = trace.says(f"weights by a {by.reduced}")
-    if call.given.get("reduction", 1) == 0 or trace.dim is None:
+    if call.arguments.get("reduction", 1) == 0 or trace.dim is None:
         return trace
-    target = call.given.get("target", x)
-    made = summed(call, trace, target.numel(), call.given.get("reduction", 1) == 1)
-    if call.name.startswith("nll") and call.given["reduction"] == 1 and not call.weighed:
+    target = call.arguments.get("target", x)
+    after = summed(call, trace, target.numel(), call.arguments.get("reduction", 1) == 1)
+    if call.name.startswith("nll") and call.arguments["reduction"] == 1 and not call.weighed:
         total = float(call.outs[1])
         if total != target.numel() and not _same_for_all(
-            target, trace.samples, call.given["ignore_index"], total
+            target, trace.samples, call.arguments["ignore_index"], total
         ):
-            made = made.says(
+            after = after.says(
                 f"{total:g} of {target.numel()} targets count, the others are ignored or weighted"
             )
-    return [made, None]
+    return [after, None]
 
 
 def _same_for_all(target: Tensor, samples: int, ignored: int, total: float) -> bool:
@@ -234,7 +246,7 @@ def _same_for_all(target: Tensor, samples: int, ignored: int, total: float) -> b
 
 
 def counted(call: TorchCall) -> Found:
-    trace = call.of(call.given["self"])
+    trace = call.of(call.arguments["self"])
     return None if trace is None else trace.summed("count")
 
 
@@ -245,8 +257,8 @@ def samples_first(call: TorchCall) -> Found:
     alike = all(trace.dim == 0 and trace.batch == lead.batch and not trace.order for trace in traces)
     if not alike or any(trace.extent != trace.samples for trace in traces):
         return None
-    made = mixed(lead, [(trace, 0) for trace in traces]).bent(call.name)
-    return [made if out.dim() and out.shape[0] == made.samples else None for out in call.outs]
+    after = mixed(lead, [(trace, 0) for trace in traces]).bent(call.name)
+    return [after if out.dim() and out.shape[0] == after.samples else None for out in call.outs]
 
 
 def _each(names: str, rule: Callable[[TorchCall], Found]) -> dict[str, Callable[[TorchCall], Found]]:

@@ -73,12 +73,12 @@ Found = SampleTrace | None | Sequence[SampleTrace | None]
 
 @dataclass(frozen=True, slots=True)
 class TorchCall:
-    """name: of the operation, such as `mul`, without the underscore of those in place. given: arguments by name. of:
+    """name: of the operation, such as `mul`, without the underscore of those in place. arguments: by name. of:
     the trace of a tensor. outs: what it returned. weighed: whether the script said what its loss counts. ranks: that
     share a batch."""
 
     name: str
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     of: Callable[[Any], SampleTrace | None]
     outs: list[Tensor]
     weighed: bool = False
@@ -90,7 +90,7 @@ class TorchCall:
 
     def tensors(self, *names: str) -> list[tuple[SampleTrace, int]]:
         """Traces of tensors among the arguments, or of those with these names, with their numbers of dims."""
-        values = [self.given.get(name) for name in names] if names else list(self.given.values())
+        values = [self.arguments.get(name) for name in names] if names else list(self.arguments.values())
         flat = [x for value in values for x in (value if isinstance(value, (list, tuple)) else [value])]
         return [(trace, x.dim()) for x in flat if isinstance(x, Tensor) and (trace := self.of(x)) is not None]
 
@@ -122,27 +122,29 @@ def viewed(trace: SampleTrace, before: Shape, after: Shape) -> SampleTrace | Non
 def together(traces: Sequence[tuple[SampleTrace, int]], out: Shape, by: str) -> SampleTrace | None:
     """Of an operation that takes entries at the same place: traces with their tensors' numbers of dims, as they are
     broadcast to `out`. None where nothing can be said."""
-    first = next((one for one, _ in traces if one.dim is not None), traces[0][0])
+    first = next((part for part, _ in traces if part.dim is not None), traces[0][0])
     if any(
-        (one.batch, one.samples) != (first.batch, first.samples) for one, _ in traces if one.dim is not None
+        (part.batch, part.samples) != (first.batch, first.samples)
+        for part, _ in traces
+        if part.dim is not None
     ):
         return None  # a statistic of an earlier batch may meet this one; samples of two batches are no one's business
-    rows = [(one, one.dim - dims + len(out)) for one, dims in traces if one.dim is not None]
+    rows = [(part, part.dim - dims + len(out)) for part, dims in traces if part.dim is not None]
     if not rows:
         return mixed(first, traces)
     lead, place = rows[0]
     if out[place] != lead.extent:
         return None
-    made = replace(mixed(lead, traces), dim=place)
-    for one, other in rows[1:]:
+    result = replace(mixed(lead, traces), dim=place)
+    for part, other in rows[1:]:
         if other != place:
-            made = made.says(f"{by} of pairs of samples")
-        elif (one.inner, one.outer) != (lead.inner, lead.outer):
+            result = result.says(f"{by} of pairs of samples")
+        elif (part.inner, part.outer) != (lead.inner, lead.outer):
             return None
-        elif one.order != lead.order:
-            moved = [*one.order, *lead.order][0]
-            made = made.says(f"{moved[0] if isinstance(moved, tuple) else moved} of the samples")
-    return made
+        elif part.order != lead.order:
+            moved = [*part.order, *lead.order][0]
+            result = result.says(f"{moved[0] if isinstance(moved, tuple) else moved} of the samples")
+    return result
 
 
 def mixed(lead: SampleTrace, traces: Sequence[tuple[SampleTrace, int]]) -> SampleTrace:

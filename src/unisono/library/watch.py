@@ -28,10 +28,10 @@ class FirstSteps:
     """Looks at losses and models until each model has made STEPS steps."""
 
     def __init__(
-        self, hand: Hand, streams: Streams, small: Small, told: Notices, following: Following
+        self, hand: Hand, streams: Streams, small: Small, notify: Notices, following: Following
     ) -> None:
-        self._hand, self._streams, self._small, self._told = hand, streams, small, told
-        self._made: list[int] = []
+        self._hand, self._streams, self._small, self._notify = hand, streams, small, notify
+        self._steps_made: list[int] = []
         self._outputs: dict[Node, None] = {}
         self._following = following
         self._losses = Backwards(self._loss, following)
@@ -39,20 +39,22 @@ class FirstSteps:
         self._terms: list[float] = []  # numbers a sample in each of their means
         self._uncounted = False  # whether one is of other things than this rank's samples
         self._judged = False  # whether gradients that no backward made have come before
-        following.watch = lambda hooks: watch(hooks, following, told)
+        following.watch = lambda hooks: watch(hooks, following, notify)
 
     @property
     def looking(self) -> bool:
         return (
-            self._small.group.size > 1 and sum(self._made) < PATIENCE and min(self._made, default=0) < STEPS
+            self._small.group.size > 1
+            and sum(self._steps_made) < PATIENCE
+            and min(self._steps_made, default=0) < STEPS
         )
 
     def one_more(self) -> int:
         """Another model is prepared; its number."""
-        self._made.append(0)
+        self._steps_made.append(0)
         self._following.look(self.looking)
         self.look(True)
-        return len(self._made) - 1
+        return len(self._steps_made) - 1
 
     def shards(self, model: nn.Module) -> None:
         """This model's parameters are dealt."""
@@ -67,18 +69,18 @@ class FirstSteps:
         """A forward begins; what it computes is followed, and losses are not looked for."""
         self.look(False)
         if self.looking:
-            watch_modules(model, self._following, self._told)
+            watch_modules(model, self._following, self._notify)
             self._following.switch(True)
 
     def forwarded(self, outputs: Any) -> None:
         """A model has made these outputs, of which a loss may be made."""
         self.look(True)
         if self.looking:
-            made = [
+            results = [
                 x for x in leaves_of(outputs) if isinstance(x, Tensor) and x.dim() and x.grad_fn is not None
             ]
-            self._outputs |= dict.fromkeys(x.grad_fn for x in made)
-            for x in made:
+            self._outputs |= dict.fromkeys(x.grad_fn for x in results)
+            for x in results:
                 self._following.take_for_samples(x)
 
     def judge(self, gradients: Sequence[Tensor]) -> None:
@@ -86,8 +88,8 @@ class FirstSteps:
         traces = [trace for grad in gradients if (trace := self._following.of(grad)) is not None]
         met = next((trace.met for trace in traces if trace.met), "")
         if met or not (traces or self._judged):
-            self._told("J26", met)
-            self._told.settle()
+            self._notify("J26", met)
+            self._notify.settle()
         self._judged = True
 
     def before_step(self, number: int, model: nn.Module) -> None:
@@ -97,8 +99,8 @@ class FirstSteps:
             return
         self._compare(list(model.buffers()))
         self._outputs.clear()
-        self._told.settle()
-        self._made[number] += 1
+        self._notify.settle()
+        self._steps_made[number] += 1
         self._following.look(self.looking)
         self.look(True)
 
@@ -109,13 +111,15 @@ class FirstSteps:
         moved = digest_of([b.reshape(-1) for b in buffers]) if buffers else 0
         acted = self._following.acted_on()
         rows = self._small.rows([moved, paths, terms, bool(acted)])
-        differ = [any(one != column[0] for one in column) for column in zip(*rows, strict=True)]
+        differ = [any(value != column[0] for value in column) for column in zip(*rows, strict=True)]
         if differ[0]:
-            self._told("J14")
+            self._notify("J14")
         if differ[1] and any(row[3] for row in rows):
-            self._told("J30", acted)
+            self._notify("J30", acted)
         if len({row[2] for row in rows if row[2]}) > 1 and not differ[1]:
-            self._told("J10", f"a mean over {self._terms} numbers a sample here, and other numbers elsewhere")
+            self._notify(
+                "J10", f"a mean over {self._terms} numbers a sample here, and other numbers elsewhere"
+            )
         self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
@@ -124,12 +128,12 @@ class FirstSteps:
             return
         trace = self._following.of(loss)
         if trace is not None and (trace.met or trace.undivided):
-            self._told("J10", trace.met or trace.undivided)
+            self._notify("J10", trace.met or trace.undivided)
         path, functions = way_of(loss.grad_fn)
         for node, name in way_of(loss.grad_fn, self._outputs)[1].items():
             if any(not shape or shape[0] != batch.samples for shape in _shapes_of(node)):
-                self._told("J31", name)
-        watch_functions(functions, self._following, self._told)
+                self._notify("J31", name)
+        watch_functions(functions, self._following, self._notify)
         self._paths.append(path)
         self._terms += trace.terms if trace is not None else ()
         self._uncounted |= batch.weighed or batch.borrowed

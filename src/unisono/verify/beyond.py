@@ -20,7 +20,7 @@ from unisono.train.checkpoint import Box, load, read_full, tensor_names
 from unisono.verify.bounds import rhythm_of
 from unisono.verify.compare import CompareTerms, Divergence
 from unisono.verify.evidence import Cause, axis_text
-from unisono.verify.stretch import ROW, Met, saved_by, told_by
+from unisono.verify.stretch import ROW, Met, met_by, saved_by
 from unisono.verify.twin import Tolerance, apart, gap, largest
 
 Fault = tuple[Divergence, Cause]
@@ -31,41 +31,43 @@ def beyond(
 ) -> Iterator[Fault]:
     """leaves: of a global batch. steps: those compared before, an update each. twin: where the twin's stretch lies;
     None if EXACT."""
-    (one,) = told_by(reference, 1)
-    (other,) = (one,) if twin is None else told_by(twin, 1)
+    (alone,) = met_by(reference, 1)
+    (other,) = (alone,) if twin is None else met_by(twin, 1)
     reach, rhythm = 0.0, rhythm_of(plan)
-    made = (steps + ROW) * rhythm
+    steps_made = (steps + ROW) * rhythm
     if twin is not None and terms.bounds.lost:
-        reach = _reach(saved_by(reference, made), saved_by(twin, made), one)
-    look = _Stretch(terms, plan, leaves, steps * rhythm, one, other, reach)
-    seen = told_by(folder, plan.world)
-    for rank, told in enumerate(seen):
-        yield from look.row(rank, told)
-    for rank, told in enumerate(seen):
-        yield from look.validation(rank, told)
-    yield from look.saved(saved_by(folder, made), saved_by(reference, made), twin and saved_by(twin, made))
-    for rank, told in enumerate(seen):
-        yield from look.resumed(rank, told)
+        reach = _reach(saved_by(reference, steps_made), saved_by(twin, steps_made), alone)
+    look = _Stretch(terms, plan, leaves, steps * rhythm, alone, other, reach)
+    seen = met_by(folder, plan.world)
+    for rank, met in enumerate(seen):
+        yield from look.row(rank, met)
+    for rank, met in enumerate(seen):
+        yield from look.validation(rank, met)
+    yield from look.saved(
+        saved_by(folder, steps_made), saved_by(reference, steps_made), twin and saved_by(twin, steps_made)
+    )
+    for rank, met in enumerate(seen):
+        yield from look.resumed(rank, met)
 
 
 class _Stretch:
     def __init__(
-        self, terms: CompareTerms, plan: Plan, leaves: int, first: int, one: Met, twin: Met, reach: float
+        self, terms: CompareTerms, plan: Plan, leaves: int, first: int, alone: Met, twin: Met, reach: float
     ) -> None:
-        self.terms, self.plan, self.leaves, self.first, self.one, self.twin, self.reach = (
-            terms, plan, leaves, first, one, twin, reach
+        self.terms, self.plan, self.leaves, self.first, self.alone, self.twin, self.reach = (
+            terms, plan, leaves, first, alone, twin, reach
         )  # fmt: skip
         self.tolerance = Tolerance(terms.bounds, terms.exact, leaves)
 
-    def row(self, rank: int, told: Met) -> Iterator[Fault]:
+    def row(self, rank: int, met: Met) -> Iterator[Fault]:
         """Steps from the plan's own state: what they read, then their numbers."""
         for i in range(ROW * rhythm_of(self.plan)):
             step = self.first + i
-            if i >= len(told.steps) or told.steps[i]["step"] != step:
+            if i >= len(met.steps) or met.steps[i]["step"] != step:
                 text = f"rank {rank} does not come to step {step}"
                 yield self._fault(i, "step", text, Cause("lost_between_steps", text))
                 return
-            got, want, twin = told.steps[i], self.one.steps[i], self.twin.steps[i]
+            got, want, twin = met.steps[i], self.alone.steps[i], self.twin.steps[i]
             if not {tuple(pair) for pair in got["read"]} <= {tuple(pair) for pair in want["read"]}:
                 text = f"rank {rank} reads samples in step {step} that one device does not, at the end of an epoch"
                 yield self._fault(i, "data", text, Cause("wrong_samples", text))
@@ -80,10 +82,10 @@ class _Stretch:
         reach = self.reach / abs(want) if kind == "loss" and want else 0.0
         return max(self.tolerance.number(kind, apart(pushed, want)), self.tolerance.number(kind, 0.0) + reach)
 
-    def validation(self, rank: int, told: Met) -> Iterator[Fault]:
+    def validation(self, rank: int, met: Met) -> Iterator[Fault]:
         """Loss and metrics on batches that nothing is learnt from."""
-        for name, want in self.one.validation.items():
-            got = told.validation.get(name, torch.nan)
+        for name, want in self.alone.validation.items():
+            got = met.validation.get(name, torch.nan)
             room = self._room("loss", self.twin.validation[name], want)
             if not apart(got, want) <= room:
                 text = axis_text(got / want, self.plan, self.leaves) if want else ""
@@ -115,10 +117,10 @@ class _Stretch:
                     text = f"{name} is off by {error:.1e} of its largest entry after {ROW + 1} steps in a row"
                     yield self._fault(ROW - 1, "checkpoint", text, self._lost(text))
 
-    def resumed(self, rank: int, told: Met) -> Iterator[Fault]:
+    def resumed(self, rank: int, met: Met) -> Iterator[Fault]:
         """What is read back, beside what was saved."""
-        if told.resumed:
-            text = f"resumed, rank {rank} has another {listed(told.resumed, 3)} than it had"
+        if met.resumed:
+            text = f"resumed, rank {rank} has another {listed(met.resumed, 3)} than it had"
             yield self._fault(ROW, "resume", text, Cause("resume", text))
 
     def _lost(self, text: str) -> Cause:
@@ -135,19 +137,19 @@ def _read_otherwise(folder: Path, wholes: Mapping[str, Tensor]) -> list[str]:
     """Tensors that are not themselves when put together from two uneven parts of their rows, or of their columns."""
     wrong: list[str] = []
     for dim in (0, 1):
-        made = {n: torch.empty_like(x) for n, x in wholes.items() if x.dim() > dim and x.shape[dim] > 1}
+        copies = {n: torch.empty_like(x) for n, x in wholes.items() if x.dim() > dim and x.shape[dim] > 1}
         parts: list[Box] = []
-        for name, x in made.items():
+        for name, x in copies.items():
             cut = (2 * x.shape[dim] + 4) // 5
             for start, size in ((0, cut), (cut, x.shape[dim] - cut)):
                 at = tuple(start if d == dim else 0 for d in range(x.dim()))
                 parts.append(Box(name, tuple(x.shape), at, x.narrow(dim, start, size)))
         load(folder, parts)
-        wrong += [name for name, x in made.items() if not torch.equal(x, wholes[name])]
+        wrong += [name for name, x in copies.items() if not torch.equal(x, wholes[name])]
     return wrong
 
 
-def _reach(right: Path, twin: Path, one: Met) -> float:
+def _reach(right: Path, twin: Path, alone: Met) -> float:
     """How far a codec may take the loss, in nats: to first order, the norm of its gradient times how far the twin's
     weights are (Cauchy-Schwarz). How far one push takes the loss itself is chance, and may be next to nothing."""
     names = [name for name in tensor_names(right) if name.startswith("model/")]
@@ -155,7 +157,7 @@ def _reach(right: Path, twin: Path, one: Met) -> float:
     squares = sum(
         ((pushed[name].double() - want.double()) ** 2).sum().item() for name, want in wanted.items()
     )
-    return max(step["norm"] for step in one.steps) * math.sqrt(squares)
+    return max(step["norm"] for step in alone.steps) * math.sqrt(squares)
 
 
 def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt: Collection[str]) -> float:
@@ -164,12 +166,12 @@ def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt
     A running statistic follows all parameters before it, some of which, such as a bias before a batch norm, move by
     rounding alone. How far one push of each takes the statistic is chance, so it may go as far as they do.
     """
-    found = 0.0
+    furthest = 0.0
     for name in learnt if pushed else ():
         want = wanted[f"model/{name}"]
         if want.numel():
-            found = max(found, gap(pushed[f"model/{name}"], want) / largest(want))
-    return found
+            furthest = max(furthest, gap(pushed[f"model/{name}"], want) / largest(want))
+    return furthest
 
 
 def _still(wanted: Mapping[str, Tensor], bound: float) -> set[str]:

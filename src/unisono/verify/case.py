@@ -22,7 +22,7 @@ class Case:
 
     plan: Plan
     step: int
-    found: Sequence[Divergence]
+    divergences: Sequence[Divergence]
     ref: Record
     before: Record | None
     seen: Record

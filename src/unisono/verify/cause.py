@@ -37,7 +37,7 @@ NOISE = 1e3  # units: what is less apart differs by rounding alone
 
 def diagnose(case: Case) -> Cause:
     """The likely cause of the first divergence."""
-    first = case.found[0]
+    first = case.divergences[0]
     by = {
         "data": _data,
         "init": _init,
@@ -54,7 +54,7 @@ def diagnose(case: Case) -> Cause:
 
 
 def _data(case: Case) -> Cause:
-    kinds = [d.what for d in case.found if d.kind == "data"]
+    kinds = [d.what for d in case.divergences if d.kind == "data"]
     twice = [w for w in kinds if "times" in w]
     nobody = [w for w in kinds if "nobody" in w]
     ours = case.seen.leaves().values()
@@ -74,7 +74,7 @@ def _data(case: Case) -> Cause:
 
 
 def _init(case: Case) -> Cause:
-    names = [d.name.partition("/")[2] for d in case.found if d.kind in ("init", "copies", "missing")]
+    names = [d.name.partition("/")[2] for d in case.divergences if d.kind in ("init", "copies", "missing")]
     where = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
     return Cause(
         "initialisation", f"initial values depend on the layout: {where} differ before the first step"
@@ -85,7 +85,7 @@ def _init(case: Case) -> Cause:
 
 
 def _loss(case: Case) -> Cause:
-    if any("not a number" in d.what for d in case.found):
+    if any("not a number" in d.what for d in case.divergences):
         return Cause("not_a_number", "the loss or the norm is not a number, where one device has numbers")
     ours, theirs = case.seen.leaves(), case.ref.leaves()
     order = sorted(theirs)
@@ -148,8 +148,8 @@ def _forward(case: Case, wrong: Tensor) -> Cause:
         if guilty and good and len(bad) > 1:
             text = f"the losses of just those micro-batches are wrong that have token {listed(guilty, 3)} as an {word}"
             return Cause("vocabulary", f"{text}: a rank's slice of the vocabulary lacks it")
-    some = "" if bool(wrong.all()) else f" in {int(wrong.sum())} of {len(wrong)} micro-batches"
-    return Cause("forward", f"the forward pass itself differs{some}, before any gradient is made")
+    where = "" if bool(wrong.all()) else f" in {int(wrong.sum())} of {len(wrong)} micro-batches"
+    return Cause("forward", f"the forward pass itself differs{where}, before any gradient is made")
 
 
 def _is_crossed(got: Tensor, crossed: Tensor, slack: float) -> bool:
@@ -164,7 +164,7 @@ def _loss_of_step(case: Case) -> Cause:
     text = axis_text(c, case.plan, len(case.ref.leaves()))
     about = f": {text}" if text else f", times {c:.6g}"
     wrong = list(
-        dict.fromkeys(d.name.removeprefix("raw/") for d in case.found if d.kind in ("raw", "copies"))
+        dict.fromkeys(d.name.removeprefix("raw/") for d in case.divergences if d.kind in ("raw", "copies"))
     )
     if c > 1 and wrong:  # losses and gradients meet in one group
         return Cause(
@@ -183,7 +183,9 @@ def _loss_of_step(case: Case) -> Cause:
 
 def _gradient(case: Case) -> Cause:
     """Gradients before clipping, all else before them right."""
-    wrong = [d for d in case.found if d.name.startswith("raw/") and d.kind in ("raw", "copies", "missing")]
+    wrong = [
+        d for d in case.divergences if d.name.startswith("raw/") and d.kind in ("raw", "copies", "missing")
+    ]
     names = list(dict.fromkeys(d.name.removeprefix("raw/") for d in wrong))
     if all(d.kind == "missing" for d in wrong):
         return Cause("missing_share", f"{are(names)} not there, or only in part")
@@ -203,11 +205,11 @@ def _received(case: Case, names: Sequence[str]) -> Cause | None:
     """Wrong in no pattern though every loss is right: behind a boundary between stages, or where blocks are computed
     again."""
     tied = {*case.owners, *case.owners.values()}  # two stages hold them, and one that is wrong makes both so
-    own = [name for name in names if name not in tied]
-    stages = sorted({part.at["pp"] for name in own for part in case.seen.parts.get(f"raw/{name}", ())})
+    untied = [name for name in names if name not in tied]
+    stages = sorted({part.at["pp"] for name in untied for part in case.seen.parts.get(f"raw/{name}", ())})
     text = f"losses are right and {are(names)} wrong in no mixture of micro-batches: the backward"
     order = [key.removeprefix("raw/") for key in case.ref.names("raw")]
-    last = max(own, key=order.index, default="")
+    last = max(untied, key=order.index, default="")
     layer, block = last.rpartition(".")[0], last.split(".")[:2]
     later = [name for name in order[order.index(last) :] if name.split(".")[:2] == block] if last else []
     behind = [name for name in later if name.rpartition(".")[0] != layer]
@@ -235,8 +237,8 @@ def _evidence(case: Case) -> Evidence:
     names = [key.removeprefix("raw/") for key in keys]
 
     def wholes(record: Record, kind: str) -> dict[str, Tensor]:
-        found = {name: record.whole(f"{kind}/{case.owners.get(name, name)}") for name in names}
-        return {name: x.double() for name, x in found.items() if x is not None}
+        tensors = {name: record.whole(f"{kind}/{case.owners.get(name, name)}") for name in names}
+        return {name: x.double() for name, x in tensors.items() if x is not None}
 
     order = {first: i for i, first in enumerate(sorted(case.ref.leaves()))}
     targets = [leaf["count"] for leaf in case.ref.notes[0].leaves]
@@ -289,6 +291,8 @@ def _norm(case: Case) -> Cause:
 
 
 def _clipping(case: Case) -> Cause:
-    if any(d.kind == "copies" for d in case.found[:1]):
-        return Cause("replicas_drifted", f"clipping left copies that differ: {case.found[0].what}")
-    return Cause("clipping", f"gradients are right before clipping and wrong after: {case.found[0].what}")
+    if any(d.kind == "copies" for d in case.divergences[:1]):
+        return Cause("replicas_drifted", f"clipping left copies that differ: {case.divergences[0].what}")
+    return Cause(
+        "clipping", f"gradients are right before clipping and wrong after: {case.divergences[0].what}"
+    )

@@ -123,11 +123,11 @@ def box_of(full: Tensor, part: RecordedBox) -> Tensor:
 
 def copies_of(parts: Sequence[RecordedBox]) -> list[list[RecordedBox]]:
     """The boxes of a tensor that are not empty, each with all ranks that hold it."""
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[RecordedBox]] = defaultdict(list)
+    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[RecordedBox]] = defaultdict(list)
     for part in parts:
         if part.tensor.numel():
-            found[part.start, tuple(part.tensor.shape)].append(part)
-    return list(found.values())
+            boxes[part.start, tuple(part.tensor.shape)].append(part)
+    return list(boxes.values())
 
 
 def only_at(parts: Sequence[RecordedBox], axes: Sequence[str], wrong: Callable[[RecordedBox], bool]) -> str:
@@ -222,8 +222,8 @@ class Evidence:
             room -= got.numel()
             rows.append(got.double().flatten())
             columns.append(shares.flatten(1).T)
-        found: Fit | None = fit(torch.cat(rows), torch.cat(columns)) if rows else None
-        return None if found is None or found.residual > self.near else found.weights
+        solution: Fit | None = fit(torch.cat(rows), torch.cat(columns)) if rows else None
+        return None if solution is None or solution.residual > self.near else solution.weights
 
     def _shares_of(self, name: str) -> Tensor | None:
         """[shares, ...] of one gradient; all uses of a tied weight together."""

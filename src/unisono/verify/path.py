@@ -71,8 +71,8 @@ def _length(module: nn.Module) -> int:
         return 2 * PASSES * math.prod(module.normalized_shape)
     if isinstance(module, nn.GroupNorm):
         return 2 * PASSES * module.num_channels // module.num_groups * 64  # positions of a small picture
-    own = list(module.parameters(recurse=False))
-    return int(getattr(module, "additions", 1 if own else 0))
+    parameters = list(module.parameters(recurse=False))
+    return int(getattr(module, "additions", 1 if parameters else 0))
 
 
 class _Float32Copies(TorchDispatchMode):
@@ -80,13 +80,13 @@ class _Float32Copies(TorchDispatchMode):
 
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
-        self.names, self.found = names, set[str]()
+        self.names, self.copied = names, set[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype is torch.float32 and args:
             name = self.names.get(id(args[0]))
-            self.found |= {name} if name else set()
+            self.copied |= {name} if name else set()
         return result
 
 
@@ -103,4 +103,4 @@ def read_in_float32(model: nn.Module, sample: Tensor) -> frozenset[str]:
             model(sample.double() if sample.is_floating_point() else sample)
     except Exception:  # a user's own code, which may ask for numbers
         return frozenset()
-    return frozenset(seen.found)
+    return frozenset(seen.copied)

@@ -59,8 +59,8 @@ def play_stale(resolved: Resolved, place: Place, corpus: Corpus, steps: int, fol
     folder.mkdir(parents=True, exist_ok=True)
     player = run.player
     log = player.log if isinstance(player, FlowPlayer) else []
-    told = {"numbers": numbers, "log": log, "stage": run.mesh.at["pp"], "blocks": run.local.blocks}
-    (folder / f"stale-{place.rank}.json").write_text(json.dumps(told))
+    facts = {"numbers": numbers, "log": log, "stage": run.mesh.at["pp"], "blocks": run.local.blocks}
+    (folder / f"stale-{place.rank}.json").write_text(json.dumps(facts))
     save(folder, steps - 1, pieces_of(run), {}, rank=place.rank, world=place.world, token="stale")
     run.mesh.world.barrier()
     return run
@@ -69,7 +69,7 @@ def play_stale(resolved: Resolved, place: Place, corpus: Corpus, steps: int, fol
 def judge_stale(
     schedule: Unflushed,
     resolved: Resolved,
-    one: Resolved,
+    alone: Resolved,
     place: Place,
     corpus: Corpus,
     steps: int,
@@ -78,11 +78,11 @@ def judge_stale(
     """As `judge_plan`. one, place: of the one device, which is played here."""
     plan, micros = resolved.plan, resolved.batch.micros
     bounds = bounds_of(plan, sizes_of(resolved, corpus))
-    told = [json.loads((folder / f"stale-{rank}.json").read_text()) for rank in range(plan.world)]
+    reports = [json.loads((folder / f"stale-{rank}.json").read_text()) for rank in range(plan.world)]
     wrong = next(
-        (text for one_rank in told for text in _misused(schedule, plan.pp, micros, steps, one_rank)), None
+        (text for one_rank in reports for text in _misused(schedule, plan.pp, micros, steps, one_rank)), None
     )
-    found = {
+    result = {
         "bound": bounds.grad, "errors": dict.fromkeys(("loss", "grad", "param", "optim"), 0.0), "bit_identical": False,
         "first": None, "step": None, "kind": None, "wide": bounds.shows_nothing(resolved.batch.leaves),
         "notes": [schedule.loses(plan.pp, micros)],
@@ -92,14 +92,14 @@ def judge_stale(
             "cause": "wrong_version",
             "explanation": "a stage uses weights that its schedule does not say",
         }
-        return found | {"first": wrong, "step": 0, "kind": "version"} | cause
-    blocks = told[0]["blocks"]
-    right = aged(schedule, plan, blocks, one, place, corpus, steps)
-    pushed = aged(schedule, plan, blocks, one, place, corpus, steps, pushed=bounds)
-    rows = list(_compared(told, _saved(folder, steps, right), right, pushed, bounds.spread, bounds.unit))
+        return result | {"first": wrong, "step": 0, "kind": "version"} | cause
+    blocks = reports[0]["blocks"]
+    right = aged(schedule, plan, blocks, alone, place, corpus, steps)
+    pushed = aged(schedule, plan, blocks, alone, place, corpus, steps, pushed=bounds)
+    rows = list(_compared(reports, _saved(folder, steps, right), right, pushed, bounds.spread, bounds.unit))
     for kind, _, error, _, _ in rows:
-        found["errors"][kind] = max(found["errors"][kind], min(error, 1e308))
-    found["bit_identical"] = all(same for *_, same in rows)
+        result["errors"][kind] = max(result["errors"][kind], min(error, 1e308))
+    result["bit_identical"] = all(same for *_, same in rows)
     bad = next((row for row in rows if not row[2] <= row[3]), None)
     if bad is not None:
         text = f"{bad[1]}: off by {bad[2]:.1e} of its largest, {bad[3]:.1e} is allowed"
@@ -107,15 +107,15 @@ def judge_stale(
             "cause": "stale_run",
             "explanation": "not what one device with the same versions of weights computes",
         }
-        return found | {"first": text, "step": steps - 1, "kind": bad[0]} | cause
-    return found
+        return result | {"first": text, "step": steps - 1, "kind": bad[0]} | cause
+    return result
 
 
 def aged(
     schedule: Unflushed,
     plan: Plan,
     blocks: Sequence[int],
-    one: Resolved,
+    alone: Resolved,
     place: Place,
     corpus: Corpus,
     steps: int,
@@ -123,9 +123,9 @@ def aged(
 ) -> Aged:
     """One device's run in which each micro-batch uses, in each stage of the plan, weights of the version that the
     schedule says. blocks: of each stage. pushed: how far all gradients are pushed, if they are."""
-    one = _alone(one, steps)
-    run = build(one.recipe, one.plan, place, corpus, Recorder(0))
-    feed, _ = feeds(one.recipe, one.plan, corpus, place.device)
+    alone = _alone(alone, steps)
+    run = build(alone.recipe, alone.plan, place, corpus, Recorder(0))
+    feed, _ = feeds(alone.recipe, alone.plan, corpus, place.device)
     (stage,), owners = run.local.stages.values(), run.local.owners
     slots = {slot.name: slot for slot in run.local.slots}
     cuts = [range(end - count, end) for count, end in zip(blocks, accumulate(blocks), strict=True)]
@@ -142,8 +142,8 @@ def aged(
             used = {name: history[ages[stage_of(name, cuts)]][name].requires_grad_() for name in slots}
             loss = _loss(stage, used, leaf, run.seed, plan.precision, place.device) * (weight * leaf.scale)
             lost += loss.item()
-            made = torch.autograd.grad(loss, list(used.values()), allow_unused=True)
-            for name, grad in zip(used, made, strict=True):
+            gradients = torch.autograd.grad(loss, list(used.values()), allow_unused=True)
+            for name, grad in zip(used, gradients, strict=True):
                 owner = owners.get(name, name)
                 if grad is not None:
                     grads[owner] = grads[owner] + grad if owner in grads else grad.clone()
@@ -174,13 +174,13 @@ def _loss(
 
 
 def _misused(
-    schedule: Unflushed, ranks: int, micros: int, steps: int, told: Mapping[str, Any]
+    schedule: Unflushed, ranks: int, micros: int, steps: int, report: Mapping[str, Any]
 ) -> Sequence[str]:
     """What is wrong with the versions that one rank has used, in words."""
-    stage, wrong = told["stage"], []
-    if [micro for micro, _, _ in told["log"]] != list(range(steps * micros)):
+    stage, wrong = report["stage"], []
+    if [micro for micro, _, _ in report["log"]] != list(range(steps * micros)):
         wrong.append(f"stage {stage} went backward through other micro-batches than its steps have")
-    for micro, ahead, back in told["log"]:
+    for micro, ahead, back in report["log"]:
         says = schedule.version(stage, ranks, micros, micro)
         if not ahead == back == says:
             text = f"micro-batch {micro} in stage {stage} went forward with version {ahead} of the weights"
@@ -193,7 +193,7 @@ def _saved(folder: Path, steps: int, right: Aged) -> dict[str, Tensor]:
 
 
 def _compared(
-    told: Sequence[Mapping[str, Any]],
+    reports: Sequence[Mapping[str, Any]],
     got: Mapping[str, Tensor],
     right: Aged,
     pushed: Aged,
@@ -202,7 +202,7 @@ def _compared(
 ) -> Sequence[tuple[str, str, float, float, bool]]:
     """(kind, name, error, what is allowed, whether the bits are the same) of all numbers and tensors."""
     rows = []
-    for rank in told:
+    for rank in reports:
         for step, (seen, want, off) in enumerate(
             zip(rank["numbers"], right.numbers, pushed.numbers, strict=True)
         ):

@@ -142,7 +142,7 @@ def _of_replicas(codec: Codec, dp: int) -> Iterator[str]:
 
 
 def _of_odd_numbers(codec: Codec) -> Iterator[str]:
-    zeros, overflow = ([one.sums[0] for one in _played(codec, 2, 1, filled=x)] for x in (0.0, torch.nan))
+    zeros, overflow = ([rank.sums[0] for rank in _played(codec, 2, 1, filled=x)] for x in (0.0, torch.nan))
     if any(total.count_nonzero() for sums in zeros for total in sums):
         yield "the sum of zeros is not zero"
     if any(total.isfinite().all() for sums in overflow for total in sums):
@@ -157,8 +157,8 @@ def _of_bytes(codec: Codec, seen: Sequence[_Seen], dp: int) -> Iterator[str]:
             raise CodecFault(f"work returns {work!r}; it returns a unisono.spec.work.Work")
     room = 2 * ITEM * (dp - 1) + 4 * sum(len(work.calls) for work in declared)
     for said, does, word in (
-        (sum(work.sent for work in declared), [one.sent for one in seen], "sends"),
-        (sum(work.kept for work in declared), [one.kept for one in seen], "keeps"),
+        (sum(work.sent for work in declared), [seen_by_rank.sent for seen_by_rank in seen], "sends"),
+        (sum(work.kept for work in declared), [seen_by_rank.kept for seen_by_rank in seen], "keeps"),
     ):
         rank = max(range(dp), key=lambda rank: abs(said - does[rank]))
         if abs(said - does[rank]) > room:
@@ -195,8 +195,8 @@ def _driven(
     recorder = Recorder(rank)
     group = Mesh(Shape(dp=dp), rank, recorder, timedelta(seconds=60)).dp
     held = [[nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes] for shapes in BUCKETS]
-    params = {f"{i}.{j}": p for i, some in enumerate(held) for j, p in enumerate(some)}
-    buckets = [Bucket(some, dp) for some in held]
+    params = {f"{i}.{j}": p for i, parameters in enumerate(held) for j, p in enumerate(parameters)}
+    buckets = [Bucket(parameters, dp) for parameters in held]
     drive, sums = Drive(WatchedCoder(codec.bind(), log, codec), group, params), []
     for step in range(steps):
         if anew and step == anew:
@@ -217,8 +217,13 @@ def _driven(
         drive.begin(bucket)
     drive.finish()
     sent = sum(recorder.bytes().values()) - before
-    parts = [[state.get(f"{i}.{j}/left") for j in range(len(some))] for i, some in enumerate(held)]
-    left = [torch.cat([x.flatten() for x in some if x is not None] or [torch.zeros(0)]) for some in parts]
+    parts = [
+        [state.get(f"{i}.{j}/left") for j in range(len(parameters))] for i, parameters in enumerate(held)
+    ]
+    left = [
+        torch.cat([x.flatten() for x in parameters if x is not None] or [torch.zeros(0)])
+        for parameters in parts
+    ]
     return _Seen(sums, sent, sum(x.nbytes for x in state.values()), left)
 
 
@@ -228,9 +233,9 @@ def _of_sent(codec: Codec, dp: int) -> Iterator[str]:
     seen = _played(fed, dp, STEPS)
     for bucket in range(len(BUCKETS)):
         numel = sum(shape.numel() for shape in BUCKETS[bucket])
-        given = [_gradient(rank, step, bucket, dp) for rank in range(dp) for step in range(STEPS)]
-        whole = tree_sum(given)
-        left = [_padded(one.left[bucket], dp) for one in seen]
+        gradients = [_gradient(rank, step, bucket, dp) for rank in range(dp) for step in range(STEPS)]
+        whole = tree_sum(gradients)
+        left = [_padded(seen_by_rank.left[bucket], dp) for seen_by_rank in seen]
         came = tree_sum([*(sums[bucket] for sums in seen[0].sums), *left])
         off = ((came - whole).norm() / whole.norm()).item()
         room = max(codec.error, 1e-5) if codec.linear else 1e-5
@@ -261,7 +266,7 @@ def _of_sum(codec: Codec, seen: Sequence[_Seen], dp: int) -> Iterator[str]:
         yield f"an element is off by {far:.2g} of its parameter's largest; `lost` allows {codec.lost(dp):.2g}"
 
 
-def _same(some: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> bool:
+def _same(sums: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> bool:
     return all(
-        torch.equal(a, b) for x, y in zip(some, others, strict=True) for a, b in zip(x, y, strict=True)
+        torch.equal(a, b) for x, y in zip(sums, others, strict=True) for a, b in zip(x, y, strict=True)
     )
