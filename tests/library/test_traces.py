@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unisono.library.following import Following
+from unisono.library.batch_tracer import BatchTracer
 from unisono.library.traces import SampleTrace
 
 Act = Callable[[Tensor, Tensor], Any]
@@ -17,7 +17,7 @@ Act = Callable[[Tensor, Tensor], Any]
 def traced(act: Act, weighed: bool = False) -> SampleTrace | None:
     """Of act(x, y), x [4, 3, 2], y [4]."""
     x, y = torch.rand(4, 3, 2, requires_grad=True).add(0.1), torch.tensor([0, 2, 1, 1])
-    following = Following(2, lambda code, detail="": None)
+    following = BatchTracer(2, lambda code, detail="": None)
     following.look(True)
     following.begin([x, y], 4)
     if weighed:

@@ -18,7 +18,7 @@ from unisono.spec.errors import UsageError
 PACK_BYTES = 16 << 20
 
 
-class Small:
+class Exchange:
     """Exchanges of a few numbers over the data ranks; `device` is where the backend wants them."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
@@ -78,9 +78,9 @@ def decoded(data: bytes) -> Any:
     return _decode(json.loads(data[8 : 8 + size]), memoryview(data)[8 + size :])
 
 
-def from_main(value: Any, small: Small, source: int = 0) -> Any:
+def from_main(value: Any, exchange: Exchange, source: int = 0) -> Any:
     """The value of the rank at index `source`, on every rank."""
-    group, device = small.group, small.device
+    group, device = exchange.group, exchange.device
     if group.size == 1:
         return value
     data = encoded(value) if group.index == source else b""
@@ -90,9 +90,9 @@ def from_main(value: Any, small: Small, source: int = 0) -> Any:
     return value if group.index == source else decoded(line.cpu().numpy().tobytes())
 
 
-def of_each(value: Any, small: Small) -> list[Any]:
+def of_each(value: Any, exchange: Exchange) -> list[Any]:
     """Every rank's value, by rank, on every rank."""
-    group, device = small.group, small.device
+    group, device = exchange.group, exchange.device
     if group.size == 1:
         return [value]
     data = encoded(value)

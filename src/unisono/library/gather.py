@@ -8,12 +8,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.comm.group import Group
-from unisono.library.hand import DealtBatch, Hand
+from unisono.library.current_batch import BatchShard, CurrentBatch
 from unisono.library.modes import unwatched
 from unisono.spec.errors import UsageError
 
 
-def gather(x: Tensor, batch: DealtBatch, group: Group) -> Tensor:
+def gather(x: Tensor, batch: BatchShard, group: Group) -> Tensor:
     """x [samples here, ...] → [samples of the global batch, ...], the same on every rank; gradients flow back.
 
     Every rank then makes the loss that one device makes. Its gradient here counts this rank's rows alone, and
@@ -34,7 +34,7 @@ def gather(x: Tensor, batch: DealtBatch, group: Group) -> Tensor:
 class _Gather(torch.autograd.Function):
     @staticmethod
     @unwatched()
-    def forward(ctx: Any, x: Tensor, batch: DealtBatch, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, batch: BatchShard, group: Group) -> Tensor:
         ctx.batch, ctx.group = batch, group
         parts = batch.parts(group.size)
         most = max(high - low for low, high in parts)
@@ -58,21 +58,21 @@ class _Gather(torch.autograd.Function):
 class Joined:
     """The forward of one batch norm, over the group. A copy of the module has one of its own."""
 
-    def __init__(self, module: _BatchNorm, group: Group, hand: Hand) -> None:
-        self._module, self._group, self._hand = module, group, hand
+    def __init__(self, module: _BatchNorm, group: Group, current_batch: CurrentBatch) -> None:
+        self._module, self._group, self._current_batch = module, group, current_batch
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _forward(self._module, self._group, self._hand, x)
+        return _forward(self._module, self._group, self._current_batch, x)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Joined":
-        return Joined(memo.get(id(self._module), self._module), self._group, self._hand)
+        return Joined(memo.get(id(self._module), self._module), self._group, self._current_batch)
 
 
-def join_batches(model: nn.Module, group: Group, hand: Hand) -> None:
+def join_batches(model: nn.Module, group: Group, current_batch: CurrentBatch) -> None:
     """Let the model's batch norms see the global batch. Modules, parameters and state_dict stay as they are."""
     for module in model.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-            module.forward = Joined(module, group, hand)  # type: ignore[method-assign]
+            module.forward = Joined(module, group, current_batch)  # type: ignore[method-assign]
 
 
 class _Sum(torch.autograd.Function):
@@ -94,7 +94,7 @@ class _Sum(torch.autograd.Function):
         return whole / (ctx.ratio or 1.0), None, None
 
 
-def _forward(module: _BatchNorm, group: Group, hand: Hand, x: Tensor) -> Tensor:
+def _forward(module: _BatchNorm, group: Group, current_batch: CurrentBatch, x: Tensor) -> Tensor:
     module._check_input_dim(x)
     if not (module.training or module.running_mean is None):
         return _BatchNorm.forward(module, x)
@@ -102,16 +102,18 @@ def _forward(module: _BatchNorm, group: Group, hand: Hand, x: Tensor) -> Tensor:
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     here = (
-        1.0 if hand.ratio else 0.0
+        1.0 if current_batch.ratio else 0.0
     )  # a rank without samples computes on a borrowed one, which does not count
     values = here * x.numel() / x.shape[1]
-    line = _Sum.apply(torch.cat([wide.sum(dims) * here, wide.new_full((1,), values)]), group, hand.ratio)
+    line = _Sum.apply(
+        torch.cat([wide.sum(dims) * here, wide.new_full((1,), values)]), group, current_batch.ratio
+    )
     count = line[-1].detach()
     if values <= 1 and count <= 1:  # as on one device; asked only where this rank could be all there is
         raise ValueError("batch normalisation needs more than one value a channel in training")
     mean = line[:-1] / count
     centred = wide - mean.view(shape)
-    variance = _Sum.apply(centred.square().sum(dims) * here, group, hand.ratio) / count
+    variance = _Sum.apply(centred.square().sum(dims) * here, group, current_batch.ratio) / count
     _remember(module, mean.detach(), variance.detach() * (count / (count - 1)))
     y = centred * (variance + module.eps).rsqrt().view(shape)
     if module.affine:

@@ -23,9 +23,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
-from unisono.library.exchange import Small
-from unisono.library.hand import Hand
-from unisono.library.hooks import DeferredHooks, begin_all
+from unisono.library.current_batch import CurrentBatch
+from unisono.library.exchange import Exchange
+from unisono.library.user_hooks import DeferredHooks, begin_all
 from unisono.parallel.params import Slot, local_of
 from unisono.parallel.shard import ShardScatter
 from unisono.spec.errors import UserCodeError
@@ -129,21 +129,21 @@ class Averaging(EveryStepSync):
 class LoopGradients:
     """Gradients of one model in a user's own loop, which meet on `dp`: a group of the model's own, since which of
     several models is ready first may differ from rank to rank. Parameters may be frozen and thawed at any time.
-    over: called as a backward has ended. meet: called before ranks meet. small: of `dp`."""
+    over: called as a backward has ended. meet: called before ranks meet. exchange: of `dp`."""
 
     def __init__(
         self,
         slots: Sequence[Slot],
         dp: Group,
         shard: Group,
-        hand: Hand,
+        current_batch: CurrentBatch,
         over: Callable[[], None],
         meet: Callable[[], None],
-        small: Small,
+        exchange: Exchange,
     ) -> None:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
-        self._hand, self._over, self._before = hand, over, meet
-        self._meets, self._small = dp.size > 1, small
+        self._current_batch, self._over, self._before = current_batch, over, meet
+        self._meets, self._exchange = dp.size > 1, exchange
         self._met: dict[
             int, tuple[int, Any]
         ] = {}  # by parameter, the gradient that was left: where, and whether
@@ -198,10 +198,10 @@ class LoopGradients:
         if not (fresh or looking or self._alone) or self._same(self._held()):
             return None
         self._alone = True
-        self._hand.update()
+        self._current_batch.update()
         for grad in self._held():
-            if self._hand.ratio:
-                grad.mul_(self._hand.ratio)
+            if self._current_batch.ratio:
+                grad.mul_(self._current_batch.ratio)
             else:
                 grad.zero_()
         self._hooked = []
@@ -221,7 +221,7 @@ class LoopGradients:
             if parts
             else torch.zeros((), dtype=torch.int64)
         )
-        seen = self._small.gather(int(glance))
+        seen = self._exchange.gather(int(glance))
         return all(number == seen[0] for number in seen)
 
     def look_anew(self) -> bool:
@@ -246,7 +246,7 @@ class LoopGradients:
         if not self._running and is_asked_for(live):
             return None
         self._begin()
-        ratio = self._hand.ratio
+        ratio = self._current_batch.ratio
         if ratio == 1.0:
             return None
         return grad * ratio if ratio else torch.zeros_like(grad)  # 0 x inf is not 0
@@ -254,7 +254,7 @@ class LoopGradients:
     def _weigh(self, grad: Tensor) -> None:
         """Gradients that FSDP2 is about to sum over the shards: this rank's weight applied."""
         self._begin()
-        ratio = self._hand.ratio
+        ratio = self._current_batch.ratio
         if ratio:
             grad.mul_(ratio / self._shard.size)
         else:
@@ -266,7 +266,7 @@ class LoopGradients:
             return
         self._running = True
         at_end_of_backward(self._end)
-        self._hand.backward()
+        self._current_batch.backward()
         self._hooked = begin_all(self._hooks)
         if not self._meets:
             return

@@ -16,21 +16,21 @@ from torch.optim import Optimizer
 from unisono.comm.mesh import Mesh
 from unisono.launch.rank_calls import Ledger
 from unisono.library import checks, leave, sharding
-from unisono.library.deal import DealtLoader
-from unisono.library.exchange import Small, of_each, spread
+from unisono.library.batch_sharding import ShardedLoader
+from unisono.library.batch_tracer import BatchTracer
+from unisono.library.current_batch import CurrentBatch
+from unisono.library.exchange import Exchange, of_each, spread
 from unisono.library.explain import explained
-from unisono.library.following import Following
+from unisono.library.first_steps import FirstSteps, follow, refuse_double_backward
 from unisono.library.gather import gather, join_batches
 from unisono.library.gradients import LoopGradients
-from unisono.library.hand import Hand
 from unisono.library.join import JoinedLoader, JoinedLoaders
 from unisono.library.modes import unwatched
-from unisono.library.noise import Draws, Streams
 from unisono.library.notices import Notices
+from unisono.library.randomness import Draws, Streams
 from unisono.library.ranks import Ranks, rows_of
 from unisono.library.sharding import Moved, shard
 from unisono.library.state import JobPlace, Prepared, as_written, persistent_buffers
-from unisono.library.watch import FirstSteps, follow, refuse_double_backward
 from unisono.observe.metrics import JsonLines
 from unisono.parallel.params import local_of, slots_of
 from unisono.plan import Plan
@@ -63,27 +63,31 @@ class Job:
         self.plan, self.mesh, self.device = plan, mesh, device
         self.rank, self.world = mesh.rank, mesh.shape.world
         self.step = 0
-        self._small = Small(mesh.data, wire)
+        self._exchange = Exchange(mesh.data, wire)
         # Norms have groups of their own: a call that one rank alone makes meets no gradients, waits, and is named.
         self._norms = mesh.group("shard", ("shard",))
-        self._norm_is_met = Small(mesh.group("dp", ("dp",)), wire)
+        self._norm_is_met = Exchange(mesh.group("dp", ("dp",)), wire)
         self._ledger = ledger or Ledger()
-        self._notices = Notices(self._small, strict)
-        self._following = Following(mesh.data.size, self._notices)
-        self._hand = Hand(mesh.data.index, mesh.data.size, self._notices, self._following.begin)
+        self._notices = Notices(self._exchange, strict)
+        self._following = BatchTracer(mesh.data.size, self._notices)
+        self._current_batch = CurrentBatch(
+            mesh.data.index, mesh.data.size, self._notices, self._following.begin
+        )
         self._prepared: list[Prepared] = []
-        self._dealt: list[DealtLoader] = []
+        self._dealt: list[ShardedLoader] = []
         self._lines: dict[Path, JsonLines] = {}
         self.advice: tuple[str, ...] = ()
         self._owner = owner
         self._closed = False
         self._seed = self._common(torch.initial_seed())
         self._place = JobPlace(self, self._common(secrets.randbits(63)))
-        self.ranks = Ranks(self._small)
+        self.ranks = Ranks(self._exchange)
         self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._notices)
-        self._joins = JoinedLoaders(self._hand, self._small, self._streams)
-        self._steps = FirstSteps(self._hand, self._streams, self._small, self._notices, self._following)
-        self.generator = Draws(self._seed, self._hand, lambda: self.step)
+        self._joins = JoinedLoaders(self._current_batch, self._exchange, self._streams)
+        self._steps = FirstSteps(
+            self._current_batch, self._streams, self._exchange, self._notices, self._following
+        )
+        self.generator = Draws(self._seed, self._current_batch, lambda: self.step)
 
     @property
     def is_main(self) -> bool:
@@ -143,7 +147,7 @@ class Job:
         several, sharded, number = self.mesh.data.size > 1, self.plan.shard > 1, self._steps.one_more()
         if several:
             spread([*model.parameters(), *model.buffers()], self.mesh.data)
-            join_batches(model, self.mesh.data, self._hand)
+            join_batches(model, self.mesh.data, self._current_batch)
         shapes = {name: tuple(p.shape) for name, p in as_written(model).named_parameters()}
         moved: Moved = {}
         if sharded:
@@ -158,10 +162,12 @@ class Job:
 
         def meet() -> None:
             if several:
-                self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._hand.says())
+                self._ledger.note(
+                    f"backward of model {number}", self.mesh.data.ranks, *self._current_batch.says()
+                )
 
-        small, over = Small(dp, self._small.device), self._streams.to_script
-        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, over, meet, small)
+        exchange, over = Exchange(dp, self._exchange.device), self._streams.to_script
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._current_batch, over, meet, exchange)
         if several:
             gradients.scatter_through(model)
 
@@ -170,7 +176,7 @@ class Job:
             if gradients.look_anew():
                 sharding.follow_flags(model)
 
-        follow(model, self._hand, self._streams, self._steps, [begins] if sharded else [])
+        follow(model, self._current_batch, self._streams, self._steps, [begins] if sharded else [])
         names = {name: id(p) for name, p in as_written(model).named_parameters(remove_duplicate=False)}
         prepared = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
         self._prepared.append(prepared)
@@ -183,7 +189,7 @@ class Job:
             optimizer.register_step_post_hook(lambda stepping, *_: self._after_step(prepared, stepping))
 
     @explained()
-    def deal(self, data: Any) -> DealtLoader:
+    def deal(self, data: Any) -> ShardedLoader:
         """One more source of global batches, such as one to evaluate on: this rank's samples of each."""
         self._streams.to_script()
         return self._deal(data)
@@ -193,9 +199,11 @@ class Job:
         for it, and every rank makes as many steps as the longest."""
         return self._joins.of(data)
 
-    def _deal(self, data: Any) -> DealtLoader:
+    def _deal(self, data: Any) -> ShardedLoader:
         number = len(self._dealt)
-        self._dealt.append(DealtLoader(data, self._hand, self._small, self._streams, number, self._seed))
+        self._dealt.append(
+            ShardedLoader(data, self._current_batch, self._exchange, self._streams, number, self._seed)
+        )
         return self._dealt[-1]
 
     @contextmanager
@@ -213,11 +221,11 @@ class Job:
     def weigh(self, count: float) -> None:
         """The loss of the batch at hand is a mean over `count` things on this rank (tokens that are no padding, say),
         not over its samples. Call it between the batch and its forward."""
-        count = 0 if self._hand.expected().borrowed else count
-        total = self._small.sums([count])[0]
+        count = 0 if self._current_batch.expected().borrowed else count
+        total = self._exchange.sums([count])[0]
         if total <= 0:
             raise UsageError(f"the batch counts {total:g} over all ranks", where="job.weigh", code="J07")
-        self._hand.weigh(count, total)
+        self._current_batch.weigh(count, total)
         self._following.weigh()
 
     @overload
@@ -230,7 +238,7 @@ class Job:
         number, or for a tensor with dims, such as a buffer, a tensor."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return self._means([value])[0]
-        part = value.detach().to(torch.float64) * (self._hand.ratio / self.mesh.data.size)
+        part = value.detach().to(torch.float64) * (self._current_batch.ratio / self.mesh.data.size)
         return self.mesh.data.all_reduce(part).to(value.dtype)
 
     @explained()
@@ -243,16 +251,16 @@ class Job:
         return tuple(whole) if len(whole) > 1 else whole[0]
 
     def _gathered(self, x: "Tensor | list[Any]") -> Any:
-        batch, group = self._hand.current, self.mesh.data
+        batch, group = self._current_batch.current, self.mesh.data
         if isinstance(x, Tensor) or group.size == 1:
             return gather(x, batch, group) if isinstance(x, Tensor) else x
-        return rows_of(of_each(x, self._small), batch.parts(group.size))
+        return rows_of(of_each(x, self._exchange), batch.parts(group.size))
 
     def _means(self, values: Sequence[float | Tensor]) -> list[float]:
-        ratio, size = self._hand.ratio, self.mesh.data.size
+        ratio, size = self._current_batch.ratio, self.mesh.data.size
         plain = [v.item() if isinstance(v, Tensor) else v for v in values]
         parts = [v * ratio / size if ratio else 0.0 for v in plain]
-        return self._small.sums(parts)
+        return self._exchange.sums(parts)
 
     @explained()
     def clip(self, max_norm: float, model: nn.Module | None = None) -> float:
@@ -362,7 +370,7 @@ class Job:
 
     def _common(self, number: int) -> int:
         line = torch.tensor([number & ((1 << 63) - 1)], dtype=torch.int64)
-        return int(self._small.from_first(line).item())
+        return int(self._exchange.from_first(line).item())
 
     def _find(self, model: nn.Module | None) -> Prepared:
         for prepared in self._prepared:

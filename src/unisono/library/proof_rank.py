@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unisono.launch.context import RankContext
+from unisono.library.batch_tracer import LossWatcher
 from unisono.library.enter import init
-from unisono.library.following import Backwards
 from unisono.library.gradient_check import SCRIPT, plain_name
 from unisono.library.job import Job
 from unisono.library.stage import ScriptStage, staged
@@ -82,7 +82,7 @@ class StepLog:
         self._losses: list[float] = []
         self._tensors: dict[str, Tensor] = {}
         self._thread = threading.get_ident()
-        self._backwards = Backwards(self._loss)
+        self._backwards = LossWatcher(self._loss)
         self.jobs: list[Job] = []
         self.steps_made = 0
 
@@ -143,7 +143,7 @@ class StepLog:
     def _loss(self, loss: Tensor) -> None:
         if loss.numel() == 1 and self.jobs:
             job = self.jobs[-1]
-            ratio = job._hand.latest.ratio / job.mesh.data.size
+            ratio = job._current_batch.latest.ratio / job.mesh.data.size
             self._losses.append(loss.item() * ratio if ratio else 0.0)
 
     def _arrived(self, key: int, grad: Tensor) -> None:

@@ -240,7 +240,7 @@ def repoint(optimizer: Optimizer, moved: Moved) -> None:
 
 def held_elsewhere(moved: Moved) -> str:
     """What still holds a parameter that is no longer the model's, such as a list of an EMA or another optimiser: the
-    type of the holder, or "". A variable may be left of a loop; if it is used, `following` sees it."""
+    type of the holder, or "". A variable may be left of a loop; if it is used, `batch_tracer` sees it."""
     gc.collect()  # FSDP2 leaves cycles
     alive = list(moved)
     for old in alive:

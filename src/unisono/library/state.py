@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
-from unisono.library.deal import DealtLoader
+from unisono.library.batch_sharding import ShardedLoader
 from unisono.library.exchange import decoded, encoded
 from unisono.library.gradients import LoopGradients
 from unisono.library.join import JoinedLoaders
-from unisono.library.noise import Streams, all_states, seed_of, set_all_states
+from unisono.library.randomness import Streams, all_states, seed_of, set_all_states
 from unisono.library.sharding import Moved
 from unisono.parallel.params import Slot, local_of
 from unisono.plan import Plan
@@ -214,7 +214,7 @@ class SavedJob(Protocol):
     world: int
     _seed: int
     _prepared: list[Prepared]
-    _dealt: list[DealtLoader]
+    _dealt: list[ShardedLoader]
     _streams: Streams
     _joins: JoinedLoaders
 

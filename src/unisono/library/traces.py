@@ -3,7 +3,7 @@
 Ranks hold parts of a batch, so the mean of their gradients is that of one device as long as two things hold: nothing
 but a linear sum or mean goes over the samples, and what comes of it is only added up and multiplied by constants.
 A `SampleTrace` says of one tensor how far that holds. A `TorchCall` is one call of an operation, as its rule in
-`trace_rules` sees it.
+`tracing_rules` sees it.
 """
 
 from collections.abc import Callable, Sequence

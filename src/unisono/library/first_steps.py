@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unisono.library.exchange import Small
-from unisono.library.following import Backwards, Following
-from unisono.library.hand import Hand
-from unisono.library.hooks import watch, watch_functions, watch_modules
-from unisono.library.noise import Streams
+from unisono.library.batch_tracer import BatchTracer, LossWatcher
+from unisono.library.batches import digest, digest_of, leaves_of
+from unisono.library.current_batch import CurrentBatch
+from unisono.library.exchange import Exchange
 from unisono.library.notices import Notices
-from unisono.library.whole import digest, digest_of, leaves_of
+from unisono.library.randomness import Streams
+from unisono.library.user_hooks import watch, watch_functions, watch_modules
 from unisono.spec.errors import UsageError
 
 Node = Any  # of autograd's graph
@@ -28,13 +28,23 @@ class FirstSteps:
     """Looks at losses and models until each model has made STEPS steps."""
 
     def __init__(
-        self, hand: Hand, streams: Streams, small: Small, notify: Notices, following: Following
+        self,
+        current_batch: CurrentBatch,
+        streams: Streams,
+        exchange: Exchange,
+        notify: Notices,
+        following: BatchTracer,
     ) -> None:
-        self._hand, self._streams, self._small, self._notify = hand, streams, small, notify
+        self._current_batch, self._streams, self._exchange, self._notify = (
+            current_batch,
+            streams,
+            exchange,
+            notify,
+        )
         self._steps_made: list[int] = []
         self._outputs: dict[Node, None] = {}
         self._following = following
-        self._losses = Backwards(self._loss, following)
+        self._losses = LossWatcher(self._loss, following)
         self._paths: list[str] = []  # of this step's losses
         self._terms: list[float] = []  # numbers a sample in each of their means
         self._uncounted = False  # whether one is of other things than this rank's samples
@@ -44,7 +54,7 @@ class FirstSteps:
     @property
     def looking(self) -> bool:
         return (
-            self._small.group.size > 1
+            self._exchange.group.size > 1
             and sum(self._steps_made) < PATIENCE
             and min(self._steps_made, default=0) < STEPS
         )
@@ -110,7 +120,7 @@ class FirstSteps:
         terms = 0 if self._uncounted else digest(repr(self._terms).encode())  # 0: nothing to compare
         moved = digest_of([b.reshape(-1) for b in buffers]) if buffers else 0
         acted = self._following.acted_on()
-        rows = self._small.rows([moved, paths, terms, bool(acted)])
+        rows = self._exchange.rows([moved, paths, terms, bool(acted)])
         differ = [any(value != column[0] for value in column) for column in zip(*rows, strict=True)]
         if differ[0]:
             self._notify("J14")
@@ -123,7 +133,7 @@ class FirstSteps:
         self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
-        batch = self._hand.latest
+        batch = self._current_batch.latest
         if not batch.count or loss.grad_fn is None:
             return
         trace = self._following.of(loss)
@@ -170,7 +180,9 @@ def _shapes_of(node: Node) -> list[torch.Size]:
     return [output.shape for output in node._input_metadata]
 
 
-def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, before: Sequence[Any]) -> None:
+def follow(
+    model: nn.Module, current_batch: CurrentBatch, streams: Streams, steps: FirstSteps, before: Sequence[Any]
+) -> None:
     """Hooks around the model's forward. before: more to do as it begins. They are functions, so that a copy of the
     model has them without copying what they act on."""
     running: list[Any] = []
@@ -182,7 +194,7 @@ def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, be
         for act in before:
             act()
         steps.entered(model)
-        hand.forward((args, kwargs), torch.is_grad_enabled())
+        current_batch.forward((args, kwargs), torch.is_grad_enabled())
         running.append(streams.forward())
         running[-1].__enter__()
 

@@ -1,7 +1,7 @@
 """In the first steps: sees every loss before its backward, every gradient that is asked for, and every operation.
 
 Every operation of torch passes here, in forwards too. The tensors of a batch have traces, and what is computed from
-them has the traces that `trace_rules` give it. So statistics of a batch that carry no gradient are seen where they
+them has the traces that `tracing_rules` give it. So statistics of a batch that carry no gradient are seen where they
 enter the loss, and samples that meet inside the model.
 """
 
@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unisono.library.modes import place_dispatch_mode, place_function_mode
-from unisono.library.trace_rules import traced
 from unisono.library.traces import SampleTrace, TorchCall
+from unisono.library.tracing_rules import traced
 from unisono.spec.errors import UsageError
 
 _OF_GROUPS = frozenset({"c10d", "_c10d_functional", "fsdp"})  # what ranks tell each other is no rank's own
@@ -46,7 +46,7 @@ class Traces:
         self._known = {key: entry for key, entry in self._known.items() if not entry[0].expired()}
 
 
-class Following(TorchDispatchMode):
+class BatchTracer(TorchDispatchMode):
     """Off until `switch(True)`. notify(code, detail): hears what makes a difference by itself. old: parameters that
     sharding has replaced.
 
@@ -77,7 +77,7 @@ class Following(TorchDispatchMode):
         return self._looks
 
     @contextmanager
-    def alone(self) -> Iterator["Following"]:
+    def alone(self) -> Iterator["BatchTracer"]:
         """On, and with no other traces than those that are made inside."""
         was, kept, self._traces = self.on, self._traces, Traces()
         self.switch(True)
@@ -206,11 +206,11 @@ def _results_of(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | N
 _WRAPPED: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
 
-class Backwards(TorchFunctionMode):
+class LossWatcher(TorchFunctionMode):
     """While it is on, shows every loss to `seen` before its backward. following: on and off with it, and off in the
     backward."""
 
-    def __init__(self, seen: Callable[[Tensor], None], following: Following | None = None) -> None:
+    def __init__(self, seen: Callable[[Tensor], None], following: BatchTracer | None = None) -> None:
         super().__init__()
         self._seen, self._following, self.on = seen, following, False
         self.sharded: Callable[[Tensor], bool] = lambda x: False  # whether it is a parameter that is dealt
@@ -243,7 +243,7 @@ class Backwards(TorchFunctionMode):
                 raise _of_shards(func, error) from error
             raise
 
-    def _by_autograd_grad(self, following: Following, args: Any, kwargs: Any) -> Any:
+    def _by_autograd_grad(self, following: BatchTracer, args: Any, kwargs: Any) -> Any:
         """torch.autograd.grad: a gradient of what is not of the batch is a sum over its samples."""
         arguments = dict(zip(("outputs", "inputs", "grad_outputs"), args, strict=False)) | kwargs
         outputs, inputs = (tree_leaves(arguments[name]) for name in ("outputs", "inputs"))

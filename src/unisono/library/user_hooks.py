@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from unisono.library.following import Following
+from unisono.library.batch_tracer import BatchTracer
 from unisono.library.traces import SampleTrace
 from unisono.parallel.params import local_of
 
@@ -109,7 +109,7 @@ Notify = Callable[[str, str], object]
 class WatchedHook:
     """A hook that is followed while `following` looks."""
 
-    def __init__(self, hook: Any, following: Following, notify: Notify) -> None:
+    def __init__(self, hook: Any, following: BatchTracer, notify: Notify) -> None:
         self._hook, self._following, self._notify = hook, following, notify
 
     def __getattr__(self, name: str) -> Any:
@@ -133,9 +133,9 @@ class WatchedHook:
 class WatchedFunction:
     """The backward of an autograd function of the script's own, between two hooks on its node."""
 
-    def __init__(self, name: str, following: Following, notify: Notify) -> None:
+    def __init__(self, name: str, following: BatchTracer, notify: Notify) -> None:
         self._name, self._following, self._notify = name, following, notify
-        self._inside: AbstractContextManager[Following] | None = None
+        self._inside: AbstractContextManager[BatchTracer] | None = None
 
     def begin(self, gradients: Any) -> None:
         if self._following.looking() and self._inside is None:
@@ -152,7 +152,7 @@ class WatchedFunction:
                 self._notify("J27", f"the backward of {self._name}: {met}")
 
 
-def watch_functions(functions: Mapping[Any, str], following: Following, notify: Notify) -> None:
+def watch_functions(functions: Mapping[Any, str], following: BatchTracer, notify: Notify) -> None:
     """Autograd functions of the script's own, by their nodes in a graph."""
     for node, name in functions.items():
         watched = WatchedFunction(name, following, notify)
@@ -160,26 +160,26 @@ def watch_functions(functions: Mapping[Any, str], following: Following, notify: 
         node.register_hook(watched.end)
 
 
-def _mark(following: Following, gradients: Sequence[Any]) -> None:
+def _mark(following: BatchTracer, gradients: Sequence[Any]) -> None:
     for x in gradients:
         if isinstance(x, Tensor):
             rows = x.shape[0] if x.dim() else 1
             following.mark(x, SampleTrace(0, max(1, rows), 0 if x.dim() else None, reduced="gradient"))
 
 
-def _met(following: Following, gradients: Sequence[Any]) -> str:
+def _met(following: BatchTracer, gradients: Sequence[Any]) -> str:
     traces = (following.of(x) for x in gradients)
     return next((trace.met for trace in traces if trace is not None and trace.met), "")
 
 
-def watch(hooks: Any, following: Following, notify: Notify) -> None:
+def watch(hooks: Any, following: BatchTracer, notify: Notify) -> None:
     """Have hooks in this dict of torch's followed."""
     for key, hook in list((hooks or {}).items()):
         if not isinstance(hook, WatchedHook):
             hooks[key] = WatchedHook(hook, following, notify)
 
 
-def watch_modules(model: nn.Module, following: Following, notify: Notify) -> None:
+def watch_modules(model: nn.Module, following: BatchTracer, notify: Notify) -> None:
     """Those on the gradients of a model's modules."""
     for module in model.modules():
         for hooks in (module._backward_hooks, module._backward_pre_hooks):

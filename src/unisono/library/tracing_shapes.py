@@ -1,4 +1,4 @@
-"""Rules of operations that change where samples lie (`trace_rules`): shapes, cuts, joins, look-ups."""
+"""Rules of operations that change where samples lie (`tracing_rules`): shapes, cuts, joins, look-ups."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from unisono.comm.device import random_states, seeded_states, set_random_states
-from unisono.library.hand import Hand
+from unisono.library.current_batch import CurrentBatch
 from unisono.library.modes import unwatched
 from unisono.library.notices import Notices
 from unisono.spec.errors import UsageError
@@ -61,7 +61,7 @@ def found_in(roots: Iterable[Any]) -> list[OwnGenerator]:
 
 def found_in_script() -> list[OwnGenerator]:
     """Python's and NumPy's, of the functions of the script that are running in this thread. Torch's pass where they are
-    used (`following`)."""
+    used (`batch_tracer`)."""
     frame, roots = sys._getframe(1), []
     while frame is not None:
         if not is_foreign(frame.f_code.co_filename):
@@ -322,8 +322,8 @@ class Draws:
     how often this was called for it, and the sample's place in the global batch.
     """
 
-    def __init__(self, seed: int, hand: Hand, step: Callable[[], int]) -> None:
-        self._seed, self._hand, self._step = seed, hand, step
+    def __init__(self, seed: int, current_batch: CurrentBatch, step: Callable[[], int]) -> None:
+        self._seed, self._current_batch, self._step = seed, current_batch, step
 
     def rand(self, *size: int, **options: Any) -> Tensor:
         """Uniform in [0, 1)."""
@@ -349,7 +349,7 @@ class Draws:
 
     @unwatched()
     def _drawn(self, function: Callable[..., Tensor], size: Sequence[int], options: dict[str, Any]) -> Tensor:
-        batch = self._hand.expected()
+        batch = self._current_batch.expected()
         if not size or (batch.count and size[0] != batch.samples):
             raise UsageError(
                 f"numbers of shape {list(size)} for a batch of which {batch.samples} samples are here",

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from unisono.library import trace_shapes as shapes
+from unisono.library import tracing_shapes as shapes
 from unisono.library.traces import Found, SampleTrace, TorchCall, listed, mixed, together
 
 # Entry by entry. The rest of what torch marks as pointwise bends what it is given.

@@ -18,11 +18,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from unisono.comm.device import is_apart
-from unisono.library.exchange import Small
+from unisono.library.batches import cut, digest, digest_of, glance_at, samples_in
+from unisono.library.current_batch import CurrentBatch, Walk, part
+from unisono.library.exchange import Exchange
 from unisono.library.explain import explained
-from unisono.library.hand import Hand, Walk, part
 from unisono.library.modes import unwatched
-from unisono.library.noise import (
+from unisono.library.randomness import (
     BySample,
     Streams,
     all_states,
@@ -32,7 +33,6 @@ from unisono.library.noise import (
     set_all_states,
     state_of,
 )
-from unisono.library.whole import cut, digest, digest_of, glance_at, samples_in
 from unisono.spec.errors import UsageError
 
 Context = Callable[[], AbstractContextManager[None]]
@@ -159,12 +159,25 @@ class Slices:
         return getattr(self._batches, name)
 
 
-class DealtLoader:
+class ShardedLoader:
     """This rank's parts of the batches of `data`, and what each weighs. Length and attributes are those of `data`."""
 
-    def __init__(self, data: Any, hand: Hand, small: Small, streams: Streams, number: int, seed: int) -> None:
+    def __init__(
+        self,
+        data: Any,
+        current_batch: CurrentBatch,
+        exchange: Exchange,
+        streams: Streams,
+        number: int,
+        seed: int,
+    ) -> None:
         _refuse(data)
-        self._hand, self._small, self._streams, self._source = hand, small, streams, data
+        self._current_batch, self._exchange, self._streams, self._source = (
+            current_batch,
+            exchange,
+            streams,
+            data,
+        )
         self._slices: Slices | None = None
         self._data = data
         self._walk, self._start = Walk(number, -1), []
@@ -173,7 +186,9 @@ class DealtLoader:
         chosen = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
         if chosen and data.batch_sampler is not None:
             by_sample = draws(data.dataset)
-            self._slices = Slices(data.batch_sampler, hand.index, hand.size, seed, by_sample)
+            self._slices = Slices(
+                data.batch_sampler, current_batch.index, current_batch.size, seed, by_sample
+            )
             self._data = copy.copy(data)
             dataset = BySample(data.dataset) if by_sample else data.dataset
             # A loader guards these names against assignment, for its own iterators may be on their way; this copy's
@@ -195,13 +210,13 @@ class DealtLoader:
                     if first:
                         self._agree(chain)
                     first = False
-                    self._hand.fetched(batch, low, high, count, walk, chain)
+                    self._current_batch.fetched(batch, low, high, count, walk, chain)
                     self._streams.to_own()
                     yield batch
                     self._streams.to_script()
                 exhausted = True
             finally:  # also where the loop leaves a pass early: it begins another then
-                if self._hand.ended(walk, exhausted):
+                if self._current_batch.ended(walk, exhausted):
                     self._streams.to_script()
 
     def __getattr__(self, name: str) -> Any:
@@ -288,7 +303,7 @@ class DealtLoader:
                     fix="yield tensors (or tuples, lists, dicts of them) whose dim 0 counts the samples",
                     code="J03",
                 )
-            low, high = part(count, self._hand.index, self._hand.size)
+            low, high = part(count, self._current_batch.index, self._current_batch.size)
             whole = high - low == count
             rows = batch if whole else cut(batch, count, *((low, high) if high > low else (0, 1)))
             yield rows, low, high, count, glance_at(batch) if number else digest_of(batch)
@@ -301,14 +316,14 @@ class DealtLoader:
             self._start = going_on["random"]
             return as_before(self._start, generators)
         for generator in (torch.default_generator, *generators):
-            state = self._small.from_first(generator.get_state())
-            if self._small.group.index:
+            state = self._exchange.from_first(generator.get_state())
+            if self._exchange.group.index:
                 generator.set_state(state)
         self._start = states_now(generators)
         return nullcontext
 
     def _agree(self, seen: int) -> None:
-        others = self._small.gather(seen)
+        others = self._exchange.gather(seen)
         strangers = [rank for rank, other in enumerate(others) if other != others[0]]
         if strangers:
             raise UsageError(
