@@ -170,7 +170,7 @@ def way_of(root: Node, until: Collection[Node] = (), most: int = 4096) -> tuple[
 def _own_function(node: Node) -> str:
     """The name of an autograd function of the script's own; "" of another."""
     function = getattr(node, "_forward_cls", None)
-    if function is None or function.__module__.startswith(("torch.", "unisono.")):
+    if function is None or function.__module__.startswith(("torch.", "unisono.", "unisono_contrib.")):
         return ""
     return function.__name__
 

@@ -31,9 +31,9 @@ from unisono.parallel.shard import ShardScatter
 from unisono.spec.errors import UserCodeError
 from unisono.spec.words import listed
 from unisono.sync.every_step import EveryStepSync
-from unisono.train.copies import checksum
-from unisono.train.gradients import Gradients
-from unisono.train.numbers import LossPlaces
+from unisono.train.step.gradients import Gradients
+from unisono.train.step.numbers import LossPlaces
+from unisono.train.watch.copies import checksum
 
 PERIOD = 8  # backwards between two looks, after the first ones
 FIRST = 16

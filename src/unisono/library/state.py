@@ -25,9 +25,9 @@ from unisono.library.sharding import Moved
 from unisono.parallel.params import Slot, local_of
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, Saver, latest, load, read_full, tensor_names
-from unisono.train.checkpoint.manifest import read_manifest
-from unisono.train.checkpoint.tensorfile import DTYPES
+from unisono.train.state.checkpoint import Box, Saver, latest, load, read_full, tensor_names
+from unisono.train.state.checkpoint.manifest import read_manifest
+from unisono.train.state.checkpoint.tensorfile import DTYPES
 
 Plain = (bool, int, float, str, type(None))
 

@@ -24,7 +24,7 @@ from unisono.library.traces import SampleTrace
 from unisono.parallel.params import local_of
 
 Hook = Callable[[Tensor], Any]
-_OURS = ("unisono.", "torch.distributed.")
+_OURS = ("unisono.", "unisono_contrib.", "torch.distributed.")
 
 
 class Placeholder:

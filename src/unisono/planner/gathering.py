@@ -6,7 +6,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
-from unisono.planner.work import sparse, wires
+from unisono.planner.work import expert_parallel, wire_formats
 from unisono.planner.work.transformer import Transformer, on_rank
 
 Sent = tuple[float, float]  # bytes that a rank sends, seconds
@@ -20,9 +20,9 @@ def deals(plan: Plan) -> bool:
 def block(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, alone: int = 1
 ) -> tuple[Sent, Sent]:
-    """To gather one block's weights once, and to scatter its gradients. alone: ranks of tp that have the block whole,
-    which deal positions as those of cp do, but none of its weights."""
-    held, ranks = sparse.elements(model, plan)
+    """Return (bytes, seconds) to gather one block's weights, and to scatter its gradients. alone: ranks of tp that
+    keep the block whole; they split positions as ranks of cp do, but no weights."""
+    held, ranks = expert_parallel.elements(model, plan)
     dealt, whole = model.block_parameters
     groups = [(on_rank(plan.tp, dealt, whole), owners(plan)[0] // alone)]
     if held:
@@ -31,7 +31,8 @@ def block(
 
 
 def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[tuple[Sent, Sent], ...]:
-    """The same of the stem and of the head. A tied weight is gathered once where one row has both: with one stage."""
+    """Return (bytes, seconds) to gather and to scatter, of the stem and of the head. With one stage a tied weight is
+    gathered once."""
     matrix, norm = model.head_parameters
     last = on_rank(plan.tp, 0.0 if model.tied and plan.pp == 1 else matrix, norm)
     return tuple(
@@ -43,18 +44,19 @@ def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
 def moved(
     groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack, learns: float = 1.0
 ) -> tuple[Sent, Sent]:
-    """Of (elements, ranks that they are dealt to). learns: of the elements, those that have gradients."""
-    found, (every, near) = [], owners(plan, cluster.order)
+    """Return (bytes, seconds) to gather and to scatter groups of (elements, ranks that shard them). learns: share of
+    the elements that have gradients."""
+    traffic, (every, near) = [], owners(plan, cluster.order)
     for item in (
-        wires.gathered(plan, item_of(plan, stack)),
-        learns * wires.scattered(plan, stack.reduce_bytes),
+        wire_formats.gathered(plan, item_of(plan, stack)),
+        learns * wire_formats.scattered(plan, stack.reduce_bytes),
     ):
         sent = seconds = 0.0
         for elements, ranks in groups:
             net = bus(cluster, near * every // ranks, ranks, stack.dp_bus)
             sent, seconds = sent + net.sent(elements * item) / 2, seconds + net.gather(elements * item)
-        found.append((sent, seconds))
-    return found[0], found[1]
+        traffic.append((sent, seconds))
+    return traffic[0], traffic[1]
 
 
 def shown(
@@ -66,8 +68,9 @@ def shown(
     back: float,
     alone: int = 1,
 ) -> tuple[float, float]:
-    """Seconds of a block's traffic that show, forward and backward, beside so many of computing: gathered before both
-    passes and scattered after the second, while the block beside it computes. alone: see `block`."""
+    """Return exposed seconds of a block's weights and gradients, forward and backward. Weights are gathered before
+    both passes and gradients scattered after the second, while a neighbouring block computes for `ahead` and `back`
+    seconds. alone: see `block`."""
     if not deals(plan):
         return 0.0, 0.0
     gathered, scattered = block(model, plan, cluster, stack, alone)
@@ -76,9 +79,8 @@ def shown(
 
 
 def rims(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
-    """Seconds of stem and of head, (forward, backward) each. They belong to the root, which is gathered before a pass
-    begins, stays until it ends, and whose gradients are scattered last: nothing is computed beside them (PyTorch FSDP2,
-    fully_shard)."""
+    """Return seconds of stem and head, (forward, backward) each. They belong to FSDP2's root, which is gathered
+    before a pass, stays until its end, and is scattered last, so nothing hides them."""
     if not deals(plan):
         return (0.0, 0.0), (0.0, 0.0)
     stem, head = ends(model, plan, cluster, stack)
@@ -88,10 +90,10 @@ def rims(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
 def total(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, alone: int = 1
 ) -> tuple[Sent, Sent]:
-    """(bytes, seconds) of one micro-batch: of one block in both passes, of stem and head together. alone: see
-    `block`."""
+    """Return (bytes, seconds) of one micro-batch: of one block in both passes, and of stem and head together. alone:
+    see `block`."""
     gathered, scattered = block(model, plan, cluster, stack, alone)
-    pairs = [one for end in ends(model, plan, cluster, stack) for one in end]
+    pairs = [traffic for end in ends(model, plan, cluster, stack) for traffic in end]
     return (
         (2 * gathered[0] + scattered[0], 2 * gathered[1] + scattered[1]),
         (sum(sent for sent, _ in pairs), sum(seconds for _, seconds in pairs)),

@@ -1,9 +1,9 @@
-"""Seconds and memory of any network that is dealt by dp, shard and pp, and by tp where its channels are: parts, one
-after the other.
+"""Seconds and memory of a network of parts, which is spread by dp, shard and pp, and by tp where its parts have
+channels.
 
-A part takes what its products take, each at its shape, and what its other kernels move; or, where that is longer, what
-the host needs to start them. Embedding tables may be dealt out by `ep` over the ranks of shard; then their results
-cross by all-to-all. Gradients of tables are those of the rows that were read.
+A part takes what its products and its other kernels take; or, if that is longer, what the host needs to start them.
+`ep` may split embedding tables over the ranks of shard; then their results cross by all-to-all. Tables have gradients
+of the rows that were read.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, Memory, RowShare
-from unisono.planner.parts import Passes, Rows
+from unisono.planner.price_parts import Passes, Rows
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import copies, in_flight
@@ -28,21 +28,16 @@ from unisono.planner.work.networks import (
     matrix_elements,
     part_pass,
     read_elements,
-    row_works,
-    stages,
-    tied,
 )
 from unisono.planner.work.stage import ITEM
 from unisono.spec.errors import Problem
 from unisono.spec.workload import WorkPart
 
-__all__ = ["row_works", "stages", "tied"]
-
 
 @dataclass(frozen=True, slots=True)
 class PartSeconds:
-    """One part and one micro-batch: its passes, the backward one with `again`, which it computes a second time; its
-    weights, gathered once, and its gradients, scattered once."""
+    """Seconds of one part and one micro-batch. ahead: forward pass. back: backward pass, with `again`, its
+    recomputation. gathered, scattered: its weights and its gradients, once."""
 
     ahead: PassSeconds
     back: PassSeconds
@@ -51,7 +46,8 @@ class PartSeconds:
     scattered: Sent
 
     def waits(self, hidden: float) -> tuple[float, float]:
-        """Seconds for weights and gradients on their way, forward and backward, of which `hidden` may be hidden."""
+        """Return exposed seconds of weights and gradients, forward and backward, where `hidden` of them may be
+        hidden."""
         talk = self.gathered[1]
         return (
             uncovered(talk, self.ahead.total, hidden),
@@ -80,7 +76,7 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
     cuts, known = cut(network, plan.pp, plan.tp), dict[WorkPart, PartSeconds]()
 
     def seconds(part: WorkPart) -> PartSeconds:
-        """Of parts that are alike but for their names, once."""
+        """Time a part. Parts that differ in their names alone are timed once."""
         alike = replace(part, name="")
         if alike not in known:
             known[alike] = part_of(part, plan, cluster, stack, samples)
@@ -89,20 +85,22 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
     rows = [[seconds(part) for part in parts] for parts in cuts]
     # A model that is one part is gathered before anything of it computes.
     hidden = stack.dp_hidden if network.workload.blocks else 0.0
-    waits = [[sum(one.waits(hidden)[way] for one in row) for way in (0, 1)] for row in rows]
-    every, share = [one for row in rows for one in row], micros / plan.pp
+    waits = [[sum(timed.waits(hidden)[way] for timed in row) for way in (0, 1)] for row in rows]
+    every, share = [timed for row in rows for timed in row], micros / plan.pp
     outputs = [parts[-1].output * samples * item_of(plan, stack) for parts in cuts[:-1]] or [0]
     most = max(outputs)
     send = message(cluster, stride(plan, "pp", cluster.order), most, stack.p2p, plan.pp) if most else 0.0
-    again = sum(one.again.device for one in every)
-    device = sum(one.ahead.device + one.back.device for one in every)
+    again = sum(timed.again.device for timed in every)
+    device = sum(timed.ahead.device + timed.back.device for timed in every)
     return Passes(
         rows=Rows(
             tuple(
-                sum(one.ahead.total for one in row) + wait[0] for row, wait in zip(rows, waits, strict=True)
+                sum(timed.ahead.total for timed in row) + wait[0]
+                for row, wait in zip(rows, waits, strict=True)
             ),
             tuple(
-                sum(one.back.total for one in row) + wait[1] for row, wait in zip(rows, waits, strict=True)
+                sum(timed.back.total for timed in row) + wait[1]
+                for row, wait in zip(rows, waits, strict=True)
             ),
             send=send,
         ),
@@ -121,15 +119,15 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
             share * sum(map(sum, waits)),
         ),
         arithmetic=share
-        * sum(one.ahead.arithmetic + one.back.arithmetic - one.again.arithmetic for one in every),
+        * sum(timed.ahead.arithmetic + timed.back.arithmetic - timed.again.arithmetic for timed in every),
         device=share * device,
         again=share * again,
     )
 
 
 def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowShare:
-    """What has gradients that meet, of the row of which most cross: its weights, and the rows of its tables that any
-    rank of the group has read."""
+    """Return the parameters whose gradients meet, of the row that sends most: its weights, and the rows of its tables
+    that any rank of the group has read."""
     left, times = max(1, plan.shard // plan.ep), copies(plan.schedule, plan.pp)
     each = [(sum(map(matrix_elements, parts)), read_elements(parts, plan, samples)) for parts in cuts]
     dense, read = max(each, key=lambda row: row[0] / plan.shard + row[1] / left)
@@ -137,15 +135,15 @@ def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowS
 
 
 def inside(each: list[PartSeconds], plan: Plan, share: float, waited: float) -> dict[str, Traffic]:
-    """What crosses inside the passes over parts, `share` times: results of dealt tables, weights and gradients."""
-    found: dict[str, Traffic] = {}
-    for one in each:
-        found = joined(found, joined(one.ahead.talk, one.back.talk))
-    found = {axis: traffic * share for axis, traffic in found.items()}
+    """Return traffic by axis of `share` passes over the parts: results of split tables, weights and gradients."""
+    traffic_by_axis: dict[str, Traffic] = {}
+    for part in each:
+        traffic_by_axis = joined(traffic_by_axis, joined(part.ahead.talk, part.back.talk))
+    traffic_by_axis = {axis: traffic * share for axis, traffic in traffic_by_axis.items()}
     if deals(plan):
-        nbytes, seconds = (sum(2 * one.gathered[i] + one.scattered[i] for one in each) for i in (0, 1))
-        found["shard"] = Traffic(share * nbytes, share * seconds, waited)
-    return found
+        nbytes, seconds = (sum(2 * part.gathered[i] + part.scattered[i] for part in each) for i in (0, 1))
+        traffic_by_axis["shard"] = Traffic(share * nbytes, share * seconds, waited)
+    return traffic_by_axis
 
 
 def memories(
@@ -190,27 +188,27 @@ def _of_row(
         )
     elif plan.replicas > 1:
         gathered = min(BUCKET, weight * (dense + read))
-    found = Memory(params, grads, optim, activations, gathered)
-    return replace(found, slack=stack.slack * found.allocated)
+    memory = Memory(params, grads, optim, activations, gathered)
+    return replace(memory, slack=stack.slack * memory.allocated)
 
 
 def problems(network: Network, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced: axes that deal no parts."""
+    """Return what keeps a plan from being priced: axes that cannot split these parts."""
     units = [part.channels.units for part in network.workload.parts if part.channels]
-    found = _of_channels(plan, min(units, default=0))
+    reasons = _of_channels(plan, min(units, default=0))
     if plan.cp > 1:
         what = f"cp={plan.cp}: this kind of model has no positions"
-        found.append(Problem("P12", what, "plan.cp, model.kind", "leave cp out"))
+        reasons.append(Problem("P12", what, "plan.cp, model.kind", "leave cp out"))
     if plan.ep > 1 and network.holders(plan.ep) == 1:
-        found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
+        reasons.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
     if plan.pp > network.n_layer:
         what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {network.n_layer} between its ends"
-        found.append(Problem("P13", what, "plan.pp", f"pp={network.n_layer} or less"))
-    return found
+        reasons.append(Problem("P13", what, "plan.pp", f"pp={network.n_layer} or less"))
+    return reasons
 
 
 def _of_channels(plan: Plan, units: int) -> list[Problem]:
-    """What keeps `tp` from a price, where the part with fewest units to deal has so many."""
+    """Return what keeps `tp` from being priced. units: of the part that has fewest channels to split."""
     if plan.tp == 1:
         return []
     if not units:

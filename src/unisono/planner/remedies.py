@@ -46,7 +46,7 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
 
 
 def put_away(plan: Plan, micro_batch: int, micros: int) -> Iterator[tuple[str, Plan, int, int]]:
-    """The same with more and more of the model in the host's memory, and all of it computed again."""
+    """Yield changes that offload more and more of the model and recompute every block."""
     for what in AWAY if plan.offload == "none" else ():
         changed = replace(plan, offload=what, recompute="full")
         yield f"offload={what} recompute=full", changed, micro_batch, micros
@@ -54,8 +54,8 @@ def put_away(plan: Plan, micro_batch: int, micros: int) -> Iterator[tuple[str, P
 
 def _smaller(size: int) -> list[int]:
     """Its half, the half of that, and so on while it is even; and 1."""
-    found: list[int] = []
+    sizes: list[int] = []
     while size > 1:
         size = size // 2 if size % 2 == 0 else 1
-        found.append(size)
-    return found
+        sizes.append(size)
+    return sizes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unisono.plan import Plan
 from unisono.spec.words import listed
-from unisono.train.checkpoint import Box, load, read_full, tensor_names
+from unisono.train.state.checkpoint import Box, load, read_full, tensor_names
 from unisono.verify.bounds import rhythm_of
 from unisono.verify.compare import CompareTerms, Divergence
 from unisono.verify.evidence import Cause, axis_text

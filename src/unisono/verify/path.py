@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.config import Resolved
 from unisono.plan import Plan
-from unisono.train.build import model_of, sample_of
+from unisono.train.build.build import model_of, sample_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms, rhythm_of
 

@@ -22,18 +22,17 @@ from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like, fidelity_of
 from unisono.spec.fidelity import Fidelity
-from unisono.train.build import Place, build, feeds
-from unisono.train.checkpoint import load, read_full
-from unisono.train.checkpoint.find import first_whole, list_steps
+from unisono.train.build.build import Place, build, feeds, place_of
 from unisono.train.data.dataset import Corpus
+from unisono.train.data.filtered import FilteredFeed
 from unisono.train.data.load import load as load_data
-from unisono.train.quarantine import Sieve
-from unisono.train.resume import check_fits
-from unisono.train.run import Run
-from unisono.train.session import place_of
-from unisono.train.state import pieces_of
-from unisono.train.step import train_step
-from unisono.train.update import Report
+from unisono.train.state.checkpoint import load, read_full
+from unisono.train.state.checkpoint.find import first_whole, list_steps
+from unisono.train.state.resume import check_fits
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.run import Run
+from unisono.train.step.train_step import train_step
+from unisono.train.step.update import Report
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
 from unisono.verify.twin import Tolerance, apart, gap, largest, make_twin
@@ -86,7 +85,7 @@ class _Replay:
     """A run that makes the steps again."""
 
     run: Run
-    feed: Sieve
+    feed: FilteredFeed
 
     def step(self, line: Mapping[str, Any]) -> Report:
         """line: what was recorded of the step, with the leaves that were left out of it."""
@@ -139,7 +138,7 @@ def _started(task: Task, place: Place, corpus: Corpus) -> _Replay:
     feed, _ = feeds(recipe, plan, corpus, place.device)
     if task.start is not None:
         run.step = int(load(task.start, pieces_of(run))["step"])
-    return _Replay(run, Sieve(feed))
+    return _Replay(run, feed)
 
 
 @dataclass(slots=True)

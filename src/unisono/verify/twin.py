@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.params import Slot, values_of
-from unisono.train.run import Run
+from unisono.train.step.run import Run
 from unisono.verify.bounds import Bounds
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from unisono.launch import env
 from unisono.launch.guardian import Ward, guarded, may_guard
 from unisono.spec.settings import Settings
-from unisono.train import history
-from unisono.verbs.train.folder import MADE, unmake
-from unisono.verbs.train.newest import has_checkpoint
+from unisono.train.state import history
+from unisono.verbs.train.folder import MADE, has_checkpoint, unmake
 from unisono.verbs.train.order import TrainOrder
 
 

@@ -32,12 +32,11 @@ from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
-from unisono.train import history
-from unisono.train.writing import nothing_to_resume, writing
+from unisono.train.state import history
+from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
 from unisono.verbs.train.expected import expected, require_room
-from unisono.verbs.train.folder import Watched, finished, make_run_dir
-from unisono.verbs.train.newest import has_checkpoint, newest
+from unisono.verbs.train.folder import Watched, finished, has_checkpoint, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.replan import Replanner, best_for
 from unisono.verify import prover
@@ -90,8 +89,8 @@ def _which(order: TrainOrder, alone: bool) -> tuple[TrainOrder, dict[str, Any] |
     """The order with the run that it goes on with, and the summary of that run if there is nothing to do. alone: no
     rank was started beside this process; else rank 0 looks for a run later, for all."""
     if order.auto and alone:
-        found = newest(order.recipe)
-        return replace(order, run_dir=found.run_dir), found.done
+        newest_run = newest(order.recipe)
+        return replace(order, run_dir=newest_run.run_dir), newest_run.done
     # A chosen checkpoint is gone on from, whatever came after it.
     looks = order.run_dir is not None and not order.checkpoint
     return order, finished(order.run_dir, order.recipe.train.steps) if looks and order.run_dir else None
@@ -348,12 +347,14 @@ def closing(summary: dict[str, Any]) -> list[str]:
 
 def _of_bad_steps(summary: dict[str, Any]) -> list[str]:
     skipped, returns = summary.get("skipped") or (), summary.get("rolled_back") or ()
-    numbers = [str(one["step"]) for one in skipped]
-    told = [f"went back to step {one['to']}: step {one['step']}, {one['reason']}" for one in returns]
+    numbers = [str(record["step"]) for record in skipped]
+    texts = [
+        f"went back to step {record['to']}: step {record['step']}, {record['reason']}" for record in returns
+    ]
     if numbers:
         more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-        told.append(f"skipped the updates of steps {', '.join(numbers[:8])}{more}")
-    return [f"bad     {text}" for text in told]
+        texts.append(f"skipped the updates of steps {', '.join(numbers[:8])}{more}")
+    return [f"bad     {text}" for text in texts]
 
 
 def _lines(text: str, most: int = 8) -> list[str]:
