@@ -1,8 +1,8 @@
-"""Bytes of tensors that are alive on a rank of ours at its peak, as `measure.live` counts them.
+"""Bytes of tensors that are alive on a rank at its peak, as `measure.live` counts them.
 
-By this ledger `recompute=auto` and `train.micro_batch = "auto"` choose, and a run that is out of memory is shown it. It
-counts tensors alone, and knows what is put away and what is computed again block by block. The fullest moment is one of
-four: a backward begins, its first block or its last one is under way, or the optimiser steps.
+`recompute=auto` and the largest micro-batch are chosen by this ledger, and a run that is out of memory shows it. It
+counts tensors alone, and knows what is offloaded and which blocks are recomputed. The peak is one of four moments: a
+backward pass begins, its first block runs, its last block runs, or the optimiser steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,8 +19,9 @@ from unisono.planner.recompute import fewest
 from unisono.planner.source import Source
 from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
-from unisono.planner.work import activations, virtual_kept
+from unisono.planner.work import activations
 from unisono.planner.work.expert_parallel import held_experts
+from unisono.planner.work.layouts import virtual_kept
 from unisono.planner.work.passes import dealt_elements, each_block, handed_elements
 from unisono.planner.work.replica_traffic import leafwise
 from unisono.planner.work.stage import Transfer
@@ -106,7 +107,7 @@ class _Lying:
 
 
 def _parts(model: Transformer, plan: Plan, share: RowShare, row: int) -> list[tuple[Plan, float]]:
-    """(bytes of weights before `shard` deals them, the plan that says how): of the ends, and of each block."""
+    """Return pairs (plan, bytes of weights before sharding): of the ends, then of each block."""
     held = share.blocks + (0.0 if held_experts(model, plan).apart else share.routed)
     return [(plan, ITEM * share.ends), *each_block(model, plan, ITEM * held, row)]
 
@@ -241,8 +242,8 @@ def _moments(
 
 
 def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
-    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does. zeros: what it
-    deals of the stage's blocks, where some are dealt otherwise than the plan says."""
+    """Whether `shard` moves all weights of a stage at once, as parallel.shard does. nbytes: their size. zeros: the
+    `zero` of each block, where some differ from the plan's."""
     return plan.shard > 1 and all(zero == 1 for zero in (plan.zero, *zeros)) and nbytes <= BUCKET
 
 
@@ -271,8 +272,8 @@ def _scattering(
     plan: Plan, zeros: tuple[int, int], share: RowShare, weights: _Held, sizes: _Sizes, grads: tuple[float, float],
     kept_by: tuple[float, float, float, float, float],
 ) -> list[tuple[float, float, float]]:  # fmt: skip
-    """The same while the gradients of the last block, of the first one, of the ends are on their way to who keeps
-    them. zeros: of the first and of the last block."""
+    """Return the moments at which gradients of the last block, of the first block and of the ends are being
+    scattered. zeros: of the first and the last block."""
     (behind, fewer, last, first, carry), (flat, added) = kept_by, grads
     unit, ends, many = sizes.unit, ITEM * share.ends, sizes.micros > 1
     # What leaves, what comes, and sums of it; the block's weights are gone after a step's last backward.
@@ -318,7 +319,7 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     tokens = micro_batch * model.context / high.cp
     working = tokens * ITEM * (model.d_ff + model.d_model) / high.tp
     if virtual_of(plan) > 1:
-        working = virtual_kept.working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
+        working = virtual_kept().working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
     weight_grads = ITEM * model.d_model * model.d_ff / high.tp
     if top and model.experts:
         # The result of each choice with its gradient, and the gradients of both factors that made it.
@@ -357,9 +358,9 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
 
 
 def _attending(model: Transformer, plan: Plan) -> float:
-    """Elements of one token in attention's backward pass: the residual stream's gradient, the result's before and after
-    the last product, the queries'; keys and values with their gradients, as cp brings them, deals them and sums
-    them."""
+    """Return the elements of one token in attention's backward pass: gradients of the residual stream, of the result
+    before and after the last product, and of the queries; keys and values with their gradients, once for each copy
+    that cp makes."""
     ways = {"ring": 6, "gather": 3 * plan.cp + 3}.get(plan.cp_kind, 4) if plan.cp > 1 else 3
     return 4 * model.d_model + 2 * ways * model.kv_width
 
