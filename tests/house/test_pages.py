@@ -67,6 +67,22 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(place), f"{target}#{anchor}"
 
 
+DIALECT = re.compile(r"\b(put away|puts away|(?:is|are) told|dealt|lookout|nursery|shelf|targets/s)\b")
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=named)
+def test_pages_speak_the_language_of_the_field(page: Path) -> None:
+    """Shard, offload, logged, watchdog, fork server: the words that CONTRIBUTING asks for."""
+    assert not DIALECT.findall(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=named)
+def test_pages_begin_with_a_sentence(page: Path) -> None:
+    """What the page is for comes before its syntax: no fence, table or list first."""
+    first = page.read_text(encoding="utf-8").split("\n", 2)[2].lstrip()
+    assert re.match(r"[A-Z`*\[]", first) and not first.startswith("```"), first[:60]
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in GUIDE:
