@@ -1,8 +1,8 @@
-"""What ranks of `tp=RxC` compute and send (`parallel.grid`): products whose factors meet along rows and columns.
+"""Work of ranks of `tp=RxC` (`parallel.grid`): products whose factors meet along rows and columns.
 
-A row's ranks have the same samples and deal features; a column's have the same features and deal samples. Each product
-gathers its input along the row and its weight along the column, backward once more, and scatters both gradients. Sizes
-that ranks do not divide travel filled up, and the longest part is counted.
+Ranks of a row have the same samples and split features; ranks of a column have the same features and split samples.
+Each product gathers its input along the row and its weight along the column, backward once more, and scatters both
+gradients. Sizes that do not divide are padded, and the longest part is counted.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner.source import Source
 from unisono.planner.work import wire_formats
-from unisono.planner.work.stage import ITEM, MatrixProduct, Transfer
+from unisono.planner.work.blocks import lends, row_again, row_block
+from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer
 
 _COUNTED = Source(
@@ -62,12 +63,12 @@ def of_head(model: Transformer) -> DealtProduct:
 
 
 def tokens_of(model: Transformer, plan: Plan, micro_batch: float) -> float:
-    """Of a micro-batch, on the ranks of the row that has the most samples."""
+    """Return the tokens of a micro-batch on the row that has the most samples."""
     return ceil(micro_batch / grid_of(plan).rows) * model.context / plan.cp
 
 
 def products(model: Transformer, plan: Plan, micro_batch: float) -> list[MatrixProduct]:
-    """Of a block, as one rank multiplies: its row's samples, all inputs, its column's outputs."""
+    """Return a block's products on one rank: its row's samples, all inputs, its column's outputs."""
     tokens, columns = tokens_of(model, plan, micro_batch), grid_of(plan).columns
     return [MatrixProduct(tokens, product.inner, product.columns / columns) for product in of_block(model)]
 
@@ -82,14 +83,40 @@ def copied(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -
 
 
 def kernels(model: Transformer, backward: bool) -> float:
-    """That a block starts beside those of a block in one row."""
+    """Return the kernels that a block starts beyond those of a block in one row."""
     return len(of_block(model)) * MEETING_KERNELS[backward] + 2 * NORM_KERNELS[backward]
+
+
+def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
+    """One pass over one block: that of one row, with other products and calls, and with copies beside it."""
+    shapes = tuple(products(model, plan, micro_batch))
+    row = row_block(model, plan, habits, micro_batch, backward=backward, products=shapes)
+    moved = row.moved + copied(model, plan, micro_batch, backward)
+    return row.like(moved=moved, kernels=row.kernels + kernels(model, backward))
+
+
+def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
+    """What the backward pass of one block computes once more: as in one row, which calls `block` and `block_calls`."""
+    return row_again(model, plan, habits, micro_batch)
+
+
+def stem(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The embedding, whose tables meet. row: that of one row."""
+    return row.like(calls=tuple(end_calls(model, plan, micro_batch, backward, stem=True, head=False)))
+
+
+def head(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The classifier and the loss. row: those of one row."""
+    (whole,), grid = row.products, grid_of(plan)
+    product = whole._replace(rows=whole.rows / grid.rows, columns=model.vocab / grid.columns)
+    calls = tuple(end_calls(model, plan, micro_batch, backward, stem=False, head=True))
+    return row.like(products=(product,), calls=calls)
 
 
 def block_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
 ) -> list[Transfer]:
-    """Of one block. again: in a pass that is computed again, which ends with the last tensor that is kept."""
+    """Return the calls of one block. again: of a recomputed pass, which ends with the last tensor that is kept."""
     calls = [call for _ in range(2) for call in _norm(model, plan, micro_batch, backward)]
     for product in of_block(model):
         calls += _product(model, plan, product, micro_batch, backward)
@@ -101,7 +128,7 @@ def block_calls(
 def end_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool, head: bool
 ) -> list[Transfer]:
-    """Of the ends of the model that are here: the tables; the last norm, the classifier and the loss."""
+    """Return the calls of the ends that are here: the tables; the last norm, the classifier and the loss."""
     grid, wide, calls = grid_of(plan), float(max(4, ITEM[plan.precision])), list[Transfer]()
     tokens, width = tokens_of(model, plan, micro_batch), model.d_model
     there, back = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
@@ -155,20 +182,12 @@ def _product(
 
 
 def _vector(plan: Plan, width: int, backward: bool) -> Transfer:
-    """A vector of so many features, or its gradient."""
+    """Return the call of a vector of so many features, or of its gradient."""
     grid, wide = grid_of(plan), wire_formats.carried(plan, max(4, ITEM[plan.precision]))
     length = _filled(ceil(width / grid.columns), grid.rows)
     return Transfer("column", "reduce_scatter" if backward else "all_gather", float(length * wide))
 
 
 def _filled(size: int, ranks: int, unit: int = 1) -> int:
-    """Of `size` places, as many as travel where each of the ranks sends as many as the one that has the most."""
+    """Return `size` padded so that each of the ranks sends as many places as the fullest."""
     return ranks * unit * ceil(size / unit / ranks)
-
-
-def lends(model: Transformer, ranks: int) -> float:
-    """How often ranks that deal heads lend each other a key and a value in one pass: where the queries of one lie on
-    several ranks."""
-    group = model.n_head // model.kv_heads
-    ends = (rank * (model.n_head // ranks) + min(rank, model.n_head % ranks) for rank in range(1, ranks))
-    return float(any(end % group for end in ends))

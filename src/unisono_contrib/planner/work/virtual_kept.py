@@ -1,14 +1,14 @@
 """Bytes that our own GPT keeps for the backward pass where every layer is computed by virtual shards.
 
-As `work.kept` has them of whole layers, and beside them what parts of layers keep: each stretch's queries, and for each
-the keys and values up to its end, once for every query head; the scores, which are written; the weights of products
-that deal their inputs, put in order; under autocast a cast of a weight for every stretch and of an input for every
-shard. Of the ranks of cp the last one is counted. Held to what ranks keep by tests/planner/test_virtual.py.
+Beside what whole layers keep (`work.activations`) there are: the queries of each stretch; for each the keys and
+values up to its end, once for every query head; the scores; reordered weights of row-parallel products; under
+autocast a cast of a weight for every stretch and of an input for every shard. Of the ranks of cp the last one is
+counted. tests/planner/test_virtual.py holds this to what ranks keep.
 """
 
 from unisono.planner.work.expert_parallel import FLAG, INDEX
 from unisono.planner.work.transformer import Transformer
-from unisono.planner.work.virtual import columns_of, rows_of
+from unisono_contrib.planner.work.virtual import columns_of, rows_of
 
 
 def block_bytes(
@@ -77,13 +77,14 @@ def head_bytes(
 
 
 def classified(model: Transformer, tp: int, itemsize: int, shards: int) -> float:
-    """Of these, of one token, what the loss keeps: its shares, and of each shard where the target is, if there."""
+    """Return bytes that the loss keeps of one token: probabilities, and for each shard the target's place and whether
+    it is there."""
     return max(4, itemsize) * model.vocab / tp + (shards // tp) * (INDEX + FLAG) + FLAG
 
 
 def stem_bytes(
     model: Transformer, micro_batch: int, *, shards: int, tp: int = 1, cp: int = 1, itemsize: int = 4
 ) -> float:  # fmt: skip
-    """Bytes of the tokens, of each shard those that are its own, and of the embedding's dropout mask."""
+    """Return bytes of the tokens, of each shard's own tokens, and of the embedding's dropout mask."""
     mask = max(4, itemsize) * model.d_model if model.noisy else 0.0
     return micro_batch * model.context / cp * (INDEX + (shards // tp) * (INDEX + FLAG) + mask)

@@ -1,7 +1,7 @@
-"""Bytes that our own GPT keeps for the backward pass on a rank of `tp=RxC`: as `work.kept` has them of one row.
+"""Bytes that our own GPT keeps for the backward pass on a rank of `tp=RxC`. `work.activations` has them for one row.
 
-Everything is dealt by both rows and columns, but for the moments of norms, which each rank of a row has; no product
-keeps what it gathered. Held to what ranks keep by tests/planner/test_grids.py.
+Rows and columns split everything but the moments of norms, which each rank of a row has. No product keeps what it
+gathered. tests/planner/test_grids.py holds this to what ranks keep.
 """
 
 from typing import Any
@@ -48,7 +48,8 @@ def loss_bytes(model: Transformer, micro_batch: int, tp: int, cp: int = 1, items
 
 
 def owed_bytes(model: Transformer, micro_batch: int, tp: int, cp: int = 1, itemsize: int = 4) -> float:
-    """As `work.kept` has them; what the classifier read is dealt, and as wide as it came."""
+    """Return the bytes from which the classifier's gradient is computed: its input, split and as wide as it came, and
+    the logits' gradient."""
     wide = max(4, itemsize)
     return _tokens(model, micro_batch, cp) * (wide * model.d_model + itemsize * model.vocab) / tp
 
@@ -58,7 +59,7 @@ def stem_bytes(model: Transformer, micro_batch: int, tp: int, cp: int = 1, items
 
 
 def _tokens(model: Transformer, micro_batch: int, cp: int) -> float:
-    """Of all rows; a row has its share of them, the one with the most samples more."""
+    """Return the tokens of all rows together."""
     return micro_batch * model.context / cp
 
 

@@ -10,12 +10,14 @@ tests/planner/test_virtual.py holds products and kernels to what a rank starts.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from unisono.plan import Plan
 from unisono.planner.machines.order import virtual_of
 from unisono.planner.source import Source
-from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
+from unisono.planner.work.blocks import BACKWARD_LAUNCHES, FORWARD_LAUNCHES, elementwise_bytes, mask_bytes
+from unisono.planner.work.stage import ITEM, OURS, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer
 
 _COUNTED = Source("specification", "kernels of parallel.virtual, counted")
@@ -48,7 +50,7 @@ class Shards(NamedTuple):
 
 
 def shards_of(model: Transformer, plan: Plan, micro_batch: float) -> Shards:
-    """Of the last rank of cp."""
+    """Return the shards of the last rank of cp."""
     count = virtual_of(plan)
     stretch, stretches = model.context // count, count // plan.cp
     keys = tuple(stretch * (place + 1) for place in range(count - stretches, count))
@@ -56,18 +58,18 @@ def shards_of(model: Transformer, plan: Plan, micro_batch: float) -> Shards:
 
 
 def columns_of(model: Transformer) -> list[tuple[int, int]]:
-    """(inner, columns) of a block's products that deal their outputs: each reads what a norm gives."""
+    """Return (inner, columns) of a block's column-parallel products. Each reads the output of a norm."""
     ups = [(model.d_model, model.d_ff)] * (2 if model.gated else 1)
     return [(model.d_model, model.qkv_width), *ups]
 
 
 def rows_of(model: Transformer) -> list[tuple[int, int]]:
-    """The same of those that deal their inputs, whose results tp adds up."""
+    """Return (inner, columns) of a block's row-parallel products, whose results tp adds up."""
     return [(model.n_head * model.head_width, model.d_model), (model.d_ff, model.d_model)]
 
 
 def products(model: Transformer, plan: Plan, micro_batch: float) -> list[MatrixProduct]:
-    """Of a block, with weights: each at the shape of one virtual shard, as often as there are such."""
+    """Return a block's products with weights: each at the shape of one virtual shard, once for each shard."""
     shards = shards_of(model, plan, micro_batch)
     columns = [
         MatrixProduct(shards.tokens, inner, wide / shards.count, times=shards.each)
@@ -81,7 +83,8 @@ def products(model: Transformer, plan: Plan, micro_batch: float) -> list[MatrixP
 
 
 def scores(model: Transformer, plan: Plan, micro_batch: float) -> tuple[MatrixProduct, ...]:
-    """Of attention, which is written out: of some heads and one stretch of queries with all keys up to its end."""
+    """Return attention's products, which write their scores: some heads and one stretch of queries, with all keys up
+    to its end."""
     shards, shapes = shards_of(model, plan, micro_batch), list[MatrixProduct]()
     many, stretch, (inner, width) = (
         model.n_head / shards.count,
@@ -107,7 +110,7 @@ def head_product(model: Transformer, plan: Plan, micro_batch: float) -> MatrixPr
 
 
 def kernels(model: Transformer, plan: Plan, habits: Habits, backward: bool) -> float:
-    """That a block starts beside those of a block whose layers are as they are."""
+    """Return the kernels that a block starts beyond those of a block of whole layers."""
     shards, wide = shards_of(model, plan, 1.0), len(columns_of(model))
     f, p, each = shards.features, shards.stretches, shards.each
     written = habits.fused_attention and not model.noisy
@@ -174,7 +177,7 @@ def _keys_used(model: Transformer, shards: Shards) -> float:
 
 
 def _vectors(model: Transformer) -> int:
-    """Of one norm."""
+    """Return the number of a norm's vectors."""
     return 2 if model.bias and not model.rms else 1
 
 
@@ -210,7 +213,7 @@ def moved(model: Transformer, plan: Plan, micro_batch: float, backward: bool) ->
 
 
 def attention(model: Transformer, plan: Plan, micro_batch: float) -> PartPass:
-    """Of a forward pass over a block what recompute=selective makes once more, beside products and calls."""
+    """Return what recompute=selective computes once more of a block, beside products and calls."""
     shards, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
     many = (
         (WRITTEN_KERNELS + 5) * shards.each
@@ -228,10 +231,68 @@ def attention(model: Transformer, plan: Plan, micro_batch: float) -> PartPass:
     return PartPass(moved=e * (seen + _SCORE[0] * score_elements(model, plan, micro_batch)), kernels=many)
 
 
+def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
+    """Return one pass over one block by virtual shards: positions are whole on tp, and attention writes its scores."""
+    shapes = tuple(products(model, plan, micro_batch))
+    if backward:
+        shapes = tuple(gradient for product in shapes for gradient in product.gradients)
+    attended, whole = scores(model, plan, micro_batch), replace(OURS, sequence_parallel=False)
+    tokens = micro_batch * model.context / plan.cp
+    return PartPass(
+        products=shapes,
+        scores=tuple(gradient._replace(times=2.0 * gradient.times) for gradient in attended)
+        if backward
+        else attended,
+        moved=elementwise_bytes(model, plan, whole, tokens, backward)
+        + moved(model, plan, micro_batch, backward),
+        masks=mask_bytes(model, plan, whole, tokens),
+        kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
+        + kernels(model, plan, habits, backward),
+        calls=tuple(block_calls(model, plan, micro_batch, backward)),
+    )
+
+
+def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
+    """Return what a backward pass by virtual shards recomputes."""
+    calls = tuple(again_calls(model, plan, micro_batch))
+    if plan.recompute == "full":
+        return block(model, plan, habits, micro_batch, backward=False).like(calls=calls)
+    if plan.recompute != "selective":
+        return PartPass()
+    part = attention(model, plan, micro_batch)
+    return PartPass(
+        scores=scores(model, plan, micro_batch),
+        moved=part.moved,
+        kernels=part.kernels,
+        calls=calls,
+    )
+
+
+def stem(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The embedding, in which each shard of the rank looks all tokens up. row: that of one row."""
+    shards = shards_of(model, plan, micro_batch)
+    return PartPass(
+        moved=row.moved * shards.features,
+        kernels=end_kernels(shards, head=False, backward=backward),
+        calls=tuple(end_calls(model, plan, micro_batch, backward, stem=True, head=False)),
+    )
+
+
+def head(row: PartPass, model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> PartPass:
+    """The classifier and the loss. row: those of one row."""
+    (whole,), shards = row.products, shards_of(model, plan, micro_batch)
+    product = head_product(model, plan, micro_batch)
+    return row.like(
+        products=(product._replace(times=whole.times * product.times),),
+        kernels=end_kernels(shards, head=True, backward=backward),
+        calls=tuple(end_calls(model, plan, micro_batch, backward, stem=False, head=True)),
+    )
+
+
 def block_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
 ) -> list[Transfer]:
-    """Of one block. again: of a pass that is computed again, which ends with the last tensor that is kept."""
+    """Return the calls of one block. again: of a recomputed pass, which ends with the last tensor that is kept."""
     shards, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
     calls = list[Transfer]()
     if plan.tp > 1:
@@ -263,7 +324,7 @@ def attention_calls(model: Transformer, plan: Plan, micro_batch: float) -> list[
 
 
 def again_calls(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
-    """What a backward pass sends for what it computes once more."""
+    """Return the calls of a backward pass's recomputation."""
     if plan.recompute == "full":
         return block_calls(model, plan, micro_batch, False, again=True)
     return attention_calls(model, plan, micro_batch) if plan.recompute == "selective" else []
@@ -272,7 +333,7 @@ def again_calls(model: Transformer, plan: Plan, micro_batch: float) -> list[Tran
 def end_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool, head: bool
 ) -> Iterator[Transfer]:
-    """Of the ends of the model that are here."""
+    """Yield the calls of the ends of the model that are here."""
     shards, wide = shards_of(model, plan, micro_batch), float(max(4, ITEM[plan.precision]))
     whole, table = plan.tp * shards.tokens * model.d_model, model.vocab * model.d_model / shards.count
     if stem and backward and plan.cp > 1:
@@ -297,7 +358,7 @@ def end_calls(
 
 
 def end_kernels(shards: Shards, *, head: bool, backward: bool) -> float:
-    """That stem or head starts, for each stretch and for each shard of it."""
+    """Return the kernels of stem or head beyond the usual ones."""
     if head:  # a norm, a product, and of the loss largest, difference, target's, exponential, sum, quotient
         return shards.stretches * (2 + shards.features * (6 if backward else 10))
     return shards.stretches * (1 + shards.features * (2 if backward else 6))
