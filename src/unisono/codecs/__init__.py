@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unisono.spec.errors import Problem
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.finder import is_ours
 from unisono.spec.work import Work
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class Coder(ABC):
 def bound(codec: Codec) -> Coder:
     """The live codec of one rank. One of a user's own is watched: what no drive could play is an error at its line."""
     coder = codec.bind()
-    if type(codec).__module__.partition(".")[0] == __name__.partition(".")[0] or codec.rungs:
+    if is_ours(type(codec).__module__) or codec.rungs:
         return coder
     from unisono.codecs._watched import WatchedCoder
 
