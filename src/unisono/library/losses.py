@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.spec.finder import is_ours
+
 LINEAR = frozenset(
     "Add Sub Neg Mul Div View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Expand Select Slice Stack Cat ToCopy "
     "Clone Alias Unbind Split Permute T Transpose AsStrided Mean Sum Nansum MaskedFill Where Index Dot".split()

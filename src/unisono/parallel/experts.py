@@ -69,7 +69,11 @@ def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
     holders = group_of(HOLDERS, alike(1, 2))
     sharers = group_of(SHARERS, alike(1)) if width > 1 else holders
     groups = ExpertGroups(
-        group_of("ep", alike(0, 2)), group_of("cut" if ep > 1 else "tp", alike(0, 1)), holders, sharers, over_shard
+        group_of("ep", alike(0, 2)),
+        group_of("cut" if ep > 1 else "tp", alike(0, 1)),
+        holders,
+        sharers,
+        over_shard,
     )
     for name, group in ((HOLDERS, holders), (SHARERS, sharers), ("ep", groups.ep), ("cut", groups.width)):
         mesh.keep(frozenset({name}), group)

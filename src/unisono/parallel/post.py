@@ -50,7 +50,9 @@ class Post:
         self._older: list[
             tuple[Tensor, Pending]
         ] = []  # of those, what an earlier `finish` has left under way
-        self._receiving: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
+        self._receiving: dict[
+            Action, list[tuple[Tensor, Pending]]
+        ] = {}  # receives under way: where each arrives
         self._ways = self._best_ways()
 
     def says(self) -> str:

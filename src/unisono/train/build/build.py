@@ -176,7 +176,9 @@ def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callabl
     return _values_of({name: p.detach().clone() for name, p in model.named_parameters()}, adapters, seed)
 
 
-def _values_of(values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -> Callable[[str], Tensor]:
+def _values_of(
+    values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int
+) -> Callable[[str], Tensor]:
     """As the user's function made them; adapters, which it knows nothing of, are drawn."""
     return lambda name: (
         draw(name, tuple(values[name].shape), adapters[name], seed) if name in adapters else values[name]

@@ -160,7 +160,9 @@ def _together(
     }  # fmt: skip
 
 
-def _notes_of(order: TokenOrder, parts: Sequence[Part], answers: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _notes_of(
+    order: TokenOrder, parts: Sequence[Part], answers: Mapping[int, Mapping[str, Any]]
+) -> list[str]:
     """Each remark on records once: of how many, and where the first of them stands."""
     remarks: dict[str, list[int]] = {}
     for i in range(len(parts)):
