@@ -36,7 +36,7 @@ from unisono.spec.errors import UserCodeError
 from unisono.train.data.feed import Feed
 from unisono.train.step.run import Run
 from unisono.train.watch.copies import Copies, checksum
-from unisono.train.watch.neighbour import Neighbours, place_of, stage_of
+from unisono_contrib.train.watch.neighbour import Neighbours, place_of, stage_of
 
 PERIOD = 200  # steps between checks that cost less than 1 % of them, whatever the recipe
 

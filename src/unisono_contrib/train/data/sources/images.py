@@ -33,12 +33,12 @@ class ImageFolder(DataSource):
         return Facts(classes=folders or None)
 
     def look(self) -> None:
-        from unisono.train.data.folders import classes_of
+        from unisono_contrib.train.data.folders import classes_of
 
         classes_of(self.path)
 
     def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
-        from unisono.train.data.pictures import picture_corpus
+        from unisono_contrib.train.data.pictures import picture_corpus
 
         shape = model.sized(Facts()).sample_shape
         if shape is None or len(shape) != 3:
