@@ -76,7 +76,7 @@ class _KernelForm(BaseModel):
 class _SaidForm(BaseModel):
     model_config = _FORM
     token: str
-    stand: _StandForm
+    status: _StandForm
     frames: list[_Frame] = []
     calls: dict[_Text, _GroupForm] = {}
     kernel: _KernelForm = _KernelForm()
@@ -85,18 +85,18 @@ class _SaidForm(BaseModel):
     clashed: bool = False
 
 
-def living(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of `alive.Living`; None where they are not in its form."""
-    return _in_form(_LivingForm, found)
+def living(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of `alive.RankProcess`; None where they are not in its form."""
+    return _in_form(_LivingForm, content)
 
 
-def said(found: Mapping[str, Any]) -> dict[str, Any] | None:
+def report(content: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a rank answered, or another one said of it; None where it is in no such form."""
-    return _in_form(_SaidForm, found)
+    return _in_form(_SaidForm, content)
 
 
-def _in_form(form: type[BaseModel], found: Mapping[str, Any]) -> dict[str, Any] | None:
+def _in_form(form: type[BaseModel], content: Mapping[str, Any]) -> dict[str, Any] | None:
     try:
-        return form.model_validate(found).model_dump(by_alias=True, exclude_unset=True)
+        return form.model_validate(content).model_dump(by_alias=True, exclude_unset=True)
     except (ValidationError, RecursionError):
         return None

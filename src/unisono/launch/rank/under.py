@@ -40,7 +40,7 @@ _EARLY = 3600  # seconds
 _LEAVE = 10.0
 _ALIKE = 1.0
 _AWAITED = "not all {} ranks were started, or the address or a firewall is wrong"
-_ASKED = "asked to stop"
+_STOP_KEY = "asked to stop"
 _ONE = 0.5  # seconds within which two interrupts are one Ctrl-C
 
 
@@ -88,8 +88,8 @@ class _UnderStarter(Side[Outcome]):
         return None if prepare is None else agree(ctx, "prepared", lambda: prepare(self.argument))
 
     def ended(self, ctx: RankContext, result: Any) -> Outcome:
-        if self.channel.asked:
-            ctx.store.set(_ASKED, self.channel.asked[0])
+        if self.channel.stops:
+            ctx.store.set(_STOP_KEY, self.channel.stops[0])
         _part()
         self.channel.over()
         how = _how(ctx, self.channel, result)
@@ -200,16 +200,16 @@ def _catch_signals(channel: PrintChannel) -> None:
     def heard(number: int) -> None:
         nonlocal first
         how, now = signals.meant(number), time.monotonic()
-        if how == "interrupt" and how in channel.asked:
+        if how == "interrupt" and how in channel.stops:
             if now - first < _ONE:
                 return
             flush_and_leave(130)
         first = now if how == "interrupt" else first
         channel.ask(how)
 
-    if channel.ending.asked is not None:
-        channel.ask("terminate", channel.ending.asked)
-    signals.at_once(heard, signals.heard())
+    if channel.ending.asked_ago is not None:
+        channel.ask("terminate", channel.ending.asked_ago)
+    signals.watch_signals(heard, signals.heard())
 
 
 def _leave(place: Started, leave: Callable[[UnisonoError], None], error: UnisonoError) -> None:
@@ -219,10 +219,10 @@ def _leave(place: Started, leave: Callable[[UnisonoError], None], error: Unisono
 
 def _how(ctx: RankContext, channel: PrintChannel, result: Any) -> str:
     """How this rank, or else another one, was asked to stop; "" for a run that was not."""
-    if channel.asked or not (isinstance(result, dict) and result.get("stopped")):
-        return channel.asked[0] if channel.asked else ""
+    if channel.stops or not (isinstance(result, dict) and result.get("stopped")):
+        return channel.stops[0] if channel.stops else ""
     with suppress(RuntimeError, OSError):  # whose store it was has gone
-        return ctx.store.get(_ASKED).decode()
+        return ctx.store.get(_STOP_KEY).decode()
     return "terminate"
 
 
