@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples.make_chats import chats
 
+from examples.make_chats import chats
 from tests.models.hf.families import theirs, written
 from unisono.config import Recipe, resolve
 from unisono.plan import Plan
