@@ -36,9 +36,10 @@ _MOST = 4 << 20  # bytes of an answer
 
 @dataclass(frozen=True)
 class RankProcess:
-    """Who a rank is. start: of its process, as the kernel counts it: numbers of processes come again. home: as `home`.
-    main: its main thread's number. lines: the descriptor of the file that faulthandler writes into. run: the same for
-    all ranks of one start. private: other hosts have folders of their own."""
+    """The process of a rank. start: when it began, in ticks of the kernel, since numbers of processes come again.
+    home: as `home` returns it. main: the number of its main thread. lines: the descriptor of the file that faulthandler
+    writes into. run: the same for all ranks of one start. began: seconds since 1970. private: whether each host has a
+    folder of its own."""
 
     rank: int
     world: int
@@ -90,7 +91,7 @@ def started(pid: int) -> int:
 def this_process(
     rank: int, world: int, host: str, lines: int, run: str = "", private: bool = False
 ) -> RankProcess:
-    """Who this process is, a rank. run: the secret of this start."""
+    """Describe this process, which is a rank. run: the secret of this start."""
     pid, main = os.getpid(), threading.main_thread().ident or 0
     return RankProcess(
         rank, world, pid, started(pid), host, home(), main, lines, of_start(run), time.time(), private

@@ -154,14 +154,14 @@ def _part(tail: Sequence[Frame]) -> tuple[str, int]:
 
 
 def from_dump(rank: int, lines: Iterable[str], main: int = 0, **known: Any) -> RankStatus:
-    """As faulthandler wrote it; nothing written: "silent". main: see `frames_of`."""
+    """Return the status that faulthandler's lines show; "silent" if there are none. main: see `frames_of`."""
     frames = frames_of(lines, main)
     return status_of(rank, frames, **known) if frames else RankStatus(rank, "silent", **known)
 
 
 def frames_of(lines: Iterable[str], main: int = 0) -> list[Frame]:
-    """Of a thread as faulthandler wrote it, innermost first. main: the number of the one that is meant, where it wrote
-    of several; else the current one, or the last."""
+    """Return the frames of one thread that faulthandler wrote, innermost first. main: the number of that thread, if
+    several were written; without it, the current thread is taken, or else the last."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in lines:
         if _HEAD in line:

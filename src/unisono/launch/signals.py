@@ -16,7 +16,7 @@ from typing import Self
 from unisono.spec.errors import Stopped
 
 TO_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Those that a scheduler may send to single ranks. SIGHUP is the terminal's, which is the supervisor's."""
+"""The signals that a scheduler may send to single ranks. SIGHUP is sent by a terminal, and that is the supervisor's."""
 
 
 _LOADER = "/torch/utils/data/"
