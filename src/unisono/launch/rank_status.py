@@ -30,7 +30,7 @@ _OUTERMOST = (" in <module>", " in _run_module_as_main", "...")  # faulthandler 
 _PACKAGE = str(Path(__file__).parents[1])
 _BETWEEN = ("torch/_ops.py", "torch/_library/", "torch/utils/_contextlib.py", "/threading.py")  # they hand on
 _WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank/store.py", "launch/wire.py")
-_LAST = ("library/leave.py", "launch/context.py")
+_LAST = ("library/leave.py", "launch/rank/channel.py", "launch/context.py")
 # What a house file is about; the innermost that is found names what a rank is in. Less usual things weigh more: where
 # two ranks differ and no majority says who is right, the one that does the less usual thing is the odd one.
 _PARTS = (
