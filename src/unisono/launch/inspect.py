@@ -52,14 +52,10 @@ def look(folder: Path, ranks: Sequence[RankProcess]) -> list[InspectedRank]:
 def _answers(folder: Path, ranks: Sequence[RankProcess]) -> dict[int, dict[str, Any]]:
     """Return the reports of ranks. One that cannot answer may have a report of another rank of its host."""
     reports: dict[int, dict[str, Any]] = {}
-    with (
-        suppress(OSError),
-        inspect_folder.asking(folder) as token,
-    ):  # a folder that cannot be written: nobody hears
+    # Where the folder cannot be written, nobody hears.
+    with suppress(OSError), inspect_folder.asking(folder) as token:
         begun = time.monotonic()
-        while waiting := [
-            process for process in ranks if process.rank not in reports and _may_answer(process)
-        ]:
+        while waiting := [it for it in ranks if it.rank not in reports and _may_answer(it)]:
             for process in waiting:
                 if (report := inspect_folder.answer_of(folder, process.rank, token)) is not None:
                     reports[process.rank] = report
@@ -76,9 +72,7 @@ def _may_answer(process: RankProcess) -> bool:
 
 
 def _witness(process: RankProcess, report: Mapping[str, Any] | None) -> InspectedRank:
-    report = (
-        None if report is None else inspect_schema.report(report)
-    )  # None: it failed, or is of another version
+    report = inspect_schema.report(report) if report else None  # None: it failed, or is of another version
     spoke = report is not None and "calls" in report
     if report is None:
         silent = {"status": {"rank": process.rank, "state": "silent", "host": process.host}}

@@ -47,17 +47,8 @@ _PARTS = (
     ("train/build/build.py", "the meeting of ranks", 0),
     ("train/step/train_step.py", "a step", 0),
 )
-_JOB = {
-    "save": 2,
-    "load": 2,
-    "clip": 1,
-    "mean": 1,
-    "log": 1,
-    "weigh": 1,
-    "weights": 1,
-    "prepare": 1,
-    "close": 3,
-}
+_JOB = dict.fromkeys(("clip", "mean", "log", "weigh", "weights", "prepare"), 1)
+_JOB |= {"save": 2, "load": 2, "close": 3}
 
 
 class Frame(NamedTuple):
@@ -113,15 +104,8 @@ def status_of(
     if ended and users is None and program:
         place = f"{program}, at its end"
     op = op or (next((f.name for f in tail if "distributed_c10d" in f.file), "") if waits else "")
-    return RankStatus(
-        rank,
-        "ended" if ended else "waits" if waits else "runs",
-        part=part,
-        op=op,
-        place=place,
-        odd=odd,
-        **known,
-    )
+    state = "ended" if ended else "waits" if waits else "runs"
+    return RankStatus(rank, state, part=part, op=op, place=place, odd=odd, **known)
 
 
 def _is_users(frame: Frame) -> bool:

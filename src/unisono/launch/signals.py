@@ -72,9 +72,8 @@ def _part_at_fork(numbers: Collection[int], ignored: Container[int]) -> None:
         signal.set_wakeup_fd(-1)
         loads = _LOADER in "".join(frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
         for number in numbers:
-            outlives = number in ignored or (
-                loads and number != signal.SIGTERM
-            )  # by which the loader ends them
+            # By SIGTERM the loader ends them.
+            outlives = number in ignored or (loads and number != signal.SIGTERM)
             if signal.getsignal(number) is _noted:
                 signal.signal(number, signal.SIG_IGN if outlives else signal.SIG_DFL)
         unblock()

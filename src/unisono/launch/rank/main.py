@@ -55,7 +55,7 @@ def live(
         flush_and_leave(code)
 
 
-class _Forked(body.Side[int]):
+class _Forked:
     """A forked rank's side. Its result is the exit status."""
 
     def __init__(self, seat: SeatEnds, order: dict[str, Any], entry: Entry, share: Callable[[], Any]) -> None:

@@ -126,10 +126,8 @@ class Watchdog:
         seen, since, raised, looked, noted = None, time.monotonic(), 0.0, time.monotonic(), False
         while not self._over.wait(self._period()):
             now, moved = time.monotonic(), self._moved()
-            stopped, looked = (
-                now - looked > self._period() + STOPPED,
-                now,
-            )  # all of this process was, by Ctrl-Z
+            stopped = now - looked > self._period() + STOPPED  # all of this process was, by Ctrl-Z
+            looked = now
             if moved != seen or stopped:
                 seen, since, raised, self._stuck = moved, now, 0.0, 0.0
             self._idle = now - since
