@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unisono.spec.errors import Problem
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.finder import is_ours
 from unisono.spec.work import Work
 
 if TYPE_CHECKING:
