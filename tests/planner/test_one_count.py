@@ -27,9 +27,10 @@ def priced(kind: str) -> list[Plan]:
 
 
 def without_price(kind: str, plan: Plan) -> bool:
-    """Whether a plan has no price on dgx-a100 by design, where it is refused: it puts something away, and nobody has
-    said how fast its copies are; the device multiplies no numbers of eight bits; blocks of networks are no ranges."""
-    away = plan.offload != "none" or "offload=" in plan.blocks
+    """Whether a plan has no price on dgx-a100 by design, where it is refused: it offloads, and nobody has said how fast
+    its copies are; the device multiplies no numbers of eight bits; blocks of networks are no ranges. Or numbers decide
+    how much it sends, which a rehearsal does not have."""
+    away = plan.offload != "none" or "offload=" in plan.blocks or plan.codec.startswith("threshold")
     return away or plan.arithmetic.fp8 or not (KINDS[kind].attends or is_uniform(plan))
 
 
@@ -42,8 +43,9 @@ def held(kind: str, plan: Plan) -> None:
         if (axis, kind) == ("tp", "convnet") and plan.precision != "fp32":
             continue  # autocast computes norms in fp32 on a device, in the narrow type on a CPU
         most, mean = max(row[axis] for row in rows), sum(row[axis] for row in rows) / many
-        # On tp stem and head have no price; a leaf's second use of a tied weight is one more gradient.
-        near = 0.15 if axis == "tp" else 0.02
+        # On tp stem and head have no price; a leaf's second use of a tied weight is one more gradient. Codes of models as
+        # small as these have more scales, and more vectors beside matrices, than a price counts.
+        near = 0.15 if axis == "tp" else 0.06 if plan.codec != "plain" or plan.wires.gather else 0.02
         if axis == "shard" and many > 1 and not is_uniform(plan):
             # Some of a row's blocks meet once a step and some in each pass, which calls do not tell apart: the mean
             # of these, and what the fullest row has of those.
@@ -62,6 +64,7 @@ def test_what_is_priced_is_what_is_sent(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", DENSE)
 def test_what_is_priced_is_what_is_sent_under_every_pair_of_values(kind: str) -> None:
     for plan in priced(kind):
