@@ -87,7 +87,9 @@ def slices_begin_alike(patch):
     """Every tensor-parallel rank draws its slice from the same generator, so slices are copies of each other."""
 
     def first_slice(stages, context):
-        fill(stages, replace(context, cuts={name: replace(cut, start=0) for name, cut in context.cuts.items()}))
+        fill(
+            stages, replace(context, cuts={name: replace(cut, start=0) for name, cut in context.cuts.items()})
+        )
 
     passes = [replace(one, apply=first_slice) if one.name == "fill" else one for one in parallelize.PASSES]
     patch(parallelize, "PASSES", passes)
