@@ -246,7 +246,7 @@ class ShardedLoader:
         self._going_on = {"pass": self._walk.number + 1, "place": batches}
 
     def _batches(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[tuple[Any, int, int, int, int]]:
-        """Yield what is left of this pass: each batch, low, high, its samples on all ranks, a digest of the order so far."""
+        """Yield what is left of this pass: each batch, low, high, its samples on all ranks, the order so far."""
         skip = going_on.get("place", 0)
         before = self._begin(going_on)
         if walk.number:
