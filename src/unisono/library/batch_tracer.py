@@ -199,7 +199,7 @@ def _results_of(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | N
     """An operation with arguments that its rule does not expect leaves no trace."""
     try:
         return traced(call, is_pointwise)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
         return [None] * len(call.outs)
 
 
