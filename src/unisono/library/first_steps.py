@@ -18,6 +18,7 @@ from unisono.library.notices import Notices
 from unisono.library.randomness import Streams
 from unisono.library.user_hooks import watch, watch_functions, watch_modules
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import is_ours
 
 Node = Any  # of autograd's graph
 STEPS = 2  # of each model; an odd batch or a second kind of loss often comes with the second
@@ -170,7 +171,7 @@ def way_of(root: Node, until: Collection[Node] = (), most: int = 4096) -> tuple[
 def _own_function(node: Node) -> str:
     """The name of an autograd function of the script's own; "" of another."""
     function = getattr(node, "_forward_cls", None)
-    if function is None or function.__module__.startswith(("torch.", "unisono.", "unisono_contrib.")):
+    if function is None or function.__module__.startswith("torch.") or is_ours(function.__module__):
         return ""
     return function.__name__
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.gone import Awaited
+from unisono.comm.gone import NamedWork
 from unisono.comm.group import Group, Pending
 from unisono.comm.threads import WorldEnded
 from unisono.library.exchange import Exchange, from_main, of_each
@@ -30,7 +30,7 @@ class PendingMessage:
         """Returns when the message is over. Raises HangError (exit 6), naming the other rank, where it is not by its
         deadline, or that rank is gone; the ranks then cannot go on."""
         pending: Any = self._pending
-        timed = self._within is not None and isinstance(pending, Awaited)
+        timed = self._within is not None and isinstance(pending, NamedWork)
         try:
             pending.wait(timedelta(seconds=self._within or 0)) if timed else pending.wait()
         except WorldEnded:

@@ -99,7 +99,7 @@ def main(
                 result = {}
                 with around(job):
                     run = play_plan(resolved, place, corpus, job["steps"], folder, reference)
-                _tell(ctx, run.local.told)
+                _tell(ctx, run.local.notes)
                 if ctx.rank == 0:
                     result = judge_plan(resolved, corpus, job["steps"], folder, reference)
                 right = not run.mesh.world.all_reduce(

@@ -27,13 +27,13 @@ def decoded(files: list[str], shape: list[int], out: str) -> dict[str, Any]:
     with open(out, "wb") as pixels:
         for at, file in enumerate(files):
             try:
-                made = picture(file, shape)
+                image = picture(file, shape)
             except UsageError:
                 raise
             except Exception as error:  # a decoder may refuse a broken file in any way that it likes
                 bad.append((at, f"{type(error).__name__}: {error}"))
                 continue
-            pixels.write(made)
+            pixels.write(image)
         pixels.flush()
         os.fsync(pixels.fileno())
     return {"bad": bad, "made": len(files) - len(bad)}

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from unisono.models.convnet.resnet import resnet
 from unisono.spec.errors import Problem
 from unisono.spec.model import DealtSize, Facts, PictureModel
 from unisono.spec.training import Count, Depth
 from unisono.spec.workload import Channels, Product, Workload, WorkPart
+from unisono_contrib.models.convnet.resnet import resnet
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +66,7 @@ class ConvNetConfig(PictureModel):
         )  # fmt: skip
 
     def build(self, facts: Facts) -> "nn.Module":
-        from unisono.models.convnet.net import ConvNet
+        from unisono_contrib.models.convnet.net import ConvNet
 
         return ConvNet(self, *self.targets(facts))
 

@@ -36,7 +36,7 @@ from unisono.spec.errors import UserCodeError
 from unisono.train.data.feed import Feed
 from unisono.train.step.run import Run
 from unisono.train.watch.copies import Copies, checksum
-from unisono.train.watch.neighbour import Neighbours, place_of, stage_of
+from unisono_contrib.train.watch.neighbour import Neighbours, place_of, stage_of
 
 PERIOD = 200  # steps between checks that cost less than 1 % of them, whatever the recipe
 
@@ -208,9 +208,9 @@ class _Watch:
             return
         self._hooked.add(name)
 
-        def made(grad: Tensor) -> None:
+        def add(grad: Tensor) -> None:
             if self._now == self.micro:
                 total = checksum(dense_of(grad))
                 self._sums[name] = self._sums[name] + total if name in self._sums else total
 
-        self._handles.append(parameter.register_hook(made))
+        self._handles.append(parameter.register_hook(add))

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.models.chain import Chain
-from unisono.models.convnet import ConvNetConfig, conv_stages, norm_groups
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Split, Units
+from unisono_contrib.models.convnet import ConvNetConfig, conv_stages, norm_groups
 
 
 def _norm(channels: int) -> nn.GroupNorm:

@@ -29,16 +29,16 @@ class ImageFolder(DataSource):
         place = at_home(self.path)
         if not place.is_dir():
             return Facts()
-        folders = sum(1 for one in place.iterdir() if one.is_dir() and not one.name.startswith("."))
+        folders = sum(1 for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
         return Facts(classes=folders or None)
 
     def look(self) -> None:
-        from unisono.train.data.folders import classes_of
+        from unisono_contrib.train.data.folders import classes_of
 
         classes_of(self.path)
 
     def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
-        from unisono.train.data.pictures import picture_corpus
+        from unisono_contrib.train.data.pictures import picture_corpus
 
         shape = model.sized(Facts()).sample_shape
         if shape is None or len(shape) != 3:

@@ -22,8 +22,8 @@ Stages = Mapping[int, Stage]  # of one rank, by number
 
 
 @dataclass(slots=True)
-class Site:
-    """One rank's building site.
+class PassContext:
+    """What the passes that build one rank's part share.
 
     shapes: full shape of every logical name, in the model's own order. blocks, placement: the blocks and the row of
     each stage of the pipeline. values(name): the full initial tensor; None: the caller fills the model afterwards.
@@ -88,7 +88,7 @@ class Site:
 
     @property
     def carried(self) -> torch.dtype:
-        """In which floating numbers cross from stage to stage."""
+        """The dtype in which floating numbers cross from stage to stage."""
         return torch.bfloat16 if self.plan.arithmetic.narrow else self.dtype
 
     @property

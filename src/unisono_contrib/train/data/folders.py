@@ -30,15 +30,15 @@ def classes_of(folder: str) -> list[str]:
 
 def listed(folder: str) -> list[tuple[str, int]]:
     """(path, number of its class) of each picture, in order. Raises UsageError D02, D04."""
-    place, found = existing(folder), list[tuple[str, int]]()
+    place, entries = existing(folder), list[tuple[str, int]]()
     for label, name in enumerate(classes_of(folder)):
         inside = (Path(at, file) for at, _, files in os.walk(place / name) for file in files)
-        found += [(str(path), label) for path in sorted(inside) if path.suffix.lower() in ENDINGS]
-    if not found:
+        entries += [(str(path), label) for path in sorted(inside) if path.suffix.lower() in ENDINGS]
+    if not entries:
         raise UsageError(
             "the folders of classes hold no pictures",
             code="D04",
             where=str(place),
             fix=f"files that end in {' '.join(ENDINGS)}",
         )
-    return found
+    return entries

@@ -16,10 +16,10 @@ from unisono.comm.group import Group
 from unisono.spec.words import seconds as written
 from unisono.sync import Sync
 from unisono.sync._around import SyncAround
-from unisono.sync._probe import CodecSeconds, Gradient, probe
+from unisono_contrib.sync._probe import CodecSeconds, Gradient, probe
 
 if TYPE_CHECKING:
-    from unisono.codecs.auto import LadderCoder
+    from unisono_contrib.codecs.auto import LadderCoder
 
 WARM, KNOWN = 1, 3
 """Steps after which backward is looked at, and after which its time counts."""

@@ -16,12 +16,12 @@ from unisono.spec.errors import UsageError
 from unisono.train.data import cache
 from unisono.train.data.crew import on_stderr, progress, served
 from unisono.train.data.dataset import Corpus, require_samples
-from unisono.train.data.folders import classes_of, listed
 from unisono.train.data.load import fingerprint
 from unisono.train.data.order import sample_ids
+from unisono_contrib.train.data.folders import classes_of, listed
 
 _FORMAT, _PART, _SPLIT_SEED = 1, 256, 0
-_WORKER = "unisono.train.data.decoding"
+_WORKER = "unisono_contrib.train.data.decoding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def picture_corpus(folder: str, shape: tuple[int, ...], data: DataConfig) -> Cor
         encode=None,
         fingerprint=fingerprint(pixels, labels, whole=False),
         origin=folder,
-        told=(f"{meta['left_out']:,} pictures of {folder} were left out",) if meta["left_out"] else (),
+        notes=(f"{meta['left_out']:,} pictures of {folder} were left out",) if meta["left_out"] else (),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unisono.parallel.cut import Stage
 from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.plan.blocks import Away
 
 _AWAY = "unisono_home"  # under which a tensor that is away holds where, and how it lies there
@@ -30,7 +30,7 @@ class Lender:
     @contextmanager
     def lend(self) -> Iterator[None]:
         """Weights are there inside, and nobody's afterwards but those of whom backward has kept one."""
-        away = [(p, *found) for p in self.params if (found := place_of(p)) is not None]
+        away = [(p, *place) for p in self.params if (place := place_of(p)) is not None]
         empty = [p.data for p, *_ in away]
         try:
             for p, home, layout in away:
@@ -46,14 +46,14 @@ class Lender:
                 p.data = nothing
 
     def ahead(self) -> None:
-        """These weights are needed soon."""
+        """Begin to bring these weights, which are needed soon."""
         for p in self.params:
-            if (found := place_of(p)) is not None:
-                self.store.ahead(found[0])
+            if (place := place_of(p)) is not None:
+                self.store.ahead(place[0])
 
 
 def place_of(x: Tensor) -> tuple[Home, Layout] | None:
-    """Where a tensor is between its uses, and how it lies there; None: where it always is."""
+    """The memory in which a tensor lies between its uses; None where it is never moved."""
     return getattr(x, _AWAY, None)
 
 
@@ -64,8 +64,8 @@ def put_place(x: Tensor, home: Home, layout: Layout) -> None:
 
 def at_home(x: Tensor) -> Tensor:
     """A tensor's numbers, to be read and written, between steps."""
-    found = place_of(x)
-    return x.detach() if found is None else found[1].of(found[0].bytes)
+    place = place_of(x)
+    return x.detach() if place is None else place[1].of(place[0].bytes)
 
 
 @torch.no_grad()
@@ -87,25 +87,25 @@ def send_home(params: Sequence[nn.Parameter], store: Store) -> None:
     store.settle()
 
 
-def lend(stages: Stages, site: Site) -> None:
+def lend(stages: Stages, context: PassContext) -> None:
     """Wrap the parts of each stage whose weights are away, inside what may compute them again."""
     for stage in stages.values():
         lenders = []
-        for part, away in parts_of(stage, site):
+        for part, away in parts_of(stage, context):
             if not away.params:
                 continue
-            lender = Lender(list(part.parameters()), site.store)
+            lender = Lender(list(part.parameters()), context.store)
             lenders.append(lender)
-            site.lenders[part] = lender
+            context.lenders[part] = lender
             part.forward = partial(_lent, lender, part.forward)  # type: ignore[method-assign]
-        for one, next_one in pairwise(lenders):
-            one.after, next_one.before = next_one, one
+        for first, second in pairwise(lenders):
+            first.after, second.before = second, first
 
 
-def parts_of(stage: Stage, site: Site) -> list[tuple[nn.Module, Away]]:
+def parts_of(stage: Stage, context: PassContext) -> list[tuple[nn.Module, Away]]:
     """Stem, blocks and head, those that are here, and what of each is away."""
-    ends = [(getattr(stage, name), site.away(name)) for name in ("stem", "head") if hasattr(stage, name)]
-    blocks = [(block, site.away(f"blocks.{name}")) for name, block in stage.blocks.items()]
+    ends = [(getattr(stage, name), context.away(name)) for name in ("stem", "head") if hasattr(stage, name)]
+    blocks = [(block, context.away(f"blocks.{name}")) for name, block in stage.blocks.items()]
     return [*ends[: stage.first], *blocks, *ends[stage.first :]]
 
 

@@ -22,8 +22,8 @@ class Handwriting(DataSource):
 
     def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
         from unisono.train.data.dataset import Corpus
-        from unisono.train.data.digits import digits
         from unisono.train.data.load import fingerprint
+        from unisono_contrib.train.data.digits import digits
 
         train, val = digits(data.val_fraction)
         known = self.facts(data.tokenizer)
