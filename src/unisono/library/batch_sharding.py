@@ -39,12 +39,12 @@ Context = Callable[[], AbstractContextManager[None]]
 
 
 def states_now(generators: Sequence[torch.Generator]) -> list[Any]:
-    """Of torch's, Python's and NumPy's generators, and of these, as JSON values."""
+    """Return the states of torch's, Python's and NumPy's generators, and of these, as JSON values."""
     return [all_states(), *own_states(generators)]
 
 
 def own_states(generators: Sequence[torch.Generator]) -> list[str]:
-    """Of generators of a loader's own, as JSON values."""
+    """Return the states of a loader's own generators, as JSON values."""
     return [g.get_state().numpy().tobytes().hex() for g in generators]
 
 
@@ -172,7 +172,7 @@ class ShardedLoader:
         seed: int,
     ) -> None:
         _refuse(data)
-        self._current_batch, self._exchange, self._streams, self._source = (
+        self._batch, self._exchange, self._streams, self._source = (
             current_batch,
             exchange,
             streams,
@@ -210,13 +210,13 @@ class ShardedLoader:
                     if first:
                         self._agree(chain)
                     first = False
-                    self._current_batch.fetched(batch, low, high, count, walk, chain)
+                    self._batch.fetched(batch, low, high, count, walk, chain)
                     self._streams.to_own()
                     yield batch
                     self._streams.to_script()
                 exhausted = True
             finally:  # also where the loop leaves a pass early: it begins another then
-                if self._current_batch.ended(walk, exhausted):
+                if self._batch.ended(walk, exhausted):
                     self._streams.to_script()
 
     def __getattr__(self, name: str) -> Any:
@@ -246,7 +246,7 @@ class ShardedLoader:
         self._going_on = {"pass": self._walk.number + 1, "place": batches}
 
     def _batches(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[tuple[Any, int, int, int, int]]:
-        """Of each batch that is left of this pass: it, low, high, all samples, and the order so far."""
+        """Yield what is left of this pass: each batch, low, high, its samples on all ranks, the order so far."""
         skip = going_on.get("place", 0)
         before = self._begin(going_on)
         if walk.number:
@@ -303,7 +303,7 @@ class ShardedLoader:
                     fix="yield tensors (or tuples, lists, dicts of them) whose dim 0 counts the samples",
                     code="J03",
                 )
-            low, high = part(count, self._current_batch.index, self._current_batch.size)
+            low, high = part(count, self._batch.index, self._batch.size)
             whole = high - low == count
             rows = batch if whole else cut(batch, count, *((low, high) if high > low else (0, 1)))
             yield rows, low, high, count, glance_at(batch) if number else digest_of(batch)

@@ -119,7 +119,7 @@ class CurrentBatch:
 
     @property
     def latest(self) -> BatchShard:
-        """Of the last forward that a backward may go through."""
+        """The batch of the last forward that a backward may go through."""
         return self._trained[-1] if self._trained else self.current
 
     def fetched(self, batch: Any, low: int, high: int, count: int, walk: Walk, chain: int) -> None:
@@ -137,7 +137,7 @@ class CurrentBatch:
         self._recent.append(self.current)
 
     def joined(self, batch: Any, counts: Sequence[int], walk: Walk, chain: int) -> None:
-        """As `fetched`, of a batch of this rank's own; counts: samples of each rank's."""
+        """Do as `fetched` for a batch that this rank alone has. counts: samples of each rank's batch."""
         ends = list(accumulate(counts))
         dealt = tuple((end - count, end) for end, count in zip(ends, counts, strict=True))
         self.fetched(batch, *dealt[self.index], ends[-1], walk, chain)
@@ -208,7 +208,7 @@ class CurrentBatch:
                 )
 
     def update(self) -> None:
-        """As `backward`, where gradients were made without one: they are of the batches that came since the last."""
+        """Do as `backward` where gradients were made without one: they belong to the batches since the last update."""
         self._trained = [
             b for b in self._trained if not any(b is old for old in self._spent)
         ] or self._trained[-1:]

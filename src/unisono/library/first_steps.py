@@ -36,7 +36,7 @@ class FirstSteps:
         notify: Notices,
         following: BatchTracer,
     ) -> None:
-        self._current_batch, self._streams, self._exchange, self._notify = (
+        self._batch, self._streams, self._exchange, self._notify = (
             current_batch,
             streams,
             exchange,
@@ -95,7 +95,7 @@ class FirstSteps:
                 self._following.take_for_samples(x)
 
     def judge(self, gradients: Sequence[Tensor]) -> None:
-        """Of gradients that no backward made, which have met as means: whether they are means. Every rank calls it."""
+        """Tell where gradients that no backward made are no means, though ranks average them. Every rank calls it."""
         traces = [trace for grad in gradients if (trace := self._following.of(grad)) is not None]
         met = next((trace.met for trace in traces if trace.met), "")
         if met or not (traces or self._judged):
@@ -134,7 +134,7 @@ class FirstSteps:
         self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
-        batch = self._current_batch.latest
+        batch = self._batch.latest
         if not batch.count or loss.grad_fn is None:
             return
         trace = self._following.of(loss)
@@ -151,8 +151,8 @@ class FirstSteps:
 
 
 def way_of(root: Node, until: Collection[Node] = (), most: int = 4096) -> tuple[str, dict[Node, str]]:
-    """Of a graph: its operations, in one order, and the names of autograd functions of the script's own. until: nodes
-    behind which it is not looked into."""
+    """Return the operations of a graph, in one order, and the script's own autograd functions, by node. until: nodes
+    behind which the graph is not read."""
     todo, seen, kinds, functions = [root], {root}, [], {}
     while todo and len(kinds) < most:
         node = todo.pop()
@@ -177,7 +177,7 @@ def _own_function(node: Node) -> str:
 
 
 def _shapes_of(node: Node) -> list[torch.Size]:
-    """Of what an autograd function has returned."""
+    """Return the shapes of what an autograd function has returned."""
     return [output.shape for output in node._input_metadata]
 
 

@@ -59,13 +59,13 @@ class Joined:
     """The forward of one batch norm, over the group. A copy of the module has one of its own."""
 
     def __init__(self, module: _BatchNorm, group: Group, current_batch: CurrentBatch) -> None:
-        self._module, self._group, self._current_batch = module, group, current_batch
+        self._module, self._group, self._batch = module, group, current_batch
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _forward(self._module, self._group, self._current_batch, x)
+        return _forward(self._module, self._group, self._batch, x)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Joined":
-        return Joined(memo.get(id(self._module), self._module), self._group, self._current_batch)
+        return Joined(memo.get(id(self._module), self._module), self._group, self._batch)
 
 
 def join_batches(model: nn.Module, group: Group, current_batch: CurrentBatch) -> None:

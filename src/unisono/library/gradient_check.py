@@ -120,7 +120,7 @@ def check_gradients(
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """As the arguments of `check_gradients`."""
+    """The arguments of `check_gradients`."""
 
     ranks: int = 2
     layout: Mapping[str, Placement] = field(default_factory=dict)
@@ -275,7 +275,7 @@ def _boxes(
 
 
 def _sizes(ranks: int, parts: int, shards: int) -> dict[str, int]:
-    """In words → what a gradient may be too large or too small by."""
+    """Return the factors by which a gradient may be too large or too small, by their names."""
     replicas = ranks // shards
     return {
         "the ranks": ranks,

@@ -142,7 +142,7 @@ class LoopGradients:
         exchange: Exchange,
     ) -> None:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
-        self._current_batch, self._over, self._before = current_batch, over, meet
+        self._batch, self._over, self._before = current_batch, over, meet
         self._meets, self._exchange = dp.size > 1, exchange
         self._met: dict[
             int, tuple[int, Any]
@@ -161,7 +161,7 @@ class LoopGradients:
 
     @property
     def slots(self) -> list[Slot]:
-        """Of the parameters that are trained."""
+        """The slots of the parameters that are trained."""
         return self._gradients.slots
 
     @property
@@ -198,10 +198,10 @@ class LoopGradients:
         if not (fresh or looking or self._alone) or self._same(self._held()):
             return None
         self._alone = True
-        self._current_batch.update()
+        self._batch.update()
         for grad in self._held():
-            if self._current_batch.ratio:
-                grad.mul_(self._current_batch.ratio)
+            if self._batch.ratio:
+                grad.mul_(self._batch.ratio)
             else:
                 grad.zero_()
         self._hooked = []
@@ -246,7 +246,7 @@ class LoopGradients:
         if not self._running and is_asked_for(live):
             return None
         self._begin()
-        ratio = self._current_batch.ratio
+        ratio = self._batch.ratio
         if ratio == 1.0:
             return None
         return grad * ratio if ratio else torch.zeros_like(grad)  # 0 x inf is not 0
@@ -254,7 +254,7 @@ class LoopGradients:
     def _weigh(self, grad: Tensor) -> None:
         """Gradients that FSDP2 is about to sum over the shards: this rank's weight applied."""
         self._begin()
-        ratio = self._current_batch.ratio
+        ratio = self._batch.ratio
         if ratio:
             grad.mul_(ratio / self._shard.size)
         else:
@@ -266,7 +266,7 @@ class LoopGradients:
             return
         self._running = True
         at_end_of_backward(self._end)
-        self._current_batch.backward()
+        self._batch.backward()
         self._hooked = begin_all(self._hooks)
         if not self._meets:
             return

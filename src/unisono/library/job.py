@@ -70,9 +70,7 @@ class Job:
         self._ledger = ledger or Ledger()
         self._notices = Notices(self._exchange, strict)
         self._following = BatchTracer(mesh.data.size, self._notices)
-        self._current_batch = CurrentBatch(
-            mesh.data.index, mesh.data.size, self._notices, self._following.begin
-        )
+        self._batch = CurrentBatch(mesh.data.index, mesh.data.size, self._notices, self._following.begin)
         self._prepared: list[Prepared] = []
         self._dealt: list[ShardedLoader] = []
         self._lines: dict[Path, JsonLines] = {}
@@ -83,11 +81,9 @@ class Job:
         self._place = JobPlace(self, self._common(secrets.randbits(63)))
         self.ranks = Ranks(self._exchange)
         self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._notices)
-        self._joins = JoinedLoaders(self._current_batch, self._exchange, self._streams)
-        self._steps = FirstSteps(
-            self._current_batch, self._streams, self._exchange, self._notices, self._following
-        )
-        self.generator = Draws(self._seed, self._current_batch, lambda: self.step)
+        self._joins = JoinedLoaders(self._batch, self._exchange, self._streams)
+        self._steps = FirstSteps(self._batch, self._streams, self._exchange, self._notices, self._following)
+        self.generator = Draws(self._seed, self._batch, lambda: self.step)
 
     @property
     def is_main(self) -> bool:
@@ -147,7 +143,7 @@ class Job:
         several, sharded, number = self.mesh.data.size > 1, self.plan.shard > 1, self._steps.one_more()
         if several:
             spread([*model.parameters(), *model.buffers()], self.mesh.data)
-            join_batches(model, self.mesh.data, self._current_batch)
+            join_batches(model, self.mesh.data, self._batch)
         shapes = {name: tuple(p.shape) for name, p in as_written(model).named_parameters()}
         moved: Moved = {}
         if sharded:
@@ -162,12 +158,10 @@ class Job:
 
         def meet() -> None:
             if several:
-                self._ledger.note(
-                    f"backward of model {number}", self.mesh.data.ranks, *self._current_batch.says()
-                )
+                self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._batch.says())
 
         exchange, over = Exchange(dp, self._exchange.device), self._streams.to_script
-        gradients = LoopGradients(slots, dp, self.mesh.shard, self._current_batch, over, meet, exchange)
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._batch, over, meet, exchange)
         if several:
             gradients.scatter_through(model)
 
@@ -176,7 +170,7 @@ class Job:
             if gradients.look_anew():
                 sharding.follow_flags(model)
 
-        follow(model, self._current_batch, self._streams, self._steps, [begins] if sharded else [])
+        follow(model, self._batch, self._streams, self._steps, [begins] if sharded else [])
         names = {name: id(p) for name, p in as_written(model).named_parameters(remove_duplicate=False)}
         prepared = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
         self._prepared.append(prepared)
@@ -202,7 +196,7 @@ class Job:
     def _deal(self, data: Any) -> ShardedLoader:
         number = len(self._dealt)
         self._dealt.append(
-            ShardedLoader(data, self._current_batch, self._exchange, self._streams, number, self._seed)
+            ShardedLoader(data, self._batch, self._exchange, self._streams, number, self._seed)
         )
         return self._dealt[-1]
 
@@ -221,11 +215,11 @@ class Job:
     def weigh(self, count: float) -> None:
         """The loss of the batch at hand is a mean over `count` things on this rank (tokens that are no padding, say),
         not over its samples. Call it between the batch and its forward."""
-        count = 0 if self._current_batch.expected().borrowed else count
+        count = 0 if self._batch.expected().borrowed else count
         total = self._exchange.sums([count])[0]
         if total <= 0:
             raise UsageError(f"the batch counts {total:g} over all ranks", where="job.weigh", code="J07")
-        self._current_batch.weigh(count, total)
+        self._batch.weigh(count, total)
         self._following.weigh()
 
     @overload
@@ -238,7 +232,7 @@ class Job:
         number, or for a tensor with dims, such as a buffer, a tensor."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return self._means([value])[0]
-        part = value.detach().to(torch.float64) * (self._current_batch.ratio / self.mesh.data.size)
+        part = value.detach().to(torch.float64) * (self._batch.ratio / self.mesh.data.size)
         return self.mesh.data.all_reduce(part).to(value.dtype)
 
     @explained()
@@ -251,13 +245,13 @@ class Job:
         return tuple(whole) if len(whole) > 1 else whole[0]
 
     def _gathered(self, x: "Tensor | list[Any]") -> Any:
-        batch, group = self._current_batch.current, self.mesh.data
+        batch, group = self._batch.current, self.mesh.data
         if isinstance(x, Tensor) or group.size == 1:
             return gather(x, batch, group) if isinstance(x, Tensor) else x
         return rows_of(of_each(x, self._exchange), batch.parts(group.size))
 
     def _means(self, values: Sequence[float | Tensor]) -> list[float]:
-        ratio, size = self._current_batch.ratio, self.mesh.data.size
+        ratio, size = self._batch.ratio, self.mesh.data.size
         plain = [v.item() if isinstance(v, Tensor) else v for v in values]
         parts = [v * ratio / size if ratio else 0.0 for v in plain]
         return self._exchange.sums(parts)

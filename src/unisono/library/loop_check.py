@@ -151,7 +151,7 @@ def prove_loop(loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
 
 
 def prove_loop_on(nursery: Nursery, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
-    """As `prove_loop`, on processes forked from a nursery of this module's ENTRY."""
+    """Do as `prove_loop` on processes forked from a nursery of this module's ENTRY."""
     with playing(nursery, home_of(loop), Terms(steps)) as verdict:
         return verdict(plan)
 
@@ -287,14 +287,14 @@ def _differing(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
 
 
 def _at_the_end(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
-    """Of the weights that a loop leaves at its own end: what changed them may be no optimiser."""
+    """Compare the weights that a loop leaves at its end: something else than an optimiser may have changed them."""
     ends = [end for end in (*alone.ends, *several.ends) if end is not None]
     if len(ends) == 1 + len(several.ranks):
         yield from _of_kinds(len(alone.ranks[0]) + 1, ends[0], ends[1:], ("param",))
 
 
 def _losses(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
-    """In their order; of several ranks each has its part. Nothing where ranks have not made as many."""
+    """Compare losses in their order, with the sum of the ranks' parts. Yields nothing where their numbers differ."""
     whole, *ranks = [
         [(number, x) for number, step in enumerate(steps, 1) for x in of_kind(step, "loss").values()]
         for steps in (alone.ranks[0], *several.ranks)
@@ -343,7 +343,7 @@ def _bound_of(dtype: str) -> float:
 
 
 def of_kind(tensors: Step, kind: str) -> dict[str, Tensor]:
-    """Those of a kind, by their names without it."""
+    """Return the tensors of one kind, by their names without it."""
     return {key.removeprefix(f"{kind}/"): x for key, x in tensors.items() if key.startswith(f"{kind}/")}
 
 

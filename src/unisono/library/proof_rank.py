@@ -143,7 +143,7 @@ class StepLog:
     def _loss(self, loss: Tensor) -> None:
         if loss.numel() == 1 and self.jobs:
             job = self.jobs[-1]
-            ratio = job._current_batch.latest.ratio / job.mesh.data.size
+            ratio = job._batch.latest.ratio / job.mesh.data.size
             self._losses.append(loss.item() * ratio if ratio else 0.0)
 
     def _arrived(self, key: int, grad: Tensor) -> None:

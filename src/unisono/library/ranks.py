@@ -81,7 +81,7 @@ class Ranks:
         return self.index == 0
 
     def print(self, *words: Any, **options: Any) -> None:
-        """On the first rank alone."""
+        """Print on the first rank alone."""
         if self.is_main:
             print(*words, **{"file": sys.stdout, "flush": True, **options})
 
@@ -133,7 +133,7 @@ class Ranks:
         return started(self._exchange.group, out, source, within, sends=False)
 
     def sum(self, value: Any) -> Any:
-        """Of a number, or of a tensor element by element: a new tensor."""
+        """Sum a number over the ranks, or a tensor element by element into a new one."""
         return self._reduced(value, "sum")
 
     def max(self, value: Any) -> Any:

@@ -63,7 +63,7 @@ def take_whole(model: nn.Module) -> None:
 
 
 def take_whole_state(optimizer: Optimizer) -> None:
-    """The same of an optimiser that steps shards."""
+    """Have `load_state_dict` of an optimiser that steps shards take whole tensors too."""
     optimizer.register_load_state_dict_pre_hook(_dealt_state)
 
 

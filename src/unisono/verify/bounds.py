@@ -126,16 +126,16 @@ class Bounds:
     more: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, name: str) -> float:
-        """Of the gradient of this weight."""
+        """Return the bound of the gradient of this weight."""
         return self.grad + self.more.get(name, 0.0)
 
     @property
     def most(self) -> float:
-        """Of all gradients together."""
+        """The bound of all gradients together."""
         return self.grad + max(self.more.values(), default=0.0)
 
     def total(self, terms: int) -> float:
-        """Of a sum of `terms` positive numbers, taken once more in another order."""
+        """Return the bound of a sum of `terms` positive numbers, taken once more in another order."""
         return self.spread * math.sqrt(2 * terms) * self.unit
 
     def shows_nothing(self, leaves: int) -> bool:

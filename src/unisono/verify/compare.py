@@ -149,7 +149,7 @@ class _Step:
     # Forward -----------------------------------------------------------------------------------------------------
 
     def losses(self) -> Iterator[Divergence]:
-        """Of each leaf, and of the step; the same on all ranks."""
+        """Losses of each leaf, and of the step, which is the same on all ranks."""
         ours, theirs = self.seen.leaves(), self.ref.leaves()
         for first in sorted(ours.keys() & theirs.keys()):
             for leaf in ours[first]:

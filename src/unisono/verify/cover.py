@@ -157,8 +157,8 @@ def _usual() -> dict[str, object]:
 
 
 def _micros(recipe: Recipe, replicas: int) -> int | None:
-    """Of each replica, a power of two, so that most plans accumulate and canonical sums can be played; None where the
-    recipe says how large a micro-batch is, or no number fits."""
+    """Return the micro-batches of each replica, a power of two, so that most plans accumulate and canonical sums can be
+    played; None where the recipe says how large a micro-batch is, or no number fits."""
     if recipe.train.micro_batch is not None:
         return None
     fit = [n // replicas for n in LEAVES if recipe.train.global_batch % n == 0 and n % replicas == 0]

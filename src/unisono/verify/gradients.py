@@ -47,7 +47,7 @@ def many(names: Sequence[str]) -> str:
 
 
 def are(names: Sequence[str]) -> str:
-    """The same with a verb."""
+    """Return `many` with its verb."""
     return f"{many(names)} {'is' if len(names) == 1 else 'are'}"
 
 

@@ -157,14 +157,14 @@ class TrainerOnRanks:
         return torch.tensor(total, device=device) if isinstance(count, Tensor) else total
 
     def _borrowed(self, batch: Any) -> bool:
-        known = self.job._current_batch.of(batch)
+        known = self.job._batch.of(batch)
         return known is not None and known.borrowed
 
     # steps
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """The loss is that of the global batch on every rank."""
-        batch = self.job._current_batch.of(inputs)
+        batch = self.job._batch.of(inputs)
         if (
             num_items_in_batch is not None
             and batch is not None
