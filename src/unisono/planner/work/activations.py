@@ -1,9 +1,9 @@
 """Bytes that our own GPT, or one with experts, keeps for the backward pass, as PyTorch plays it: plain autograd, kernel
 by kernel.
 
-Megatron's list (`fused_kept.block_bytes`) holds for its fused kernels and for a residual stream in half precision.
-Here norms and residual stream are fp32 also under autocast, which keeps beside them the half-precision copies that
-products read, of activations and of weights; dropout's masks are as wide as what they drop; and under dropout attention
+Megatron's list (`megatron_activations.block_bytes`) is of its fused kernels and a half-precision residual stream. Here
+norms and residual stream are fp32 also under autocast, which keeps beside them the half-precision copies that products
+read, of activations and of weights; dropout's masks are as wide as what they drop; and under dropout attention
 is written out. Under tp the gathered input of each column product is kept whole. Read off `saved_tensors_hooks` on a
 CPU with PyTorch 2.13, and held to that by tests/models/test_kept.py.
 """

@@ -1,8 +1,8 @@
 """What the parts of a transformer do in one pass on one rank: lists that depend on model, plan and habits alone.
 
-An axis that deals blocks adds its calls here, and what it takes off products and bytes; what a block keeps stands in
-`work.kept` (ours) and `work.transformer` (Megatron's). Bytes of elementwise kernels are counted as the usual fused
-kernels read and write them: norm; bias, dropout and residual; activation; and, where attention is not fused, scale,
+An axis that splits blocks adds its calls here, and its share of products and bytes. `work.activations` counts what our
+blocks keep, `work.megatron_activations` what Megatron's keep. Bytes of elementwise kernels are those that the usual
+fused kernels read and write: norm; bias, dropout and residual; activation; and, where attention is not fused, scale,
 mask and softmax, and dropout of the scores.
 """
 

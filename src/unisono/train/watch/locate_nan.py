@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.config import Recipe
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.player import Leaf
 from unisono.spec.errors import UserCodeError
 from unisono.train.step.run import Run

@@ -22,7 +22,7 @@ from unisono.launch.guardian import Ward
 from unisono.launch.outcome import Outcome
 from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
-from unisono.launch.signals import Early
+from unisono.launch.signals import StartupSignals
 from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
@@ -45,7 +45,7 @@ ENTRY = "unisono.verbs.train.rank:main"
 
 
 def run(
-    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False,
+    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: StartupSignals, *, demo: bool = False,
     ward: Ward = Ward(),
     hosts: str | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
@@ -115,7 +115,12 @@ def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
 
 
 def _as_supervisor(
-    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool, hosts: str | None
+    order: TrainOrder,
+    settings: Settings,
+    folder: Watched,
+    early: StartupSignals,
+    demo: bool,
+    hosts: str | None,
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
@@ -166,7 +171,7 @@ def _as_supervisor(
 
 
 def _as_rank(
-    order: TrainOrder, settings: Settings, folder: Watched, place: env.Started, early: Early
+    order: TrainOrder, settings: Settings, folder: Watched, place: env.Started, early: StartupSignals
 ) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
     launch, argument = order.recipe.launch, order.as_json()
