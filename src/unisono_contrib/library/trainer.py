@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 
 def trainer(base: type, plan: str | Plan = "dp=-1", *, job: Job | None = None, strict: bool = False) -> type:
-    """A subclass of `base`, a transformers.Trainer, whose ranks share the work under a plan of `dp` and `shard`.
+    """Return a subclass of a transformers.Trainer whose ranks share the work: `trainer(Trainer, plan="dp=2")(...)`.
 
-    job: one that is there already, as `unisono.prove(loop, ...)` gives it. Raises UsageError J20 where transformers or
-    accelerate is missing, J24 for what is no Trainer.
+    base: `transformers.Trainer` or a subclass. plan: `dp` and `shard`. job: an existing job, as `unisono.prove(loop,
+    ...)` passes it. strict: as in `unisono.init`.
+
+    Raises UsageError J20 if transformers or accelerate is missing, J24 if `base` is no Trainer.
     """
     try:
         import accelerate  # noqa: F401
