@@ -12,8 +12,8 @@ import torch.distributed as dist
 from tests.ranks import World
 from unisono.comm import begun
 from unisono.launch import verdict
-from unisono.launch.rank_calls import Calls, Ledger
-from unisono.launch.stand import Stand
+from unisono.launch.rank.calls import Calls, Ledger
+from unisono.launch.rank_status import Stand
 from unisono.launch.verdict import differing
 from unisono.spec.errors import HangError
 

@@ -16,8 +16,8 @@ from tests.launch.hangs import CASES, PROGRAM, ROOT, Case, left_of, play
 from tests.ranks import World
 from unisono.launch import verdict
 from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
-from unisono.launch.rank_lookout import Lookout
-from unisono.launch.stand import Frame, Stand, from_dump, stand
+from unisono.launch.rank.watchdog import Watchdog
+from unisono.launch.rank_status import Frame, Stand, from_dump, stand
 
 QUICK = (
     "recipe-own-dp2-stop:model:0:8",
@@ -66,7 +66,7 @@ class Hurried(StepPace):
 def takes_its_time(ctx, seconds):
     told = []
     store = dist.PrefixStore("hurried", ctx.store)
-    lookout = Lookout(
+    lookout = Watchdog(
         ctx.rank, ctx.world, ctx.host, store, Hurried(), lambda *words: told.append(str(words[0]))
     )
     until = time.monotonic() + (seconds if ctx.rank == 1 else 0)

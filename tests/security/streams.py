@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.security.confined import Kind
 from tests.security.mutate import JUNK, NUMBERS
-from unisono.launch import alive, doctor_hang, hang_report, seats, wire, witness
-from unisono.launch.context import SocketChannel
+from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder, seats, wire
 from unisono.launch.hosts import OwnHost
+from unisono.launch.rank.channel import SocketChannel
 from unisono.launch.store import StoreServer
 
 # --- frames ---
@@ -276,13 +276,17 @@ def play_alive(files: dict[str, str]) -> str:
     try:
         for name, text in files.items():
             _put(folder / name, text)
-        alive.question(folder)
-        ranks = alive.living(folder)
-        alive.sweep(folder)
+        inspect_folder.question(folder)
+        ranks = inspect_folder.living(folder)
+        inspect_folder.sweep(folder)
         if not ranks:
             return "nobody"
-        told = {one.rank: said for one in ranks if (said := alive.said(folder, one.rank, "t")) is not None}
-        seen = [witness._witness(one, told.get(one.rank)) for one in ranks]
+        told = {
+            one.rank: said
+            for one in ranks
+            if (said := inspect_folder.said(folder, one.rank, "t")) is not None
+        }
+        seen = [inspect._witness(one, told.get(one.rank)) for one in ranks]
         judged = doctor_hang.judge(seen, None, 1.0)
         facts, lines = hang_report.told(folder, seen, judged.error, judged.waited, judged.limit)
         json.dumps(facts).encode()

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unisono.spec.errors import Problem
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.finder import is_ours
 from unisono.spec.work import Work
 
 if TYPE_CHECKING:
@@ -190,16 +189,6 @@ class Coder(ABC):
         the first step, to be changed in place; a checkpoint keeps it parameter by parameter. With another dp, what all
         replicas kept under one name is added up, and each one gets an equal share. Every replica yields the same
         requests in the same order. Returns the sum [n]."""
-
-
-def bound(codec: Codec) -> Coder:
-    """The live codec of one rank. One of a user's own is watched: what no drive could play is an error at its line."""
-    coder = codec.bind()
-    if is_ours(type(codec).__module__) or codec.rungs:
-        return coder
-    from unisono.codecs._watched import WatchedCoder
-
-    return WatchedCoder(coder, source=codec)
 
 
 CODECS: Family[Codec] = Family(

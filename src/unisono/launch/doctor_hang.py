@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import alive, hang_report, verdict
-from unisono.launch.alive import ALIVE
-from unisono.launch.stand import Stand
-from unisono.launch.witness import Witness, look, mismatched
+from unisono.launch import hang_report, inspect_folder, verdict
+from unisono.launch.inspect import Witness, look, mismatched
+from unisono.launch.inspect_folder import ALIVE
+from unisono.launch.rank_status import Stand
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.runs import run_folder
 from unisono.spec.words import whole
@@ -44,27 +44,27 @@ class Diagnosis:
 def find(run: str) -> Path:
     """The folder in which the ranks of a run are seen. run: its folder, or the process of a rank of one that has none.
     Raises UsageError C03."""
-    own = alive.private_runs()
+    own = inspect_folder.private_runs()
     if (process := whole(run)) is not None and not Path(run).exists():
         for folder in own:
-            if any(one.pid == process for one in alive.living(folder)):
+            if any(one.pid == process for one in inspect_folder.living(folder)):
                 return folder
         raise UsageError(
             f"no rank of a run without a folder is process {run}", where="unisono doctor hang",
             fix="the run's folder; unisono doctor hang lists runs of this host without one", code="C03",
         )  # fmt: skip
     folder = Path(run)
-    if alive.living(folder):
+    if inspect_folder.living(folder):
         return folder
     return folder / ALIVE if (folder / ALIVE).is_dir() else run_folder(run) / ALIVE
 
 
 def only_one() -> Path:
     """The one run of this host that has no folder. Raises UsageError where there is another number of them."""
-    own = alive.private_runs()
+    own = inspect_folder.private_runs()
     if len(own) == 1:
         return own[0]
-    pids = [f"{path} (process {alive.living(path)[0].pid})" for path in own]
+    pids = [f"{path} (process {inspect_folder.living(path)[0].pid})" for path in own]
     what = f"which of {len(own)} runs" if own else "name the run: no loop of your own is alive on this host"
     raise UsageError(what, where="unisono doctor hang", likely="; ".join(pids),
                      fix="unisono doctor hang runs/NAME/ID", code="C04")  # fmt: skip
@@ -75,7 +75,7 @@ def run(folder: Path, patience: float | None = None) -> tuple[dict[str, Any], li
     by their pace if None. Raises UsageError O03 for a run that is not alive."""
     begun, mark, last = time.monotonic(), "", None
     while True:
-        ranks = alive.living(folder)
+        ranks = inspect_folder.living(folder)
         if not ranks or all(one.has_gone() for one in ranks):
             if last is None or last[1].mark.startswith("gone"):
                 raise ended(folder)
@@ -168,7 +168,7 @@ def _remedied(order: Sequence[Stand], ranks: Sequence[Witness], waited: float) -
 
 def ended(folder: Path) -> UsageError:
     """The error for a run that is not alive: when it ended, and how."""
-    run, left = folder.parent, alive.living(folder)
+    run, left = folder.parent, inspect_folder.living(folder)
     ends = sorted(
         (path for path in (run / "summary.json", run / "error.json") if path.is_file()),
         key=lambda path: path.stat().st_mtime,

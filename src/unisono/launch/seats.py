@@ -12,7 +12,7 @@ from unisono.launch import wire
 from unisono.launch.crossing import Record
 from unisono.launch.hosts import Process, RankHost
 from unisono.launch.printed import OutputLines
-from unisono.launch.stand import Stand, from_dump
+from unisono.launch.rank_status import Stand, from_dump
 
 # Gloo announces every group on standard output; a user does not need that.
 _CHATTER = ("[Gloo] Rank ",)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.launch import crossing
-from unisono.launch.stand import Stand, from_dump
+from unisono.launch.rank_status import Stand, from_dump
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
 from unisono.spec.frames import is_foreign
 

@@ -14,11 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.device import beside_cpus, of_rank, of_script, of_wire
 from unisono.comm.mesh import Mesh, Shape
-from unisono.launch import alive, rank_env
+from unisono.launch import inspect_folder
 from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import Started, idle_here, place_here
 from unisono.launch.pace import StepPace, margin
-from unisono.launch.rank_calls import Ledger
+from unisono.launch.rank import under
+from unisono.launch.rank.calls import Ledger
 from unisono.library import proven
 from unisono.library.explain import explained
 from unisono.library.job import Job
@@ -87,7 +88,7 @@ def init(
         wanted = _filled(wanted, world, alone)
         ledger = Ledger()
         if place is not None and world > 1:
-            context = rank_env.join(place, NullChannel(), timeout=timeout)
+            context = under.join(place, NullChannel(), timeout=timeout)
             _watch(context, place, StepPace(timeout), ledger, folder)
         at_exit = place is not None
         job = _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit, strict, ledger)
@@ -123,12 +124,16 @@ def _watch(
         pace.stepped(pace.step + 1)
 
     register_optimizer_step_post_hook(stepped)
-    lookout = rank_env.watch(context, place, pace, told, ledger)
+    lookout = under.watch(context, place, pace, told, ledger)
     atexit.register(lookout.close)
     with suppress(OSError):  # then nobody can ask from outside
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
-        seen = alive.private(context.run_token) if folder is None else Path(folder, alive.ALIVE)
+        seen = (
+            inspect_folder.private(context.run_token)
+            if folder is None
+            else Path(folder, inspect_folder.ALIVE)
+        )
         lookout.appear(context.run_token, seen, private=folder is None)
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
-from unisono.launch.rank_calls import Ledger
+from unisono.launch.rank.calls import Ledger
 from unisono.library import checks, leave
 from unisono.library.copies import copied_with_shards
 from unisono.library.deal import DealtLoader

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from unisono.codecs import CODECS, Coder, bound
+from unisono.codecs import CODECS, Coder
+from unisono.codecs._watched import bound
 from unisono.comm.members import Assignment, Members, assign
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.config import Recipe
-from unisono.launch import alive
+from unisono.launch import inspect_folder
 from unisono.launch.guardian import Ward
 from unisono.observe import environment
 from unisono.observe.files import write_whole
@@ -111,7 +111,7 @@ class Watched:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self.path is not None:  # what ranks that did not end by themselves have left there
-            alive.sweep(self.path / alive.ALIVE)
+            inspect_folder.sweep(self.path / inspect_folder.ALIVE)
         if error is None or self.path is None:
             return
         if self.began:  # its ranks have gone: what one of them was saving will not be finished

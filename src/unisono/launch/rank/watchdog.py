@@ -7,7 +7,6 @@ outside at those that cannot, judges (`verdict.hang`), and the others obey. The 
 so it costs a step nothing.
 """
 
-import faulthandler
 import json
 import os
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,13 +23,13 @@ from typing import Any
 from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
-from unisono.launch import alive, crossing, verdict
-from unisono.launch.alive import home
+from unisono.launch import crossing, inspect_folder, verdict
+from unisono.launch.inspect_folder import home
 from unisono.launch.pace import PATIENCE, StepPace
-from unisono.launch.rank_alive import Presence
-from unisono.launch.rank_calls import Calls, Ledger, before_abort
+from unisono.launch.rank.calls import Calls, Ledger, before_abort
+from unisono.launch.rank.presence import Presence
+from unisono.launch.rank_status import Frame, Stand, from_outside, process_state, stand
 from unisono.launch.sleep import Sleep
-from unisono.launch.stand import ASK, LINES, Frame, Stand, from_outside, process_state, stand
 from unisono.spec.errors import UnisonoError
 
 GRACE = 3.0
@@ -44,12 +42,12 @@ Ended = Callable[[UnisonoError, bool, tuple[int, ...]], None]
 """What to do in a hang: the error, whether this rank is the one to tell it, processes of this host to kill first."""
 
 
-class Lookout:
+class Watchdog:
     """The two threads of one rank, which begin at once and never keep a process alive; a rank that is alone needs none.
 
-    store: a connection of their own. ended: called on every rank that can hear it. ledger: what else ranks have to do
-    alike. since: groups made before are of an earlier meeting (`begun.groups_made`). Call `close` before the
-    store goes.
+    store: a connection of their own. ended: called on every rank that can hear it. lines: the file into which this
+    process writes its lines (`rank_status.catch_lines`). ledger: what else ranks have to do alike. since: groups made
+    before are of an earlier meeting (`begun.groups_made`). Call `close` before the store goes.
     """
 
     def __init__(
@@ -60,6 +58,7 @@ class Lookout:
         store: Any,
         pace: StepPace,
         ended: Ended,
+        lines: int = -1,
         ledger: Ledger | None = None,
         since: int = 0,
     ) -> None:
@@ -72,44 +71,37 @@ class Lookout:
         self._sleep = Sleep(spins())
         self._heard = False
         self._first: dict[str, Any] = {}
-        self._calls, self._ledger, self._made = Calls(rank, store, ledger, since), ledger, since
+        self._calls, self._shown = Calls(rank, store, ledger, since), Calls(rank, ledger=ledger, since=since)
+        self._made = since
         self._clashed = threading.Event()
         self.condemned = False
         self._threads: list[threading.Thread] = []
-        self._file, self._presence = -1, None
+        self._lines, self._presence = lines, None
         self._take_back: Callable[[], None] = lambda: None
         if world == 1:
             return
-        self._catch()
         self._take_back = before_abort(self._before_abort)
-        me = {"pid": os.getpid(), "main": self._main.ident, "file": self._file, "host": host, "home": home()}
+        me = {"pid": os.getpid(), "main": self._main.ident, "file": lines, "host": host, "home": home()}
         store.set(f"lookout/who/{rank}", json.dumps(me))
         self._start(self._look)
         self._start(self._listen)
 
-    def _catch(self) -> None:
-        """From now on this process writes its lines where others can read them, when it gets the signal."""
-        self._file = os.memfd_create(LINES) if hasattr(os, "memfd_create") else -1
-        if self._file >= 0:
-            faulthandler.register(ASK, file=self._file, all_threads=True)
-
     def _start(self, work: Callable[[], None]) -> None:
-        self._threads.append(threading.Thread(target=work, name="unisono-lookout", daemon=True))
+        self._threads.append(threading.Thread(target=work, name="unisono-watchdog", daemon=True))
         self._threads[-1].start()
+
+    def watch_alone(self) -> None:
+        """Where this rank is alone, look at it all the same: one that sleeps for long is noticed. Call it once."""
+        if self._world == 1:
+            self._start(self._look)
 
     def appear(self, run: str, folder: Path, private: bool = False) -> None:
         """Answer who asks from outside, in this folder; where it cannot be written, nobody can. run: the secret of this
         start. private: other hosts have folders of their own."""
-        if self._world == 1:
-            self._catch()
-            self._start(self._look)
-        me = alive.Living(
-            self._rank, self._world, os.getpid(), alive.started(os.getpid()), self._host, home(),
-            self._main.ident or 0, self._file, alive.of_start(run), time.time(), private,
-        )  # fmt: skip
-        facts = partial(self._facts, Calls(self._rank, ledger=self._ledger, since=self._made))
+        self.watch_alone()
+        me = inspect_folder.this_process(self._rank, self._world, self._host, self._lines, run, private)
         with suppress(OSError):
-            self._presence = Presence(folder, me, facts)
+            self._presence = Presence(folder, me, self.report)
 
     def dismiss(self) -> None:
         """No more alarms; returns at once. The threads end by themselves."""
@@ -142,7 +134,7 @@ class Lookout:
                 seen, since, raised, self._stuck = moved, now, 0.0, 0.0
             self._idle = now - since
             self._sleep.look(now, moved if self._sleep.by_line else self._pace.step, stopped)
-            if max(self._idle, self._sleep.seconds) < min(self._pace.deadline(), self._pace.asleep()):
+            if max(self._idle, self._sleep.seconds) < min(self._pace.deadline(), self._pace.asleep() / 2):
                 noted = False
                 continue
             here = self.stand()
@@ -174,22 +166,24 @@ class Lookout:
     def _moved(self) -> Any:
         """What changes whenever the main thread goes on. Waiting for the store, it also wakes for others."""
         frames = _frames(self._main)
-        outer = [f for f in frames if not f.f_code.co_filename.endswith(("rank_store.py", "wire.py"))]
+        outer = [
+            f for f in frames if not f.f_code.co_filename.endswith(("launch/rank/store.py", "launch/wire.py"))
+        ]
         line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
         return line, begun_collectives() if spins() and self._idle > self._pace.deadline() / 2 else ""
 
-    def _facts(self, calls: Calls) -> dict[str, Any]:
-        """All that this rank knows of itself, for who asks from outside."""
+    def report(self) -> dict[str, Any]:
+        """All that this rank knows of itself, for who asks from outside. One thread at a time may call it."""
         frames = _frames(self._main)
         here = self.stand(frames)
         return {
             "stand": asdict(here),
-            "frames": [list(one) for one in _lines(frames)],
-            "calls": calls.lately(here),
+            "frames": [list(frame) for frame in _lines(frames)],
+            "calls": self._shown.lately(here),
             "since": self._pace.since,
             "usual": self._pace.usual,
             "clashed": self._clashed.is_set(),
-            "kernel": alive.kernel(os.getpid()),
+            "kernel": inspect_folder.kernel(os.getpid()),
         }
 
     def stand(self, frames: list[FrameType] | None = None) -> Stand:

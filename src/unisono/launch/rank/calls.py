@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono.comm import begun
 from unisono.comm.begun import Begun
-from unisono.launch.stand import Frame, Stand, stand
+from unisono.launch.rank_status import Frame, Stand, stand
 from unisono.spec.frames import is_foreign
 
 Ask = tuple[str, int]

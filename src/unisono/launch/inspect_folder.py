@@ -1,9 +1,10 @@
-"""Ranks that are alive, as a folder tells it: who they are, and a question that each of them answers. No torch.
+"""Ranks that are alive, as a folder tells it: who they are, and a question that is answered for each of them. No torch.
 
-A rank puts down `rankN.json`, and takes it away when it ends. A question is a few letters in `ask`, which every rank
-reads once a second; its answer is in `rankN.says`. So no port is open, and it works over any file system that the hosts
-share. Both files are written in place: a network file system looks anew at a file that is opened, but for seconds not
-at a name that was not there.
+`rankN.json` says who a rank is, and is taken away when it ends. A question is a few letters in `ask`, which whoever
+answers reads once a second; the answer is in `rankN.says`. The supervisor answers for its ranks (`inspect_server`);
+under torchrun, Slurm and MPI, and in the library way, each rank does so itself (`rank.presence`). So no port is open,
+and it works over any file system that the asker's host shares with who answers. Both files are written in place: a
+network file system looks anew at a file that is opened, but for seconds not at a name that was not there.
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,14 +20,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import testimony
-from unisono.launch.stand import Frame, from_outside, process_state
+from unisono.launch import inspect_schema
+from unisono.launch.rank_status import Frame, from_outside, process_state
 from unisono.observe.files import write_all, write_whole
 from unisono.spec.doubtful import read_regular
 
 ALIVE = "alive"
 """The folder in a run's."""
 TMP = Path("/tmp")  # TMPDIR may be another in a job than in the terminal of who asks
+SLOW = 1.5
+"""Seconds after which a rank that has not answered is looked at by others of its host."""
 _QUESTION = 256  # bytes, always written at once
 _MOST = 4 << 20  # bytes of an answer
 
@@ -81,6 +85,16 @@ def started(pid: int) -> int:
     with suppress(OSError, IndexError, ValueError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return 0
+
+
+def this_process(
+    rank: int, world: int, host: str, lines: int, run: str = "", private: bool = False
+) -> Living:
+    """Who this process is, a rank. run: the secret of this start."""
+    pid, main = os.getpid(), threading.main_thread().ident or 0
+    return Living(
+        rank, world, pid, started(pid), host, home(), main, lines, of_start(run), time.time(), private
+    )  # fmt: skip
 
 
 def private_folder() -> Path:
@@ -154,6 +168,29 @@ def question(folder: Path) -> Asked | None:
     return Asked(token, asker) if isinstance(token, str) and isinstance(asker, list) else None
 
 
+class Questions:
+    """What is asked in a folder, for who answers there. rest: seconds between two looks."""
+
+    def __init__(self, folder: Path, rest: float = 1.0) -> None:
+        self._folder, self._rest = folder, rest
+        self._heard, self._due = question(folder), float("inf")
+
+    def wait(self) -> float:
+        """Seconds until the next look."""
+        return self._rest if self._due == float("inf") else 0.1
+
+    def look(self) -> tuple[Asked, bool] | None:
+        """A question that is new; once more, with True, when those that have not answered it are to be looked at."""
+        asked = question(self._folder)
+        if asked is not None and asked != self._heard:
+            self._heard, self._due = asked, time.monotonic() + SLOW
+            return asked, False
+        if asked is not None and time.monotonic() > self._due:
+            self._due = float("inf")
+            return asked, True
+        return None
+
+
 def answer(folder: Path, rank: int, token: str, facts: Mapping[str, Any]) -> None:
     """Say something for a rank. Raises OSError."""
     _write(_says(folder, rank), {"token": token, **facts})
@@ -188,7 +225,9 @@ def asking(folder: Path, patience: float = 20.0) -> Iterator[str]:
 def said(folder: Path, rank: int, token: str) -> dict[str, Any] | None:
     """What a rank has answered; None if it has not yet, or in no form of ours."""
     found = _read(_says(folder, rank))
-    return found if found.get("token") == token and ("failed" in found or testimony.said(found)) else None
+    return (
+        found if found.get("token") == token and ("failed" in found or inspect_schema.said(found)) else None
+    )
 
 
 def seen(one: Living) -> dict[str, Any]:
@@ -218,7 +257,7 @@ def kernel(pid: int) -> dict[str, Any]:
 
 
 def _all(folder: Path) -> list[Living]:
-    told = (testimony.living(_read(path)) for path in folder.glob("rank*.json"))
+    told = (inspect_schema.living(_read(path)) for path in folder.glob("rank*.json"))
     return [Living(**one) for one in told if one is not None]  # others: of another version, or made by hand
 
 

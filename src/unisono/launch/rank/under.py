@@ -1,4 +1,5 @@
-"""The life of a rank that somebody else started, in its own process. Imports torch: rank side only."""
+"""The life of a rank that torchrun, Slurm, MPI or plain variables started, in its own process. Imports torch: rank side
+only."""
 
 import ctypes
 import json
@@ -9,31 +10,31 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from unisono.launch import crossing, signals, transport, verdict
 from unisono.launch.agree import agree
-from unisono.launch.backend import choose, settings
-from unisono.launch.context import Channel, Ending, PrintChannel, RankContext, flush_and_leave
+from unisono.launch.context import Channel, Ending, RankContext, flush_and_leave
 from unisono.launch.entry import find
 from unisono.launch.env import Started
-from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace, margin
-from unisono.launch.parent import die_with
-from unisono.launch.rank import equipment, means
-from unisono.launch.rank_calls import Ledger
-from unisono.launch.rank_lookout import Lookout
+from unisono.launch.parent import set_parent_death_signal
+from unisono.launch.rank.body import Entry, RankTerms, Side, enter, live
+from unisono.launch.rank.calls import Ledger
+from unisono.launch.rank.channel import PrintChannel
+from unisono.launch.rank.watchdog import Watchdog
+from unisono.launch.rank_status import catch_lines
 from unisono.spec.errors import Stopped, UnisonoError, UsageError
+from unisono.spec.rendezvous import RankMeeting
 
 _EARLY = 3600  # seconds
 _LEAVE = 10.0
@@ -55,43 +56,63 @@ def run(
     ending: Ending,
 ) -> Outcome:
     """Meet the others, run `entry`, part in good order. See `env.run_in_env`."""
-    host = socket.gethostname()
     ending = replace(ending, leave=partial(_leave, place, ending.leave))
     channel = PrintChannel(place.rank, show, pace=StepPace(timeout), ending=ending)
-    ctx = lookout = None
     _catch_signals(channel)
-    try:
-        module, function = find(entry)
-        ctx = join(place, channel, threads, backend, timeout)
-        lookout = watch(ctx, place, channel.pace, hung)
-        ctx = replace(ctx, appear=partial(lookout.appear, ctx.run_token))
-        keep_freed_memory(os.environ)
-        prepare = getattr(module, "prepare", None)
-        shared = agree(ctx, "prepared", lambda: prepare(argument)) if prepare is not None else None
-        result = function(ctx, argument, shared)
-        if channel.asked:
-            ctx.store.set(_ASKED, channel.asked[0])
+    meet = partial(join, place, channel, threads, backend, timeout)
+    return live(_UnderStarter(place, entry, argument, channel, meet, hung), argument)
+
+
+@dataclass
+class _UnderStarter(Side[Outcome]):
+    """The side of a rank that somebody else started. meet(): its place among the others."""
+
+    place: Started
+    entry: str
+    argument: dict[str, Any]
+    channel: PrintChannel
+    meet: Callable[[], RankContext]
+    hung: Callable[[UnisonoError, bool], None]
+    prepare: Callable[[dict[str, Any]], Any] | None = None
+    watchdog: Watchdog | None = None
+
+    def enter(self) -> tuple[RankContext, Entry]:
+        module, function = find(self.entry)
+        self.prepare = getattr(module, "prepare", None)
+        ctx = self.meet()
+        self.watchdog = watch(ctx, self.place, self.channel.pace, self.hung)
+        return replace(ctx, appear=partial(self.watchdog.appear, ctx.run_token)), function
+
+    def shared(self, ctx: RankContext) -> Any:
+        prepare = self.prepare
+        return None if prepare is None else agree(ctx, "prepared", lambda: prepare(self.argument))
+
+    def ended(self, ctx: RankContext, result: Any) -> Outcome:
+        if self.channel.asked:
+            ctx.store.set(_ASKED, self.channel.asked[0])
         _part()
-        channel.over()
-        how = _how(ctx, channel, result)
+        self.channel.over()
+        how = _how(ctx, self.channel, result)
         if how:
-            _tell_torchrun(place.error_file, crossing.describe(Stopped("stopped as asked")))
-        lookout.close()
-    except BaseException as error:  # whatever it is, it ends this rank and is reported
-        if lookout is not None and lookout.condemned:
-            time.sleep(_LEAVE)  # the lookout, which tells why, ends this process first
-        record = crossing.describe(error)
-        if (channel.draining or (channel.hurried() and record["echo"])) and ending.grace is not None:
+            _tell_torchrun(self.place.error_file, crossing.describe(Stopped("stopped as asked")))
+        if self.watchdog is not None:
+            self.watchdog.close()
+        return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)
+
+    def failed(self, ctx: RankContext | None, error: BaseException) -> Outcome:
+        if self.watchdog is not None and self.watchdog.condemned:
+            time.sleep(_LEAVE)  # the watchdog, which tells why, ends this process first
+        record, grace = crossing.describe(error), self.channel.ending.grace
+        if (self.channel.draining or (self.channel.hurried() and record["echo"])) and grace is not None:
             time.sleep(
-                ending.grace
-            )  # others have left as they were asked to, and so does this one, by its own clock
-        _tell_torchrun(place.error_file, record)
-        alike = _alike(ctx, record) if ctx is not None else [place.rank]
-        others = [rank for rank in range(place.world) if rank not in alike]
-        ours = verdict.judge(verdict.Failure(alike[0], record), alike, others, host, ())
-        ours.shared |= not others  # rank 0 tells it
-        return Outcome([None], ours, ours.exit)
-    return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)
+                grace
+            )  # others have left as they were asked to, so this one does too, by its own clock
+        _tell_torchrun(self.place.error_file, record)
+        alike = _alike(ctx, record) if ctx is not None else [self.place.rank]
+        others = [rank for rank in range(self.place.world) if rank not in alike]
+        judged = verdict.judge(verdict.Failure(alike[0], record), alike, others, socket.gethostname(), ())
+        judged.shared |= not others  # rank 0 tells it
+        return Outcome([None], judged, judged.exit)
 
 
 def _alike(ctx: RankContext, record: crossing.Record) -> list[int]:
@@ -123,8 +144,8 @@ def watch(
     pace: StepPace,
     hung: Callable[[UnisonoError, bool], None],
     ledger: Ledger | None = None,
-) -> Lookout:
-    """A lookout whose verdict ends this process with 6. hung: tells the error; its second argument says whether this
+) -> Watchdog:
+    """A watchdog whose verdict ends this process with 6. hung: tells the error; its second argument says whether this
     rank is the one to do so. ledger: what ranks have to do alike, besides collectives."""
 
     def ended(error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
@@ -140,7 +161,7 @@ def watch(
                     os.kill(pid, signal.SIGKILL)
             flush_and_leave(error.exit)
 
-    return Lookout(ctx.rank, ctx.world, ctx.host, ctx.store.clone(), pace, ended, ledger)
+    return Watchdog(ctx.rank, ctx.world, ctx.host, ctx.store.clone(), pace, ended, catch_lines(), ledger)
 
 
 def join(
@@ -154,34 +175,21 @@ def join(
 
     `timeout` in seconds, for meeting the others. Raises UsageError (U-L01, U-L08).
     """
-    threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
-    torch.set_num_threads(threads)
     if place.source == "torchrun":  # one that is killed must not leave ranks behind
-        die_with(os.getppid(), ctypes.CDLL(None))
-    route = _route(place)
-    store = _meet(place, timeout or 600.0)
-    store.set_timeout(timedelta(seconds=margin(timeout)))
-    os.environ.update(settings(backend, socket.gethostname(), place.local_rank))
-    served = choose(backend, place.local_world, equipment())
-    if served.name == "gloo":
-        remember_few_collectives(os.environ)
-    if place.rank == 0 and served.note:
-        channel.send("note", text=served.note)
+        set_parent_death_signal(os.getppid(), ctypes.CDLL(None))
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
+    local = RankMeeting(0, place.rank, place.world, place.world, place.local_rank, place.local_world)
+    leads = "" if place.local_world == place.world else place.master
+
+    def met() -> Store:
+        store = _meet(place, timeout or 600.0)
+        store.set_timeout(timedelta(seconds=margin(timeout)))
+        return store
+
+    ctx = enter(RankTerms(local, threads, backend, leads), channel, met, run_token="")
     if place.rank == 0:  # new at each start: no starter's own id is, and plain variables have none
-        store.compare_set("run_token", "", secrets.token_hex(16))
-    return RankContext(
-        rank=place.rank,
-        world=place.world,
-        local_rank=place.local_rank,
-        local_world=place.local_world,
-        host=socket.gethostname(),
-        threads=threads,
-        backend=served.name,
-        store=store,
-        channel=channel,
-        run_token=store.get("run_token").decode(),
-        means=means(served, route),
-    )
+        ctx.store.compare_set("run_token", "", secrets.token_hex(16))
+    return replace(ctx, run_token=ctx.store.get("run_token").decode())
 
 
 def _catch_signals(channel: PrintChannel) -> None:
@@ -218,25 +226,9 @@ def _how(ctx: RankContext, channel: PrintChannel, result: Any) -> str:
     return "terminate"
 
 
-def _route(place: Started) -> transport.Route:
-    """The device by which this rank meets the others, set for Gloo and NCCL where the user has not."""
-    one_host = place.local_world == place.world
-    leading = () if one_host else transport.leading_to(place.master)
-    route = transport.choose(transport.transports(), leading, one_host, os.environ, place.master)
-    os.environ.update(route.settings)
-    return route
-
-
 def _meet(place: Started, timeout: float) -> Store:
     """The store all ranks share, through torch's own rendezvous, which knows torchrun's. Raises UsageError (U-L01)."""
-    os.environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.world),
-        LOCAL_RANK=str(place.local_rank),
-        LOCAL_WORLD_SIZE=str(place.local_world),
-        MASTER_ADDR=place.master,
-        MASTER_PORT=str(place.port),
-    )
+    os.environ.update(MASTER_ADDR=place.master, MASTER_PORT=str(place.port))
     address = f"{place.master}:{place.port}"
     try:
         met = next(iter(rendezvous("env://", place.rank, place.world, timeout=timedelta(seconds=timeout))))

@@ -1,22 +1,19 @@
-"""A rank's answers to who asks from outside: a thread beside its lookout, which looks into a folder once a second.
+"""A rank's answers to who asks from outside, where no supervisor of ours could give them: a thread beside its watchdog.
 
 It takes no part in what ranks agree on, so it answers whatever these do. Where a rank of this host cannot answer (it is
 stopped, or C code holds its Python up) and somebody asks from another host, a neighbour looks at it and says so.
 """
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import alive
-from unisono.launch.alive import Asked, Living
+from unisono.launch import inspect_folder
+from unisono.launch.inspect_folder import Asked, Living, Questions
 
 Facts = dict[str, Any]
-SLOW = 1.5
-"""Seconds after which a neighbour that has not answered is looked at."""
 
 
 class Presence:
@@ -26,15 +23,16 @@ class Presence:
     def __init__(self, folder: Path, me: Living, facts: Callable[[], Facts]) -> None:
         self._folder, self._me, self._facts = folder, me, facts
         self._over = threading.Event()
-        alive.appear(folder, me)
-        self._heard = alive.question(folder)
+        inspect_folder.appear(folder, me)
+        rest = 1.0 if me.private else min(10.0, max(1.0, me.world / 500))  # one folder bears them all
+        self._questions = Questions(folder, rest)
         self._thread = threading.Thread(target=self._listen, name="unisono-alive", daemon=True)
         self._thread.start()
 
     def leave(self) -> None:
         """Be seen no more."""
         self._over.set()
-        alive.leave(self._folder, self._me)
+        inspect_folder.leave(self._folder, self._me)
 
     def close(self) -> None:
         """Leave; returns when the thread has ended."""
@@ -43,18 +41,13 @@ class Presence:
             self._thread.join(5.0)
 
     def _listen(self) -> None:
-        due: float | None = None
-        rest = (
-            1.0 if self._me.private else min(10.0, max(1.0, self._me.world / 500))
-        )  # one folder bears them all
-        while not self._over.wait(rest if due is None else 0.1):
-            asked = alive.question(self._folder)
-            if asked is not None and asked != self._heard:
-                self._heard = asked
+        while not self._over.wait(self._questions.wait()):
+            if (news := self._questions.look()) is None:
+                continue
+            asked, again = news
+            if not again:
                 self._answer(asked, self._me.rank, self._facts)
-                due = None if asked.home == self._me.home else time.monotonic() + SLOW
-            if asked is not None and due is not None and time.monotonic() > due:
-                due = None
+            elif asked.home != self._me.home:
                 self._speak_for_others(asked)
 
     def _answer(self, asked: Asked, rank: int, facts: Callable[[], Facts]) -> None:
@@ -64,12 +57,14 @@ class Presence:
             said = {"failed": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             if not self._over.is_set():
-                alive.answer(self._folder, rank, asked.token, said)
+                inspect_folder.answer(self._folder, rank, asked.token, said)
 
     def _speak_for_others(self, asked: Asked) -> None:
         """Of the ranks of this host that have answered, the first looks at those that have not."""
-        here = [one for one in alive.living(self._folder) if one.home == self._me.home]
-        silent = [one for one in here if alive.said(self._folder, one.rank, asked.token) is None]
-        first = min(one.rank for one in here if one not in silent) if len(silent) < len(here) else -1
-        for one in silent if first == self._me.rank else ():
-            self._answer(asked, one.rank, lambda one=one: alive.seen(one))
+        here = [living for living in inspect_folder.living(self._folder) if living.home == self._me.home]
+        silent = [
+            living for living in here if inspect_folder.said(self._folder, living.rank, asked.token) is None
+        ]
+        first = min(living.rank for living in here if living not in silent) if len(silent) < len(here) else -1
+        for living in silent if first == self._me.rank else ():
+            self._answer(asked, living.rank, lambda living=living: inspect_folder.seen(living))

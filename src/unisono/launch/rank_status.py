@@ -4,6 +4,7 @@ What is known of a rank comes from itself, while it can still speak, or from out
 stopped, and faulthandler writes its lines even while Python is held up.
 """
 
+import faulthandler
 import linecache
 import os
 import re
@@ -28,7 +29,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+
 _OUTERMOST = (" in <module>", " in _run_module_as_main", "...")  # faulthandler shows a hundred lines
 _PACKAGE = str(Path(__file__).parents[1])
 _BETWEEN = ("torch/_ops.py", "torch/_library/", "torch/utils/_contextlib.py", "/threading.py")  # they hand on
-_WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank_store.py", "launch/wire.py")
+_WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank/store.py", "launch/wire.py")
 _LAST = ("library/leave.py", "launch/context.py")
 # What a house file is about; the innermost that is found names what a rank is in. Less usual things weigh more: where
 # two ranks differ and no majority says who is right, the one that does the less usual thing is the odd one.
@@ -171,6 +172,15 @@ def frames_of(lines: Iterable[str], main: int = 0) -> list[Frame]:
     meant = [one for one in told if main and f"{main:#018x}" in one[0]]
     meant = meant or [one for one in told if one[0].startswith("Current")] or told
     return meant[-1][1] if meant else []
+
+
+def catch_lines() -> int:
+    """From now on this process writes the lines of all its threads where others can read them, when it gets the signal
+    `ASK`. Returns the descriptor of that file; -1 where the system has none in memory."""
+    file = os.memfd_create(LINES) if hasattr(os, "memfd_create") else -1
+    if file >= 0:
+        faulthandler.register(ASK, file=file, all_threads=True)
+    return file
 
 
 def from_outside(

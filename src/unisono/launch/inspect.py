@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import alive, testimony
-from unisono.launch.alive import Living
-from unisono.launch.stand import Stand, process_state
+from unisono.launch import inspect_folder, inspect_schema
+from unisono.launch.inspect_folder import Living
+from unisono.launch.rank_status import Stand, process_state
 from unisono.launch.verdict import differing
 
 NEAR = 3.0
@@ -49,11 +49,14 @@ def look(folder: Path, ranks: Sequence[Living]) -> list[Witness]:
 def _answers(folder: Path, ranks: Sequence[Living]) -> dict[int, dict[str, Any]]:
     """What ranks say of themselves, or others of their host for them."""
     told: dict[int, dict[str, Any]] = {}
-    with suppress(OSError), alive.asking(folder) as token:  # a folder that cannot be written: nobody hears
+    with (
+        suppress(OSError),
+        inspect_folder.asking(folder) as token,
+    ):  # a folder that cannot be written: nobody hears
         begun = time.monotonic()
         while waiting := [one for one in ranks if one.rank not in told and _may_answer(one)]:
             for one in waiting:
-                if (said := alive.said(folder, one.rank, token)) is not None:
+                if (said := inspect_folder.said(folder, one.rank, token)) is not None:
                     told[one.rank] = said
             far = any(not one.is_here() and one.rank not in told for one in ranks)
             if time.monotonic() - begun > (FAR if far else NEAR):
@@ -68,11 +71,11 @@ def _may_answer(one: Living) -> bool:
 
 
 def _witness(one: Living, told: Mapping[str, Any] | None) -> Witness:
-    told = None if told is None else testimony.said(told)  # None: it failed, or is of another version
+    told = None if told is None else inspect_schema.said(told)  # None: it failed, or is of another version
     spoke = told is not None and "calls" in told
     if told is None:
         silent = {"stand": {"rank": one.rank, "state": "silent", "host": one.host}}
-        told = alive.seen(one) if one.is_here() else silent
+        told = inspect_folder.seen(one) if one.is_here() else silent
     keys = ("frames", "calls", "kernel", "since", "usual", "clashed")
     rest: dict[str, Any] = {key: told[key] for key in keys if key in told}
     return Witness(replace(Stand(**told["stand"]), rank=one.rank), one, spoke=spoke, **rest)
