@@ -5,9 +5,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from unisono.comm.gone import Awaited
+from unisono.comm.gone import Awaited, WorldEnded
 from unisono.comm.group import Group, Pending
-from unisono.comm.threads import WorldEnded
 from unisono.spec.errors import HangError, UsageError
 
 

@@ -12,12 +12,12 @@ from unisono.codecs import CODECS, Codec
 from unisono.codecs._watched import CodecFault, WatchedCoder, unlike
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
 from unisono.observe.span import Recorder
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
 from unisono.sync._drive import Drive
+from unisono_contrib.comm.threads import run
 from unisono_contrib.verify.conformance.codec_wire import of_wire
 
 BUCKETS = (

@@ -11,10 +11,10 @@ from unisono.codecs import Codec
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group, Pending
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UserCodeError
 from unisono.sync._drive import Drive
+from unisono_contrib.comm.threads import run
 
 REPLICAS = 3
 SENDER, RECEIVER = 1, 2
