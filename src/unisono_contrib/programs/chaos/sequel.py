@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from unisono_contrib.programs.chaos.fault import FAULTS, SUPERVISOR
+from unisono_contrib.programs.chaos.script import Script
 
 FILE = "chaos.jsonl"
 TIMES = {"detected": "detected", "meets": "meets", "met": "met", "next": "step"}
