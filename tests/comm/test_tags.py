@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm import tags
-from unisono.comm import threads as worlds
 from unisono.comm.collectives.memory import slots
 from unisono.comm.collectives.memory.live import Meeting
 from unisono.comm.collectives.memory.passing import SharedRoom
@@ -18,6 +17,7 @@ from unisono.comm.collectives.messages.live import MessageAlgorithm, agreed
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.ring import start_pass
 from unisono.observe.span import Recorder
+from unisono_contrib.comm import threads as worlds
 
 pytestmark = pytest.mark.timeout(60)
 

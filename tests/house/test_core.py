@@ -55,5 +55,6 @@ def test_the_core_names_its_sister_package_in_few_places() -> None:
         "library/deferred.py",
         "library/lightning.py",
         "library/trainer.py",
+        "comm/threads.py",
         "train/export/quantised.py",
     }

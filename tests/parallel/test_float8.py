@@ -14,12 +14,12 @@ from tests.threads import prove
 from tests.train.small import recipe, started
 from unisono.comm import device
 from unisono.comm.device import check_float8
-from unisono.parallel.float8 import AHEAD, BACK, Float8Product, multiplied, product, quantized
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like, fidelity_of
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
-from unisono.verify.float8 import UNIT, Seen, bound_of, odd_products
+from unisono_contrib.parallel.float8 import AHEAD, BACK, Float8Product, multiplied, product, quantized
+from unisono_contrib.verify.float8 import UNIT, Seen, bound_of, odd_products
 
 HALF = torch.bfloat16
 

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner import general
 from unisono.planner.clusters import cluster
@@ -20,6 +19,7 @@ from unisono.spec.workload import Product, Tables, Workload, WorkPart
 from unisono_contrib.models.convnet import convnet
 from unisono_contrib.models.convnet.resnet import resnet
 from unisono_contrib.models.dlrm import dlrm
+from unisono_contrib.models.mlp import mlp
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))
 NETWORKS = {

@@ -19,11 +19,11 @@ from unisono.launch import env
 from unisono.launch.starters import STARTERS
 from unisono.plan import Plan
 from unisono.plan.grammar import KEYS, NAMED, PACKAGES, SIZES, known
-from unisono.programs.chaos import script
-from unisono.programs.chaos.fault import FAULTS, PHASES
 from unisono.spec.doubtful import visible
 from unisono.spec.finder import family_in, names_in
 from unisono.verbs import VERBS
+from unisono_contrib.programs.chaos import script
+from unisono_contrib.programs.chaos.fault import FAULTS, PHASES
 
 # --- plans ---
 

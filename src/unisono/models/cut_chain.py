@@ -1,6 +1,6 @@
 """A user's plain module as a chain of units of its graph: what the rest of the house knows of it.
 
-How a graph is traced and cut lies in the sister package (`unisono_contrib/models/inferred.py`).
+How a graph is traced and cut lies in the sister package (`models/inferred.py` there).
 """
 
 from collections.abc import Callable, Mapping, Sequence

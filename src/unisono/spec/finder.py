@@ -49,7 +49,7 @@ class Finder(Generic[C]):
     noun: for messages, "policy". package: where the members lie, "unisono.sync". base: what a member is a subclass of.
     key: where its names are written, "plan.sync". codes: of the errors for an unknown name and for a wrong option.
     folders: every member is a folder, and files beside them are their tools. wrap: (module, name) of what makes a
-    member of a user's plain function; None where a member must be a class.
+    member of a user's plain function, in the sister package; None where a member must be a class.
     """
 
     noun: str
@@ -71,7 +71,7 @@ class Finder(Generic[C]):
             member = getattr(_loaded(path, self.noun, where or self.key), attribute, None)
             if isfunction(member) and self.wrap is not None:
                 module, wrap = self.wrap
-                return getattr(importlib.import_module(module), wrap)(member, attribute)
+                return getattr(contributed(module), wrap)(member, attribute)
             if not (isinstance(member, type) and issubclass(member, self.base)):
                 function = "" if self.wrap is None else "a function, or "
                 raise UsageError(

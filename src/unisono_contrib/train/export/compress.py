@@ -26,8 +26,8 @@ from unisono.spec.model import Facts
 from unisono.spec.quiet import importing
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load as load_data
-from unisono.train.export.adapter import layout_for
 from unisono.train.export.stored import StoredWeights
+from unisono_contrib.train.export.adapter import layout_for
 from unisono_contrib.train.export.graph import whole_model
 from unisono_contrib.train.export.quantised import BITS, quantise_folder, quantised_weights
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from unisono.programs.chaos.fault import FAULTS, SUPERVISOR
-from unisono.programs.chaos.script import Script
+from unisono_contrib.programs.chaos.fault import FAULTS, SUPERVISOR
+from unisono_contrib.programs.chaos.script import Script
 
 FILE = "chaos.jsonl"
 TIMES = {"detected": "detected", "meets": "meets", "met": "met", "next": "step"}
@@ -73,9 +73,10 @@ def read(run_dir: Path) -> list[Line]:
     return lines
 
 
-def began(run_dir: Path, script: Script, died: str = "", since: float = 0.0) -> Sequel:
-    """The file of a run whose supervisor begins under a script, with what is planned. died: how the supervisor before
-    it was killed, `since` when by the monotonic clock."""
+def began(run_dir: Path, text: str, died: str = "", since: float = 0.0) -> Sequel:
+    """The file of a run whose supervisor begins under a script's text, with what is planned. died: how the supervisor
+    before it was killed, `since` when by the monotonic clock."""
+    script = Script.of_text(text)
     sequel = Sequel(run_dir, script.digest)
     known = sequel.lines()
     sequel.add("script", pid=os.getpid())

@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from unisono.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PHASES, SUPERVISOR, Fault
 from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.words import meant, whole
+from unisono_contrib.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PHASES, SUPERVISOR, Fault
 
 DRAWN = ("kill", "stop", "cut")
 """Kinds of a random script that names none."""
