@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from unisono.comm.mesh import Mesh, Shape
-<<<<<<< HEAD
-from unisono.comm.threads import run
 from unisono.library.exchange import Exchange
-=======
->>>>>>> w-contrib
 from unisono.library.ranks import Ranks
 from unisono.observe.span import Recorder
 from unisono.spec.errors import HangError, UsageError

@@ -30,15 +30,11 @@ _SOON = timedelta(milliseconds=1)
 _LINGER = timedelta(seconds=3)
 
 
-<<<<<<< HEAD
-class PeerFailureContext:
-=======
 class WorldEnded(RuntimeError):
     """Raised in every rank on a thread that waits when another one has raised, or when all wait for each other."""
 
 
-class Naming:
->>>>>>> w-contrib
+class PeerFailureContext:
     """A context in which a group waits: an error that only says that a connection was closed names who has gone."""
 
     def __init__(self, pg: Any, doing: str, inner: AbstractContextManager[Any]) -> None:

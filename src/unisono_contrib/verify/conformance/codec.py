@@ -23,7 +23,7 @@ from unisono.spec.errors import UserCodeError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
 from unisono.sync._drive import Drive
-<<<<<<< HEAD
+from unisono_contrib.comm.threads import run
 
 REPLICAS = 3
 SENDER, RECEIVER = 1, 2
@@ -91,10 +91,6 @@ def _stepped(codec: Codec, shapes: Sequence[Size], rank: int, noisy: int | None)
     drive.finish()
     return heard.seen
 
-=======
-from unisono_contrib.comm.threads import run
-from unisono_contrib.verify.conformance.codec_wire import of_wire
->>>>>>> w-contrib
 
 BUCKETS = (
     (Size((40, 24)), Size((24,)), Size((3, 5, 20))),
