@@ -164,7 +164,7 @@ def _as_supervisor(
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
         summary["restarts"] = folder.ward.known.lost + (recovery.changes if recovery is not None else 0)
-        if sequel:
+        if sequel and past is not None:
             summary["faults"] = sequel.summed_up(sequel.what_followed(past.lines()))
         if demo:
             summary["parity"] = prover.one_line(recipe, plan)
