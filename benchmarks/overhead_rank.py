@@ -10,9 +10,9 @@ from typing import Any
 
 from unisono.config import Recipe, resolve
 
-BESIDE = ("lookout", "guard", "snapshots")
+BESIDE = ("watchdog", "guard", "snapshots")
 NEVER = 1 << 40
-LASTING = ("unisono-lookout", "unisono-alive", "unisono-drain")
+LASTING = ("unisono-watchdog", "unisono-hear", "unisono-drain")
 QUIET = 0.05
 """Of all cores, what other programs may take during a pair of blocks that counts as undisturbed."""
 MOST = 3
@@ -152,7 +152,7 @@ class Blocks:
 
 
 class Watched(Blocks):
-    """With guard, lookout and snapshots, or the one that was asked for."""
+    """With guard, watchdog and snapshots, or the one that was asked for."""
 
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
@@ -160,7 +160,7 @@ class Watched(Blocks):
         from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
         from unisono.train.recovery.snapshots import Snapshots, among
         from unisono.train.state.cadence import Clock
-        from unisono.train.watch.guard import install
+        from unisono_contrib.train.watch.guard import install
 
         ctx, run, what = self.ctx, self.run, self.argument["what"]
         self.parts = BESIDE if what == "all" else (what,)
@@ -182,9 +182,9 @@ class Watched(Blocks):
             run, self.resolved.plan, place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0), buffer, every,
             among(ctx.store, ctx.rank, ctx.world), lambda text: ctx.channel.send("note", text=text),
         )  # fmt: skip
-        # `launch.rank` gives each rank its lookout before this; here it is the blocks' affair.
-        self.meetings = ctx.appear.func.__self__
-        self.meetings.lookout.close()
+        # `launch.rank.main` gives each rank its watchdog before this; here it is the blocks' affair.
+        self.side = ctx.appear.__self__
+        self.side.watchdog.close()
         self.stall = 0.0
 
     def warm(self) -> None:
@@ -201,7 +201,7 @@ class Watched(Blocks):
 
         run, begun = self.run, time.perf_counter()
         leaves = self.feed.fetch(run.step, run.leaves)
-        if with_ and "lookout" in self.parts:
+        if with_ and "watchdog" in self.parts:
             train_step(run, leaves, self.ctx.channel.stop_requested)
             with self.called():
                 self.clock.stepped(time.perf_counter() - begun)
@@ -222,7 +222,7 @@ class Watched(Blocks):
             if with_:
                 self.run.player = self.guard
                 held.callback(setattr, self.run, "player", self.plain)
-                if "lookout" in self.parts:
+                if "watchdog" in self.parts:
                     held.enter_context(self._watched())
             yield self.snapshots.settle
         self.stall += self.snapshots.take_stall().get("snapshot_stall", 0.0)
@@ -232,14 +232,14 @@ class Watched(Blocks):
         """The threads beside the main one that a run under `unisono train` has."""
         from unisono.train.recovery.drain import Drain, DrainParts
 
-        ctx, meetings = self.ctx, self.meetings
-        meetings.lookout = meetings.watch(ctx.rank, ctx.world, store=meetings.store)
+        ctx, side = self.ctx, self.side
+        side._watch(side.channel.meeting.place, ctx.store)
         ctx.appear(Path(self.argument["folder"]) / "alive")
         grace, store = self.resolved.recipe.launch.grace, ctx.store.clone()
         parts = DrainParts(self.run, self.clock, ctx.channel, store, ctx.world, grace, Path, lambda: False)
         with Drain(parts):
             yield
-        meetings.lookout.close()
+        side.watchdog.close()
 
     def lasting(self) -> float:
         threads = [thread for thread in threading.enumerate() if thread.name in LASTING]

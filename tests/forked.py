@@ -190,7 +190,7 @@ def preload() -> None:
 
     modules = (
         "cli",
-        "launch.rank",
+        "launch.rank.main",
         "verbs.train.rank",
         "verbs.train.run",
         "verify.prover_rank",

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import World
-from unisono.launch import rank, seats, wire
+from unisono.launch import seats, wire
 from unisono.launch.nursery import Nursery
+from unisono.launch.rank import main as rank
 from unisono.spec.errors import ConfigProblems, HangError, Problem, UnisonoError, UsageError, UserCodeError
 
 pytestmark = pytest.mark.timeout(120)

@@ -80,8 +80,9 @@ def test_a_rank_knows_its_place_and_has_only_its_own_sockets(world: World, nurse
         assert said["threads"] == [2, 2] and said["backend"] == "gloo"
         assert said["environ"] == [str(rank), "3", str(rank), "3"]
         assert said["meets_over"] == ["lo", "=lo"], "no other host can knock"
-        # Its own thread, one that hears signals over a pair of sockets, and the two of its lookout.
-        assert said["parent"] == nursery.pid and said["threads_alive"] == 4 and said["sockets"] == 4
+        # Its own thread, one that hears signals over a pair of sockets, one that hears the supervisor, two of its
+        # watchdog.
+        assert said["parent"] == nursery.pid and said["threads_alive"] == 5 and said["sockets"] == 4
     assert len({said["pid"] for said in results}) == 3
     assert len({said["token"] for said in results}) == 1
 

@@ -9,7 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.config import ModelConfig
-from unisono.models.convnet.net import ConvNet
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
@@ -19,6 +18,7 @@ from unisono.planner.work.transformer import transformer
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
 from unisono.spec.workload import Workload
+from unisono_contrib.models.convnet.net import ConvNet
 
 BATCH = 3
 GPTS: list[dict[str, Any]] = [

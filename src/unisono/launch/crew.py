@@ -53,6 +53,10 @@ class Crew:
         """Of all that may live."""
         return [*self.seats, *self.leaving]
 
+    def by_rank(self) -> dict[int, Seat]:
+        """Those that train."""
+        return {seat.rank: seat for seat in self.seats}
+
     def seat(self, number: int) -> Seat | None:
         """Of a number; None where it has been given up."""
         return next((seat for seat in self.everyone() if seat.number == number), None)

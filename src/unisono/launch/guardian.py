@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
-from unisono.launch.parent import die_with
+from unisono.launch.parent import set_parent_death_signal
 from unisono.launch.recovery import LIMIT, Recovery
 from unisono.launch.signals import Signals, heard, meant
 from unisono.launch.suspend import stops_with
@@ -188,7 +188,7 @@ class _Guardian:
 
 def _as_ward(guardian: int, known: Known, pipe: int, numbers: list[signal.Signals]) -> Ward:
     """In the child, with the handlers that the guardian had before it was one."""
-    die_with(guardian, ctypes.CDLL(None, use_errno=True))
+    set_parent_death_signal(guardian, ctypes.CDLL(None, use_errno=True))
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # what it writes to the terminal is no background job's
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

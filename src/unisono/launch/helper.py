@@ -27,7 +27,7 @@ from typing import Any
 from unisono.launch import crossing, wire
 from unisono.launch.alone import thread_count, threads_beyond
 from unisono.launch.entry import find
-from unisono.launch.parent import die_with
+from unisono.launch.parent import set_parent_death_signal
 from unisono.launch.signals import TO_RANKS
 from unisono.spec.errors import UsageError
 
@@ -51,7 +51,7 @@ class _Helper:
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, number of its seat)
         self._order: _Order | None = None
         began = time.monotonic()
-        self._rank = importlib.import_module("unisono.launch.rank")
+        self._rank = importlib.import_module("unisono.launch.rank.main")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
         self._module, self._entry = find(terms["entry"])
         self._threads = thread_count()
@@ -164,7 +164,7 @@ class _Helper:
     def _become(self, message: dict[str, Any], ends: list[int], order: _Order) -> None:
         """In the child: keep our own files only, and never come back into the loop above."""
         try:
-            die_with(self._pid, self._libc)
+            set_parent_death_signal(self._pid, self._libc)
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
@@ -215,7 +215,7 @@ def _close(seats: list[list[int]]) -> None:
 def main() -> None:
     terms = json.loads(sys.argv[1])
     libc = ctypes.CDLL(None, use_errno=True)
-    die_with(terms["parent"], libc)
+    set_parent_death_signal(terms["parent"], libc)
     # Blocked, not ignored: what comes to a rank before it has its handlers waits for them.
     signal.pthread_sigmask(signal.SIG_BLOCK, TO_RANKS)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.launch import wire
-from unisono.launch.stand import process_state
+from unisono.launch.rank_status import process_state
 
 Message = dict[str, Any]
 

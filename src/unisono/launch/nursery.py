@@ -20,8 +20,8 @@ from typing import Any, Self
 from unisono.launch.advice import Adviser
 from unisono.launch.company import Company
 from unisono.launch.crew import Crew
-from unisono.launch.heap import with_huge_pages
 from unisono.launch.hosts import OwnHost
+from unisono.launch.malloc_tuning import with_huge_pages
 from unisono.launch.outcome import Outcome, of_helper
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import Recovery

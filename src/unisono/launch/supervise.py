@@ -19,12 +19,13 @@ from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.far_host import BEAT
 from unisono.launch.hosts import Message, RankHost
+from unisono.launch.inspect_server import InspectServer
 from unisono.launch.outcome import Outcome, ended, helper_killed, host_gone
 from unisono.launch.pace import StepPace
+from unisono.launch.rank_status import PRINT
 from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE, Recovery
 from unisono.launch.seats import Seat
 from unisono.launch.signals import Signals, meant
-from unisono.launch.stand import PRINT
 from unisono.launch.switchboard import Switchboard
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, out_of_grace
 
@@ -54,12 +55,14 @@ class Supervision:
 
     def __post_init__(self) -> None:
         self.board = Switchboard(self._heard, self._printed)
+        self.inspector = InspectServer()
         self.changes: Changes | None = None
 
     def watch(self, crew: Crew, signals: Signals) -> Outcome:
         """Start the ranks, serve and watch them until all are gone; whatever happens here, none of them stays."""
         self.crew = crew
         self.board.watch(signals, lambda: self._signalled(signals))
+        self.board.watch(self.inspector, lambda: self.inspector.turn(crew.by_rank()))
         for number, host in crew.hosts.items():
             self._join(number, host)
         if self.company is not None:
@@ -85,6 +88,7 @@ class Supervision:
                 if host.far and not self._helper_gone:  # else another helper follows, and it comes again
                     host.abandon()
                 host.close()
+            self.inspector.close()
             self.board.close()
 
     def _join(self, number: int, host: RankHost) -> None:
@@ -127,8 +131,6 @@ class Supervision:
         whole = len(self.crew.seats) == self.crew.spread.ranks
         return whole and all(seat.status is not None for seat in self.crew.everyone())
 
-    # What comes in.
-
     def _hear_helper(self, number: int, host: RankHost) -> None:
         said = host.hear()
         if said is None:
@@ -166,6 +168,8 @@ class Supervision:
                 self.on_event(-1, {"kind": op, **message})
 
     def _heard(self, seat: Seat, event: dict[str, Any]) -> None:
+        if self.inspector.heard(seat, event, self.crew.by_rank()):
+            return
         seat.heard = time.monotonic()
         match event.get("kind"):
             case "result":
@@ -260,8 +264,6 @@ class Supervision:
         if how == "terminate" and self.grace is not None and self._grace_ends is None:
             self._grace_ends = time.monotonic() + self.grace
 
-    # Ranks that are lost are replaced.
-
     def _replaceable(self, status: int) -> bool:
         return (
             self.changes is not None
@@ -304,8 +306,6 @@ class Supervision:
             self._deadline = None
             self.failures.clear()
             self.changes.meet(lost, why)
-
-    # What follows from it.
 
     def _failed(self, failure: verdict.Failure) -> None:
         self.failures.append(failure)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import wire
-from unisono.launch.parent import PR_SET_PDEATHSIG, die_with
+from unisono.launch.parent import PR_SET_PDEATHSIG, set_parent_death_signal
 from unisono_contrib.lab.spaces import leave_for, settle
 
 NOT_FOUND = 127
@@ -102,7 +102,7 @@ class _Host:
 def main() -> None:
     terms, libc = json.loads(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
     control = socket.socket(fileno=terms["control"])
-    die_with(terms["parent"], libc)
+    set_parent_death_signal(terms["parent"], libc)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the lab says what is to end
         signal.signal(number, signal.SIG_IGN)
     try:

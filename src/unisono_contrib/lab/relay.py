@@ -17,7 +17,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from unisono.launch.parent import die_with
+from unisono.launch.parent import set_parent_death_signal
 
 _SET_DEVICE, _SET_OFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _PLAIN, _LARGE_PACKETS = 0x0002, 0x1000, 0x4000
@@ -82,7 +82,7 @@ def carry(wires: dict[int, int], transit: Transit) -> None:
 def main() -> None:
     terms = json.loads(sys.argv[1])
     libc = ctypes.CDLL(None, use_errno=True)
-    die_with(terms["parent"], libc)
+    set_parent_death_signal(terms["parent"], libc)
     libc.prctl(_TIMER_SLACK, 1000, 0, 0, 0)  # nanoseconds
     wires = {one: other for a, b in terms["wires"] for one, other in ((a, b), (b, a))}
     carry(wires, Transit(terms["hold"]))

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.config import Recipe
-from unisono.launch import alive
+from unisono.launch import inspect_folder
 from unisono.launch.guardian import Ward
 from unisono.observe import environment
 from unisono.observe.files import write_whole
@@ -111,7 +111,7 @@ class Watched:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self.path is not None:  # what ranks that did not end by themselves have left there
-            alive.sweep(self.path / alive.ALIVE)
+            inspect_folder.sweep(self.path / inspect_folder.ALIVE)
         if error is None or self.path is None:
             return
         if self.began:  # its ranks have gone: what one of them was saving will not be finished
@@ -163,7 +163,7 @@ class Newest:
     resumes: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """As rank 0 tells it."""
+        """The JSON object that rank 0 sends."""
         return asdict(self) | {"run_dir": str(self.run_dir) if self.run_dir is not None else None}
 
     @classmethod

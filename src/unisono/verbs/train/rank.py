@@ -14,8 +14,8 @@ from unisono import __version__
 from unisono.comm.device import arithmetic, of_rank, properties
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
-from unisono.launch.alive import ALIVE
 from unisono.launch.context import RankContext
+from unisono.launch.inspect_folder import ALIVE
 from unisono.launch.pace import margin
 from unisono.plan import Batch, Plan
 from unisono.spec.frames import is_memory

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
-from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent, Sum, bound
+from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent, Sum
 from unisono.codecs._marks import Around, AroundCoder
 from unisono.spec.errors import UserCodeError
 from unisono.spec.family import Mark
@@ -63,6 +63,8 @@ class CheckedCodec(Around):
         return self.more(replace(inner, calls=(*given, *beside)), 0, round(_AS_MOVED * read))
 
     def bind(self) -> "CheckedCoder":
+        from unisono.codecs._watched import bound
+
         return CheckedCoder(bound(self.inner))
 
 

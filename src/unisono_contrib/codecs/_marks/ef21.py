@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unisono.codecs import BucketMemory, Coder, Exchange, bound
+from unisono.codecs import BucketMemory, Coder, Exchange
 from unisono.codecs._marks import Around, AroundCoder, hearing
 from unisono.codecs._marks.ef import unheard
 from unisono.spec.family import Mark
@@ -48,6 +48,8 @@ class FollowingCodec(Around):
         return self.more(self.inner.work(shapes, itemsize, dp), 2 * nbytes, 8 * nbytes)
 
     def bind(self) -> "FollowingCoder":
+        from unisono.codecs._watched import bound
+
         return FollowingCoder(bound(self.inner))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from unisono.codecs import BucketMemory, Codec, Coder, Exchange, bound
+from unisono.codecs import BucketMemory, Codec, Coder, Exchange
 from unisono.codecs._marks import Around, AroundCoder, hearing
 from unisono.codecs._marks.ef import LEFT, FedCodec, unheard
 from unisono.spec.errors import Problem
@@ -99,6 +99,8 @@ class CorrectedCodec(Around):
         return [*(self.inner.model_copy(update={"ratio": ratio}) for ratio in ratios), self.inner]
 
     def bind(self) -> "CorrectedCoder":
+        from unisono.codecs._watched import bound
+
         return CorrectedCoder([bound(codec) for codec in self.stages()], self.momentum, self.warmup)
 
 
