@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from unisono.comm.device import is_apart
 from unisono.library.batches import cut, digest, digest_of, glance_at, samples_in
 from unisono.library.current_batch import CurrentBatch, Walk, part
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.explain import explained
 from unisono.library.modes import unwatched
 from unisono.library.randomness import (
@@ -166,7 +166,7 @@ class ShardedLoader:
         self,
         data: Any,
         current_batch: CurrentBatch,
-        exchange: Exchange,
+        exchange: ScalarExchange,
         streams: Streams,
         number: int,
         seed: int,
