@@ -125,9 +125,8 @@ class Slices:
         self._seed, self._keyed = seed, by_sample
         self.before: Context = nullcontext  # around what draws for the order
         self.walk, self.skip = Walk(0, 0), 0
-        self.latest: deque[tuple[int, int, int, int]] = (
-            deque()
-        )  # of the newest walk: (low, high, all, digest)
+        # Of the newest walk: (low, high, all, digest).
+        self.latest: deque[tuple[int, int, int, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -172,12 +171,8 @@ class ShardedLoader:
         seed: int,
     ) -> None:
         _refuse(data)
-        self._batch, self._exchange, self._streams, self._source = (
-            current_batch,
-            exchange,
-            streams,
-            data,
-        )
+        self._batch, self._exchange = current_batch, exchange
+        self._streams, self._source = streams, data
         self._slices: Slices | None = None
         self._data = data
         self._walk, self._start = Walk(number, -1), []

@@ -36,12 +36,8 @@ class FirstSteps:
         notify: Notices,
         following: BatchTracer,
     ) -> None:
-        self._batch, self._streams, self._exchange, self._notify = (
-            current_batch,
-            streams,
-            exchange,
-            notify,
-        )
+        self._batch, self._streams = current_batch, streams
+        self._exchange, self._notify = exchange, notify
         self._steps_made: list[int] = []
         self._outputs: dict[Node, None] = {}
         self._following = following

@@ -144,9 +144,8 @@ class LoopGradients:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
         self._batch, self._over, self._before = current_batch, over, meet
         self._meets, self._exchange = dp.size > 1, exchange
-        self._met: dict[
-            int, tuple[int, Any]
-        ] = {}  # by parameter, the gradient that was left: where, and whether
+        # By parameter, the gradient that was left: where, and whether.
+        self._met: dict[int, tuple[int, Any]] = {}
         self._alone = False  # whether ranks have been seen to make gradients of their own
         self._running = self._holding = self._behind = False
         several = self._meets or shard.size > 1

@@ -36,12 +36,8 @@ class JoinedLoader:
         streams: Streams,
         number: int,
     ) -> None:
-        self._data, self._batch, self._exchange, self._streams = (
-            data,
-            current_batch,
-            exchange,
-            streams,
-        )
+        self._data, self._batch = data, current_batch
+        self._exchange, self._streams = exchange, streams
         self._walk, self._start = Walk(number, -1, over=True), []
         self._going_on: Mapping[str, Any] | None = None
 
