@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from unisono.comm.device import is_apart
 from unisono.library.batches import cut, digest, digest_of, glance_at, samples_in
 from unisono.library.current_batch import CurrentBatch, Walk, part
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.explain import explained
 from unisono.library.modes import unwatched
 from unisono.library.randomness import (
@@ -125,9 +125,8 @@ class Slices:
         self._seed, self._keyed = seed, by_sample
         self.before: Context = nullcontext  # around what draws for the order
         self.walk, self.skip = Walk(0, 0), 0
-        self.latest: deque[tuple[int, int, int, int]] = (
-            deque()
-        )  # of the newest walk: (low, high, all, digest)
+        # Of the newest walk: (low, high, all, digest).
+        self.latest: deque[tuple[int, int, int, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -166,18 +165,14 @@ class ShardedLoader:
         self,
         data: Any,
         current_batch: CurrentBatch,
-        exchange: Exchange,
+        exchange: ScalarExchange,
         streams: Streams,
         number: int,
         seed: int,
     ) -> None:
         _refuse(data)
-        self._batch, self._exchange, self._streams, self._source = (
-            current_batch,
-            exchange,
-            streams,
-            data,
-        )
+        self._batch, self._exchange = current_batch, exchange
+        self._streams, self._source = streams, data
         self._slices: Slices | None = None
         self._data = data
         self._walk, self._start = Walk(number, -1), []

@@ -58,9 +58,8 @@ class BatchTracer(TorchDispatchMode):
         self._traces = Traces()
         self._batches, self._samples, self._weighed = 0, 0, False
         self.old: list[Container[Tensor]] = []
-        self.watch: Callable[[Any], object] = lambda hooks: (
-            None
-        )  # shown the hooks of tensors that are no parameters
+        # Shown the hooks of tensors that are no parameters.
+        self.watch: Callable[[Any], object] = lambda hooks: None
         self.on, self.read = False, ""
         self._looks, self._operations, self._read_at = False, 0, 0
 

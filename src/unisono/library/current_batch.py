@@ -61,9 +61,8 @@ class BatchShard:
     guessed: bool = False  # whether ranks may have taken different batches for it
     aside: bool = False  # whether a thread of the loop's fetched it
     drawn: int = field(default=0)  # how often numbers were drawn for its samples
-    dealt: tuple[
-        tuple[int, int], ...
-    ] = ()  # [low, high) of each rank, where ranks brought batches of their own
+    # [low, high) of each rank, where ranks brought batches of their own.
+    dealt: tuple[tuple[int, int], ...] = ()
 
     @property
     def borrowed(self) -> bool:

@@ -183,12 +183,7 @@ def _script() -> str:
 
 
 def _job(
-    plan: Plan,
-    context: RankContext | None,
-    timeout: timedelta,
-    at_exit: bool,
-    strict: bool,
-    ledger: Ledger,
+    plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: bool, strict: bool, ledger: Ledger
 ) -> Job:
     mine = plan.world > 1 and not dist.is_initialized()
     device = of_script() if context is None else of_rank(context.backend, context.local_rank)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unisono.library.batch_tracer import BatchTracer, LossWatcher
 from unisono.library.batches import digest, digest_of, leaves_of
 from unisono.library.current_batch import CurrentBatch
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.notices import Notices
 from unisono.library.randomness import Streams
 from unisono.library.user_hooks import watch, watch_functions, watch_modules
@@ -32,16 +32,12 @@ class FirstSteps:
         self,
         current_batch: CurrentBatch,
         streams: Streams,
-        exchange: Exchange,
+        exchange: ScalarExchange,
         notify: Notices,
         following: BatchTracer,
     ) -> None:
-        self._batch, self._streams, self._exchange, self._notify = (
-            current_batch,
-            streams,
-            exchange,
-            notify,
-        )
+        self._batch, self._streams = current_batch, streams
+        self._exchange, self._notify = exchange, notify
         self._steps_made: list[int] = []
         self._outputs: dict[Node, None] = {}
         self._following = following

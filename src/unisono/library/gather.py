@@ -101,9 +101,8 @@ def _forward(module: _BatchNorm, group: Group, current_batch: CurrentBatch, x: T
     wide = x if x.dtype == torch.float64 else x.float()
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
-    here = (
-        1.0 if current_batch.ratio else 0.0
-    )  # a rank without samples computes on a borrowed one, which does not count
+    # A rank without samples computes on a borrowed one, which does not count.
+    here = 1.0 if current_batch.ratio else 0.0
     values = here * x.numel() / x.shape[1]
     line = _Sum.apply(
         torch.cat([wide.sum(dims) * here, wide.new_full((1,), values)]), group, current_batch.ratio

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
 from unisono.library.current_batch import CurrentBatch
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.user_hooks import DeferredHooks, begin_all
 from unisono.parallel.params import Slot, local_of
 from unisono.parallel.shard import ShardScatter
@@ -139,14 +139,13 @@ class LoopGradients:
         current_batch: CurrentBatch,
         over: Callable[[], None],
         meet: Callable[[], None],
-        exchange: Exchange,
+        exchange: ScalarExchange,
     ) -> None:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
         self._batch, self._over, self._before = current_batch, over, meet
         self._meets, self._exchange = dp.size > 1, exchange
-        self._met: dict[
-            int, tuple[int, Any]
-        ] = {}  # by parameter, the gradient that was left: where, and whether
+        # By parameter, the gradient that was left: where, and whether.
+        self._met: dict[int, tuple[int, Any]] = {}
         self._alone = False  # whether ranks have been seen to make gradients of their own
         self._running = self._holding = self._behind = False
         several = self._meets or shard.size > 1

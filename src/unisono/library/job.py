@@ -19,7 +19,7 @@ from unisono.library import checks, leave, sharding
 from unisono.library.batch_sharding import ShardedLoader
 from unisono.library.batch_tracer import BatchTracer
 from unisono.library.current_batch import CurrentBatch
-from unisono.library.exchange import Exchange, of_each, spread
+from unisono.library.exchange import ScalarExchange, of_each, spread
 from unisono.library.explain import explained
 from unisono.library.first_steps import FirstSteps, follow, refuse_double_backward
 from unisono.library.gather import gather, join_batches
@@ -62,10 +62,10 @@ class Job:
         self.plan, self.mesh, self.device = plan, mesh, device
         self.rank, self.world = mesh.rank, mesh.shape.world
         self.step = 0
-        self._exchange = Exchange(mesh.data, wire)
+        self._exchange = ScalarExchange(mesh.data, wire)
         # Norms have groups of their own: a call that one rank alone makes meets no gradients, waits, and is named.
         self._norms = mesh.group("shard", ("shard",))
-        self._norm_is_met = Exchange(mesh.group("dp", ("dp",)), wire)
+        self._norm_is_met = ScalarExchange(mesh.group("dp", ("dp",)), wire)
         self._ledger = ledger or Ledger()
         self._notices = Notices(self._exchange, strict)
         self._following = BatchTracer(mesh.data.size, self._notices)
@@ -159,7 +159,7 @@ class Job:
             if several:
                 self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._batch.says())
 
-        exchange, over = Exchange(dp, self._exchange.device), self._streams.to_script
+        exchange, over = ScalarExchange(dp, self._exchange.device), self._streams.to_script
         gradients = LoopGradients(slots, dp, self.mesh.shard, self._batch, over, meet, exchange)
         if several:
             gradients.scatter_through(model)

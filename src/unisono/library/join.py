@@ -16,7 +16,7 @@ from typing import Any
 from unisono.library.batch_sharding import as_before, generators_of, other_order, states_now
 from unisono.library.batches import cut, digest, glance_at, samples_in
 from unisono.library.current_batch import CurrentBatch, Walk
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.explain import explained
 from unisono.library.randomness import Streams
 from unisono.spec.errors import UsageError
@@ -32,16 +32,12 @@ class JoinedLoader:
         self,
         data: Iterable[Any],
         current_batch: CurrentBatch,
-        exchange: Exchange,
+        exchange: ScalarExchange,
         streams: Streams,
         number: int,
     ) -> None:
-        self._data, self._batch, self._exchange, self._streams = (
-            data,
-            current_batch,
-            exchange,
-            streams,
-        )
+        self._data, self._batch = data, current_batch
+        self._exchange, self._streams = exchange, streams
         self._walk, self._start = Walk(number, -1, over=True), []
         self._going_on: Mapping[str, Any] | None = None
 
@@ -142,7 +138,7 @@ class JoinedLoaders:
     first ones that the script has or makes after `load` go on there.
     """
 
-    def __init__(self, current_batch: CurrentBatch, exchange: Exchange, streams: Streams) -> None:
+    def __init__(self, current_batch: CurrentBatch, exchange: ScalarExchange, streams: Streams) -> None:
         self._batch, self._exchange, self._streams = current_batch, exchange, streams
         self._count = 0
         self._alive: list[weakref.ref[JoinedLoader]] = []

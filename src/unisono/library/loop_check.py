@@ -26,21 +26,12 @@ from unisono.launch.supervise import OnEvent
 from unisono.library.gradient_check import home_of, path_of, run
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
-from unisono.spec.errors import (
-    HangError,
-    PeerGone,
-    UnisonoError,
-    UsageError,
-    UserCodeError,
-    VerifyMismatch,
-)
+from unisono.spec.errors import HangError, PeerGone, UnisonoError, UsageError, UserCodeError, VerifyMismatch
 
 ENTRY = "unisono.library.proof_rank:main"
 KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
-BOUNDS = {
-    torch.float64: 1e-9,
-    torch.float32: 2e-4,
-}  # of a few steps: a mistake is larger, rounding 1e-13 or 1e-6
+# Of a few steps: a mistake is larger, rounding 1e-13 or 1e-6.
+BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-4}
 COARSE = 5e-2  # of bfloat16 and float16
 ROUNDINGS = 50.0  # how much larger an error may be than what noise of rounding's size does
 TIMEOUT = 600.0

@@ -125,9 +125,8 @@ class StepLog:
             self._models.append(model)
             for p in model.parameters():
                 if p.requires_grad and not isinstance(p, DTensor):
-                    p.register_hook(
-                        partial(self._arrived, id(p))
-                    )  # behind that of `prepare`, which weighs it
+                    # Behind that of `prepare`, which weighs it.
+                    p.register_hook(partial(self._arrived, id(p)))
             model.register_forward_pre_hook(lambda *_: self._look(False))
             model.register_forward_hook(lambda *_: self._look(True), always_call=True)
         for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unisono.comm.gone import NamedWork, WorldEnded
 from unisono.comm.group import Group, Pending
-from unisono.library.exchange import Exchange, from_main, of_each
+from unisono.library.exchange import ScalarExchange, from_main, of_each
 from unisono.library.explain import explained
 from unisono.library.modes import unwatched
 from unisono.spec.errors import HangError, UsageError
@@ -71,7 +71,7 @@ class Ranks:
     """Every rank calls each of these, but `print` and messages, or the others wait. Values are plain ones, tensors
     and arrays, in lists, tuples and dicts."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ScalarExchange) -> None:
         self._exchange = exchange
         self.index, self.size = exchange.group.index, exchange.group.size
 

@@ -81,12 +81,8 @@ from unisono.plan.grid import Grid
 from unisono.spec.fidelity import Fidelity
 
 FALSE_ALARM = 1e-9
-ROUNDOFF = {
-    "fp64": 2.0**-53,
-    "fp32": 2.0**-24,
-    "bf16": 2.0**-24,
-    "fp16": 2.0**-24,
-}  # of what is added and kept
+# Of what is added and kept.
+ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-24, "fp16": 2.0**-24}
 ULP = 2.0**-7  # of a bf16 number, from it to its neighbour, at most
 INT8 = 1 / 254  # of the largest of a block
 FLOAT8 = 2.0**-3  # of what products in eight bits read: gradients, in e5m2

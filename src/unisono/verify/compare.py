@@ -107,9 +107,8 @@ class _Step:
     before: Record | None
     seen: Record
     out: Judgement
-    largest: dict[str, float] = field(
-        default_factory=dict
-    )  # of the reference's gradients before clipping, by key
+    # Of the reference's gradients before clipping, by key.
+    largest: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.largest = {key: _largest(self.ref.whole(key)) for key in self.ref.names("raw")}

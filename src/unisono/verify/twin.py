@@ -20,7 +20,7 @@ from unisono.verify.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class RunTolerance:
     """What may differ, relative to what it should be: nothing if `exact`. leaves: of a global batch."""
 
     bounds: Bounds
