@@ -8,18 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import FILES, ROOT, SOURCE, module_of, place_of
+from tests.house.source import FILES, ROOT, module_of, place_of
 
-# From the loop to the gradient leaving and coming back: hooks, buckets and groups too.
-STEP = (
-    "train/step/train_step.py",
-    "parallel/play.py",
-    "train/step/gradients.py",
-    "comm/bucket.py",
-    "sync/every_step.py",
-    "sync/_drive.py",
-    "comm/group.py",
-)
 MAY_READ_ENVIRONMENT = (
     "cli.py",
     "verbs/train/",
@@ -108,13 +98,6 @@ def test_these_import_no_torch(package: str) -> None:
     names = [module_of(f) for f in FILES if place_of(f).startswith(f"{package}/") and "rank" not in f.stem]
     code = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_way_of_a_batch_is_seven_files_and_an_evening() -> None:
-    lines = {name: len((SOURCE / name).read_text().splitlines()) for name in STEP}
-    assert sum(lines.values()) <= 800, lines
-    page = (ROOT / "docs" / "one-batch.md").read_text()
-    assert [name for name in STEP if f"src/unisono/{name}" not in page] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
