@@ -47,7 +47,7 @@ _PARTS = (
     ("train/build/build.py", "the meeting of ranks", 0),
     ("train/step/train_step.py", "a step", 0),
 )
-_JOB = dict.fromkeys(("clip", "mean", "log", "weigh", "weights", "prepare"), 1)
+_JOB: dict[str, int] = dict.fromkeys(("clip", "mean", "log", "weigh", "weights", "prepare"), 1)
 _JOB |= {"save": 2, "load": 2, "close": 3}
 
 
