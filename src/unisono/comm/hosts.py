@@ -14,12 +14,12 @@ from unisono.comm.collectives.messages.live import start_gather
 
 def nodes_of(pg: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
     """Places of the members on each host, in the order of the first of each. Every member calls it, or it hangs."""
-    own = torch.tensor([mark()], dtype=torch.int64)
-    marks = own.new_empty(pg.size())
-    start_gather(marks, own, pg).wait()
+    mark_here = torch.tensor([mark()], dtype=torch.int64)
+    marks = mark_here.new_empty(pg.size())
+    start_gather(marks, mark_here, pg).wait()
     hosts: dict[int, list[int]] = {}
-    for place, one in enumerate(marks.tolist()):
-        hosts.setdefault(one, []).append(place)
+    for place, host in enumerate(marks.tolist()):
+        hosts.setdefault(host, []).append(place)
     return tuple(map(tuple, hosts.values()))
 
 

@@ -40,12 +40,12 @@ class Meeting(Once):
 
     def end(self) -> None:
         self.there.wait()
-        own, *others = (self.buffers[(self.index + i) % len(self.buffers)] for i in range(len(self.buffers)))
-        part = part_of(own.numel(), self.index, len(self.buffers))
+        mine, *others = (self.buffers[(self.index + i) % len(self.buffers)] for i in range(len(self.buffers)))
+        part = part_of(mine.numel(), self.index, len(self.buffers))
         with torch.no_grad():
             for at in range(part.start, part.stop, _PIECE):
                 piece = slice(at, min(at + _PIECE, part.stop))
-                total = own[piece]
+                total = mine[piece]
                 for other in others:
                     total.add_(other[piece])
                 for other in others:
@@ -68,9 +68,9 @@ class MemoryAlgorithm(EngineAlgorithm):
         buffers = mapped(self.pg, numel, like.dtype) if self.near(like.device) else None
         if buffers is None:
             return super().buffer(numel, like)
-        own = buffers[self.pg.rank()]
-        self._buffers[own.data_ptr()] = buffers
-        return own
+        mine = buffers[self.pg.rank()]
+        self._buffers[mine.data_ptr()] = buffers
+        return mine
 
     def holds(self, x: Tensor) -> bool:
         """Whether x is the whole of such a buffer."""
@@ -104,9 +104,9 @@ class MemoryAlgorithm(EngineAlgorithm):
 
     def all_gather(self, out: Tensor, part: Tensor, later: bool = False) -> Pending:
         if (loan := self._lending.of(out)) is not None:
-            own = out.view(-1).chunk(self.pg.size())[self.pg.rank()]
-            if own.data_ptr() != part.data_ptr():
-                own.copy_(part.view(-1))
+            mine = out.view(-1).chunk(self.pg.size())[self.pg.rank()]
+            if mine.data_ptr() != part.data_ptr():
+                mine.copy_(part.view(-1))
             return self._lending.meet(loan)
         if passes("all_gather", part):
             return self._room.all_gather(out, part)

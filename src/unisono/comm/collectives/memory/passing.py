@@ -123,12 +123,12 @@ class SharedRoom:
         def reduced(piece: slice, number: int) -> Read:
             def read(each: Sequence[Tensor]) -> None:
                 size, x = len(each), flat[piece]
-                own = part_of(x.numel(), index, size)
-                summed = [x[own] if i == index else each[i][own] for i in range(size)]
-                for warm in _warm(x[own]):
-                    x[own][warm].copy_(_of([part[warm] for part in summed], op))
-                beyond(x[own])
-                each[index][own].copy_(x[own])
+                mine = part_of(x.numel(), index, size)
+                summed = [x[mine] if i == index else each[i][mine] for i in range(size)]
+                for warm in _warm(x[mine]):
+                    x[mine][warm].copy_(_of([part[warm] for part in summed], op))
+                beyond(x[mine])
+                each[index][mine].copy_(x[mine])
                 agreed(self.pg, PIECES.of(2 * number + 1)).wait()
                 for i in self._others():
                     part = part_of(x.numel(), i, size)
@@ -138,8 +138,8 @@ class SharedRoom:
 
         works = []
         for piece in pieces(flat):
-            own = part_of(flat[piece].numel(), index, self.pg.size())
-            works.append(self._pass(flat[piece], reduced(piece, self._begun), own))
+            mine = part_of(flat[piece].numel(), index, self.pg.size())
+            works.append(self._pass(flat[piece], reduced(piece, self._begun), mine))
         return Several(works)
 
     def _dealt(self, x: Tensor, read: Callable[[slice], Read]) -> Pending:
@@ -157,10 +157,12 @@ class SharedRoom:
 
             return of_all
 
-        own = slice(index, index + 1)
-        return Several([self._pass(parts[:, piece], mine(piece), own) for piece in pieces(parts[0], size)])
+        my_part = slice(index, index + 1)
+        return Several(
+            [self._pass(parts[:, piece], mine(piece), my_part) for piece in pieces(parts[0], size)]
+        )
 
-    def _pass(self, x: Tensor, read: Read, own: slice = slice(0, 0)) -> Passing:
+    def _pass(self, x: Tensor, read: Read, mine: slice = slice(0, 0)) -> Passing:
         """Begin to pass x, of which nobody reads the rows `own` but this member, who has them."""
         if len(self._under_way) == AHEAD:
             self._under_way.popleft().wait()
@@ -169,8 +171,8 @@ class SharedRoom:
             self._slots = self._grown(x.nbytes)
         each = [place[: x.nbytes].view(x.dtype) for place in self._slots[at]]
         place = each[self.pg.rank()].view(x.shape)
-        place[: own.start].copy_(x[: own.start])
-        place[own.stop :].copy_(x[own.stop :])
+        place[: mine.start].copy_(x[: mine.start])
+        place[mine.stop :].copy_(x[mine.stop :])
         passing = Passing(each, agreed(self.pg, PIECES.of(2 * self._begun)), read)
         self._begun += 1
         self._under_way.append(passing)
