@@ -59,7 +59,7 @@ class RandomKCoder(Coder):
         import torch
 
         from unisono.codecs._noise import lot
-        from unisono.codecs._sparse import spans, told
+        from unisono.codecs._sparse import finite_mark, spans
 
         found, lengths = [], []
         begins = (begin for begin, _ in spans(grad, [shape.numel() for shape in shapes]))
@@ -71,7 +71,7 @@ class RandomKCoder(Coder):
         places, values = torch.cat(found), grad[torch.cat(found)]
         if self.member.unbiased:
             values.mul_(torch.cat(lengths))
-        sent = torch.cat([values, told(grad)])
+        sent = torch.cat([values, finite_mark(grad)])
         yield Sent(lambda: torch.zeros_like(grad).index_copy_(0, places, values))
         total = yield Sum(sent)
         grad.zero_()
