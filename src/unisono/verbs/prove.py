@@ -111,8 +111,8 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
     verdicts: list[LoopVerdict] = []
     files: list[str] = []
 
-    def first(one: "LoopPlay") -> None:
-        files.extend(one.files)
+    def first(played: "LoopPlay") -> None:
+        files.extend(played.files)
         if settings.json is False:
             width = max(24, *(len(str(plan)) for plan in plans))
             heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
@@ -122,16 +122,16 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
         for plan in plans:
             verdicts.append(_judged(verdict, plan))
             settings.say(_lines(verdicts[-1], max(24, *(len(str(plan)) for plan in plans))))
-    good = sum(one.passed for one in verdicts)
+    good = sum(play.passed for play in verdicts)
     kept = keep(
-        script, files, {plan: (one.passed, one.steps) for plan, one in zip(plans, verdicts, strict=True)}
+        script, files, {plan: (play.passed, play.steps) for plan, play in zip(plans, verdicts, strict=True)}
     )
     settings.say(f"{good} of {len(plans)} plans compute what one process computes; = means to the last bit")
     if kept is None:
         settings.note(
             f"the verdict cannot be kept beside {script.name}: runs will say that it was never proven"
         )
-    results = [one.as_dict() for one in verdicts]
+    results = [play.as_dict() for play in verdicts]
     return {"script": str(script), "dtype": args.dtype, "results": results, "pass": good == len(plans)}
 
 
@@ -156,14 +156,16 @@ def _heard(settings: Settings) -> Any:
     return hear
 
 
-def _lines(one: "LoopVerdict", width: int) -> str:
+def _lines(loop: "LoopVerdict", width: int) -> str:
     from unisono.library.loop_check import KINDS
 
-    numbers = " ".join(f"{short(error):>8}" for error in (*(one.worst.get(k) for k in KINDS), one.bound))
-    text = f"{one.plan:<{width}} {one.ranks:>5} {one.steps:>5} {numbers}  {'ok' if one.passed else 'FAILS'}"
-    if not one.passed:
-        text += f"\n    first   {one.where()}"
-    if one.explanation:
-        text += f"\n    likely  {one.explanation} ({one.cause})"
-    told = [note for note in one.notes if note.startswith("U-")]
-    return text + "".join(f"\n    told    {note}" for note in told)
+    numbers = " ".join(f"{short(error):>8}" for error in (*(loop.worst.get(k) for k in KINDS), loop.bound))
+    text = (
+        f"{loop.plan:<{width}} {loop.ranks:>5} {loop.steps:>5} {numbers}  {'ok' if loop.passed else 'FAILS'}"
+    )
+    if not loop.passed:
+        text += f"\n    first   {loop.where()}"
+    if loop.explanation:
+        text += f"\n    likely  {loop.explanation} ({loop.cause})"
+    numbered = [note for note in loop.notes if note.startswith("U-")]
+    return text + "".join(f"\n    told    {note}" for note in numbered)
