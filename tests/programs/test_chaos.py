@@ -152,7 +152,11 @@ def test_writers_of_one_file_do_not_see_that_of_another_script(tmp_path: Path) -
     with (tmp_path / sequel.FILE).open("a") as file:
         file.write('{"event": "inj')  # a disk that was full
     assert [line["event"] for line in past.lines()] == ["script", "planned"]
-    assert [line["event"] for line in sequel.began(tmp_path, one.as_text()).lines()] == ["script", "planned", "script"]
+    assert [line["event"] for line in sequel.began(tmp_path, one.as_text()).lines()] == [
+        "script",
+        "planned",
+        "script",
+    ]
 
 
 def test_a_cut_is_over_with_the_next_meeting_not_with_its_ranks_death() -> None:
