@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.config import Recipe, resolve
 
-BESIDE = ("lookout", "guard", "snapshots")
+BESIDE = ("watchdog", "guard", "snapshots")
 NEVER = 1 << 40
 LASTING = ("unisono-watchdog", "unisono-hear", "unisono-drain")
 QUIET = 0.05
@@ -152,7 +152,7 @@ class Blocks:
 
 
 class Watched(Blocks):
-    """With guard, lookout and snapshots, or the one that was asked for."""
+    """With guard, watchdog and snapshots, or the one that was asked for."""
 
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
@@ -201,7 +201,7 @@ class Watched(Blocks):
 
         run, begun = self.run, time.perf_counter()
         leaves = self.feed.fetch(run.step, run.leaves)
-        if with_ and "lookout" in self.parts:
+        if with_ and "watchdog" in self.parts:
             train_step(run, leaves, self.ctx.channel.stop_requested)
             with self.called():
                 self.clock.stepped(time.perf_counter() - begun)
@@ -222,7 +222,7 @@ class Watched(Blocks):
             if with_:
                 self.run.player = self.guard
                 held.callback(setattr, self.run, "player", self.plain)
-                if "lookout" in self.parts:
+                if "watchdog" in self.parts:
                     held.enter_context(self._watched())
             yield self.snapshots.settle
         self.stall += self.snapshots.take_stall().get("snapshot_stall", 0.0)

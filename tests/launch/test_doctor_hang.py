@@ -18,10 +18,10 @@ import pytest
 
 from tests.launch.hangs import CASES, Case, ask, began, doctor
 from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder
-from unisono.launch.inspect import Witness
-from unisono.launch.inspect_folder import Living
+from unisono.launch.inspect import InspectedRank
+from unisono.launch.inspect_folder import RankProcess
 from unisono.launch.rank.presence import Presence
-from unisono.launch.rank_status import ASK, LINES, Stand, catches, process_state
+from unisono.launch.rank_status import ASK, LINES, RankStatus, catches, process_state
 from unisono.spec.errors import UsageError
 
 pytestmark = pytest.mark.timeout(60)
@@ -124,9 +124,9 @@ def sleeper(*command: str) -> Iterator[int]:
             process.kill()
 
 
-def me(rank: int = 0, world: int = 1, **other: Any) -> Living:
+def me(rank: int = 0, world: int = 1, **other: Any) -> RankProcess:
     pid = other.pop("pid", os.getpid())
-    plain = Living(
+    plain = RankProcess(
         rank, world, pid, inspect_folder.started(pid), "here", inspect_folder.home(), 0, 0, "one", time.time()
     )
     return replace(plain, **other)
@@ -137,13 +137,13 @@ def test_a_rank_answers_until_it_leaves(tmp_path: Path) -> None:
 
     def facts() -> dict[str, Any]:
         asked.append(1)
-        return {"stand": asdict(Stand(0, "runs", "here", idle=0.1, step=7)), "calls": {}, "since": 0.2}
+        return {"status": asdict(RankStatus(0, "runs", "here", idle=0.1, step=7)), "calls": {}, "since": 0.2}
 
     presence = Presence(folder, me(), facts)
     assert folder.stat().st_mode & 0o077 == 0
     for _ in range(2):
         (found,) = inspect.look(folder, inspect_folder.living(folder))
-        assert (found.spoke, found.stand.step, found.since) == (True, 7, 0.2)
+        assert (found.spoke, found.status.step, found.since) == (True, 7, 0.2)
     assert len(asked) == 2
     presence.close()
     assert not folder.exists() and inspect_folder.living(folder) == []
@@ -156,7 +156,7 @@ def test_an_answer_that_fails_is_no_answer_and_harms_nobody(tmp_path: Path) -> N
     presence = Presence(tmp_path / "alive", me(), facts)
     (found,) = inspect.look(tmp_path / "alive", inspect_folder.living(tmp_path / "alive"))
     presence.close()
-    assert not found.spoke and found.stand.state == "silent"
+    assert not found.spoke and found.status.state == "silent"
 
 
 def test_what_ended_processes_have_left_is_known_by_their_start(tmp_path: Path) -> None:
@@ -184,12 +184,12 @@ def test_ranks_of_the_last_start_count(tmp_path: Path) -> None:
 def test_a_stranger_is_sent_no_signal(tmp_path: Path) -> None:
     with sleeper() as pid:
         assert not catches(pid, ASK), "it would end it"
-        assert inspect_folder.seen(me(pid=pid))["stand"]["state"] == "silent"
+        assert inspect_folder.seen(me(pid=pid))["status"]["state"] == "silent"
         assert process_state(pid) in "SR"
         os.kill(pid, signal.SIGSTOP)
         while process_state(pid) != "T":
             pass
-        assert inspect_folder.seen(me(pid=pid))["stand"]["state"] == "stopped"
+        assert inspect_folder.seen(me(pid=pid))["status"]["state"] == "stopped"
         assert process_state(pid) == "T" and inspect_folder.kernel(pid)["state"] == "stopped"
 
 
@@ -218,7 +218,7 @@ def test_lines_are_those_of_now_while_c_code_holds_python() -> None:
             at = inspect_folder.seen(me(pid=pid, lines=lines))["frames"][0][1]
         for _ in range(3):
             found = inspect_folder.seen(me(pid=pid, lines=lines))
-            assert (found["stand"]["state"], found["frames"]) == ("runs", [["<string>", 5, "<module>"]])
+            assert (found["status"]["state"], found["frames"]) == ("runs", [["<string>", 5, "<module>"]])
 
 
 def test_a_process_that_only_a_file_calls_a_rank_gets_no_signal() -> None:
@@ -258,11 +258,11 @@ def test_the_one_run_without_a_folder_is_found(tmp_path: Path, monkeypatch: pyte
     assert inspect_folder.private_runs() == []
 
 
-def seen(rank: int, state: str, idle: float = 0.0, spoke: bool = True, **more: Any) -> Witness:
-    stand = Stand(
+def seen(rank: int, state: str, idle: float = 0.0, spoke: bool = True, **more: Any) -> InspectedRank:
+    status = RankStatus(
         rank, state, "here", "the exchange of gradients" if state == "waits" else "", "", "a.py:1 in f"
     )
-    return Witness(replace(stand, idle=idle, step=9), me(rank, 2), spoke=spoke, **more)
+    return InspectedRank(replace(status, idle=idle, step=9), me(rank, 2), spoke=spoke, **more)
 
 
 def test_a_rank_may_keep_others_waiting_for_a_time_that_its_pace_explains() -> None:
@@ -287,7 +287,7 @@ def test_one_that_validates_alone_and_computes_has_more_patience() -> None:
     busy, asleep = seen(1, "runs", 0.0, frames=frames), seen(1, "runs", 30.0, frames=frames)
     assert doctor_hang.judge([waits, busy], None, 10.0).error is None
     assert doctor_hang.judge([waits, asleep], None, 10.0).error is not None
-    begun = [replace(one, stand=replace(one.stand, idle=0.0), since=0.5) for one in (waits, busy)]
+    begun = [replace(one, status=replace(one.status, idle=0.0), since=0.5) for one in (waits, busy)]
     assert doctor_hang.judge([replace(one, usual=None) for one in begun], None, 0.0).again, "not known yet"
 
 
@@ -307,7 +307,7 @@ def test_a_run_in_which_nobody_waits_and_nobody_moves_hangs() -> None:
 
 
 def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None:
-    for gone in (Witness(Stand(1, "gone"), None), seen(1, "gone", spoke=False)):
+    for gone in (InspectedRank(RankStatus(1, "gone"), None), seen(1, "gone", spoke=False)):
         judged = doctor_hang.judge([seen(0, "waits", 1.0), gone], None, 0.0)
         assert judged.error is not None and judged.again and judged.mark == "gone [1]"
     calls = [
@@ -321,7 +321,7 @@ def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None
     judged = doctor_hang.judge(ranks, None, 0.0)
     assert judged.error is not None and judged.mark == "called g-1 4" and judged.error.where == "b.py:2 in g"
     assert "a.py:1 in f" in judged.error.likely
-    facts, lines = hang_report.told(Path("run/alive"), ranks, judged.error, 1.0, 5.0)
+    facts, lines = hang_report.report(Path("run/alive"), ranks, judged.error, 1.0, 5.0)
     assert facts["calls"][0]["latest"][1]["op"] == "all_reduce of float32 [4]" and facts["run"] == "run"
     assert any("#4 all_reduce of float32 [3], under way, a.py:1 in f" in line for line in lines)
     assert any(line.startswith("ranks 0, 1") and "waits in the exchange" in line for line in lines), lines

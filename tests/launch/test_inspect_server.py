@@ -11,7 +11,7 @@ import pytest
 
 from unisono.launch import inspect, inspect_folder
 from unisono.launch.inspect_server import InspectServer
-from unisono.launch.rank_status import Stand
+from unisono.launch.rank_status import RankStatus
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -39,8 +39,8 @@ def appear(server: InspectServer, folder: Path, workers: dict[int, Worker], home
 
 
 def report(worker: Worker, of: int, **facts: Any) -> dict[str, Any]:
-    stand = asdict(Stand(of, "runs", "there", idle=0.1, step=7))
-    return {"kind": "report", "token": worker.told[-1]["token"], "stand": stand, **facts}
+    status = asdict(RankStatus(of, "runs", "there", idle=0.1, step=7))
+    return {"kind": "report", "token": worker.told[-1]["token"], "status": status, **facts}
 
 
 def shown(folder: Path) -> list[tuple[int, int]]:
@@ -64,12 +64,15 @@ def test_each_rank_is_asked_and_its_report_reaches_who_asks(tmp_path: Path) -> N
         turn(server, workers)
         for rank, worker in workers.items():
             assert server.heard(worker, report(worker, rank, calls={}), workers)
-        assert [(one.spoke, one.stand.step) for one in seen.result()] == [(True, 7), (True, 7)]
+        assert [(one.spoke, one.status.step) for one in seen.result()] == [(True, 7), (True, 7)]
     server.close()
     assert not folder.exists()
 
 
-def test_a_rank_that_does_not_answer_is_looked_at_by_its_neighbour(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_answer_is_looked_at_by_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect_folder, "SLOW", 0.3)
     server, workers, folder = InspectServer(), {0: Worker(5), 1: Worker(6)}, tmp_path / "alive"
     appear(server, folder, workers, [["elsewhere"], ["elsewhere"]])
     with ThreadPoolExecutor(1) as asker:

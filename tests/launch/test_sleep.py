@@ -77,7 +77,7 @@ def test_a_rank_that_is_alone_and_sleeps_is_told_of_and_ended(
     pace: StepPace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ended = list[UnisonoError]()
-    monkeypatch.setattr(watchdog, "stand", _runs(watchdog.stand))
+    monkeypatch.setattr(watchdog, "status_of", _runs(watchdog.status_of))
     look = Watchdog(0, 1, "here", None, pace, lambda error, mine, kill: ended.append(error))
     look.appear("run", tmp_path)
     until = time.monotonic() + 60
@@ -89,8 +89,8 @@ def test_a_rank_that_is_alone_and_sleeps_is_told_of_and_ended(
     assert verdict.listed([0]) in ended[0].what
 
 
-def _runs(stand):
-    """As `stand`, of a rank that is in the user's code: a test is in none."""
+def _runs(status_of):
+    """As `status_of`, of a rank that is in the user's code: a test is in none."""
     from dataclasses import replace
 
-    return lambda *args, **known: replace(stand(*args, **known), state="runs")
+    return lambda *args, **known: replace(status_of(*args, **known), state="runs")

@@ -97,9 +97,9 @@ def odd_one(facts: Sequence[Facts], hosts: Sequence[str]) -> UsageError | None:
 
     What most ranks hold is right, on a tie what rank 0 holds. facts, hosts: one a rank.
     """
-    keys = dict.fromkeys(key for each in facts for key in each)
+    keys = dict.fromkeys(key for line in facts for key in line)
     for key in keys:
-        values = [json.dumps(each.get(key), sort_keys=True) for each in facts]
+        values = [json.dumps(line.get(key), sort_keys=True) for line in facts]
         if len(set(values)) == 1:
             continue
         counts = Counter(values)

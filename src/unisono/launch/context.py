@@ -68,12 +68,12 @@ class NullChannel(Channel):
 @dataclass(frozen=True)
 class Ending:
     """How a rank that others started ends when it is asked to. grace: seconds from a SIGTERM to the end of the process,
-    None for any number. leave(error): tells the error, ends the process at once. asked: for how many seconds it has
-    been asked already, None if it has not."""
+    None for any number. leave(error): tells the error, ends the process at once. asked_ago: seconds since it was asked,
+    None if it has not been."""
 
     grace: float | None = None
     leave: Callable[[UnisonoError], None] = lambda error: None
-    asked: float | None = None
+    asked_ago: float | None = None
 
 
 @dataclass(frozen=True)

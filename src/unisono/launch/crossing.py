@@ -34,7 +34,7 @@ def describe(error: BaseException) -> Record:
     echo = gone or (not own and is_echo(type(error).__name__, str(error)))
     if gone:
         told = frames.known(error)
-    elif echo and "timed out" in str(error).lower():  # the lookout itself was kept from speaking
+    elif echo and "timed out" in str(error).lower():  # the watchdog itself was kept from speaking
         likely = "a rank is stopped or slow: look at the others"
         told = errors.HangError(frames.words(error), where=frames.place(error), likely=likely)
     elif echo:

@@ -8,25 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from unisono.launch import inspect_folder, inspect_schema
-from unisono.launch.inspect_folder import Living
-from unisono.launch.rank_status import Stand, process_state
+from unisono.launch.inspect_folder import RankProcess
+from unisono.launch.rank_status import RankStatus, process_state
 from unisono.launch.verdict import differing
 
 NEAR = 3.0
-"""Seconds that ranks get to answer: they look once a second."""
+"""Seconds that ranks of this host get to answer: the question is read once a second."""
 FAR = 15.0
-"""The same for ranks of other hosts, whose file system may be slow, and which may have to look at a neighbour."""
+"""Seconds that ranks of other hosts get: their file system may be slow, and one may have to look at its neighbour."""
 
 
 @dataclass(frozen=True)
-class Witness:
-    """One rank as it is now. who: None where it was never there, or has left. frames: of its main thread, innermost
-    first, each file, line and name. calls: of each group. kernel: what its kernel says. since: seconds since its last
-    step, None if not known. usual: seconds of a step. clashed: its backend has got a message that does not fit. spoke:
-    whether it answered itself."""
+class InspectedRank:
+    """One rank as it is now.
 
-    stand: Stand
-    who: Living | None
+    who: its process; None if it was never there, or has left. frames: file, line and name of each frame of its main
+    thread, innermost first. calls: its latest calls in each group. kernel: what its kernel says. since: seconds since
+    its last step, None if not known. usual: seconds that a step takes. clashed: whether its backend has got a message
+    that does not fit. spoke: whether it answered itself.
+    """
+
+    status: RankStatus
+    who: RankProcess | None
     frames: Sequence[Sequence[Any]] = ()
     calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kernel: Mapping[str, Any] = field(default_factory=dict)
@@ -36,65 +39,65 @@ class Witness:
     spoke: bool = False
 
 
-def look(folder: Path, ranks: Sequence[Living]) -> list[Witness]:
-    """All ranks of a run, by number; of one whose hosts have folders of their own, those of this host."""
-    told = _answers(folder, ranks)
-    found = {one.rank: _witness(one, told.get(one.rank)) for one in ranks}
+def look(folder: Path, ranks: Sequence[RankProcess]) -> list[InspectedRank]:
+    """Return all ranks of a run, by number. If each host has a folder of its own, return the ranks of this host."""
+    reports = _answers(folder, ranks)
+    views = {process.rank: _witness(process, reports.get(process.rank)) for process in ranks}
     if not ranks[0].private:
-        missing = set(range(ranks[0].world)) - found.keys()
-        found |= {rank: Witness(Stand(rank, "gone"), None) for rank in missing}
-    return [found[rank] for rank in sorted(found)]
+        missing = set(range(ranks[0].world)) - views.keys()
+        views |= {rank: InspectedRank(RankStatus(rank, "gone"), None) for rank in missing}
+    return [views[rank] for rank in sorted(views)]
 
 
-def _answers(folder: Path, ranks: Sequence[Living]) -> dict[int, dict[str, Any]]:
-    """What ranks say of themselves, or others of their host for them."""
-    told: dict[int, dict[str, Any]] = {}
-    with (
-        suppress(OSError),
-        inspect_folder.asking(folder) as token,
-    ):  # a folder that cannot be written: nobody hears
+def _answers(folder: Path, ranks: Sequence[RankProcess]) -> dict[int, dict[str, Any]]:
+    """Return the reports of ranks. One that cannot answer may have a report of another rank of its host."""
+    reports: dict[int, dict[str, Any]] = {}
+    # Where the folder cannot be written, nobody hears.
+    with suppress(OSError), inspect_folder.asking(folder) as token:
         begun = time.monotonic()
-        while waiting := [one for one in ranks if one.rank not in told and _may_answer(one)]:
-            for one in waiting:
-                if (said := inspect_folder.said(folder, one.rank, token)) is not None:
-                    told[one.rank] = said
-            far = any(not one.is_here() and one.rank not in told for one in ranks)
+        while waiting := [it for it in ranks if it.rank not in reports and _may_answer(it)]:
+            for process in waiting:
+                if (report := inspect_folder.answer_of(folder, process.rank, token)) is not None:
+                    reports[process.rank] = report
+            far = any(not process.is_here() and process.rank not in reports for process in ranks)
             if time.monotonic() - begun > (FAR if far else NEAR):
                 break
             time.sleep(0.02)
-    return told
+    return reports
 
 
-def _may_answer(one: Living) -> bool:
-    """One that is seen to be stopped, or to have ended, will not."""
-    return not one.is_here() or not (one.has_gone() or process_state(one.pid) in ("T", "t"))
+def _may_answer(process: RankProcess) -> bool:
+    """Whether a rank may still answer. One that is stopped or has ended will not."""
+    return not process.is_here() or not (process.has_gone() or process_state(process.pid) in ("T", "t"))
 
 
-def _witness(one: Living, told: Mapping[str, Any] | None) -> Witness:
-    told = None if told is None else inspect_schema.said(told)  # None: it failed, or is of another version
-    spoke = told is not None and "calls" in told
-    if told is None:
-        silent = {"stand": {"rank": one.rank, "state": "silent", "host": one.host}}
-        told = inspect_folder.seen(one) if one.is_here() else silent
+def _witness(process: RankProcess, report: Mapping[str, Any] | None) -> InspectedRank:
+    report = inspect_schema.report(report) if report else None  # None: it failed, or is of another version
+    spoke = report is not None and "calls" in report
+    if report is None:
+        silent = {"status": {"rank": process.rank, "state": "silent", "host": process.host}}
+        report = inspect_folder.seen(process) if process.is_here() else silent
     keys = ("frames", "calls", "kernel", "since", "usual", "clashed")
-    rest: dict[str, Any] = {key: told[key] for key in keys if key in told}
-    return Witness(replace(Stand(**told["stand"]), rank=one.rank), one, spoke=spoke, **rest)
+    rest: dict[str, Any] = {key: report[key] for key in keys if key in report}
+    return InspectedRank(
+        replace(RankStatus(**report["status"]), rank=process.rank), process, spoke=spoke, **rest
+    )
 
 
-def mismatched(ranks: Sequence[Witness]) -> tuple[list[Stand], str]:
+def mismatched(ranks: Sequence[InspectedRank]) -> tuple[list[RankStatus], str]:
     """(what ranks have called where their calls of a group differ first, which call), or nothing where none differs."""
-    labels = dict.fromkeys(label for one in ranks for label in one.calls)
+    labels = dict.fromkeys(label for view in ranks for label in view.calls)
     for label in labels:
-        calls = {one.stand.rank: one.calls[label]["calls"] for one in ranks if label in one.calls}
-        stands = {one.stand.rank: one.stand for one in ranks}
-        for number in sorted({int(n) for own in calls.values() for n in own}):
-            told = [(rank, own[str(number)]) for rank, own in calls.items() if str(number) in own]
-            called = differing([[_answer(stands[rank], call)] for rank, call in told])
+        calls = {view.status.rank: view.calls[label]["calls"] for view in ranks if label in view.calls}
+        stands = {view.status.rank: view.status for view in ranks}
+        for number in sorted({int(n) for group in calls.values() for n in group}):
+            answers = [(rank, group[str(number)]) for rank, group in calls.items() if str(number) in group]
+            called = differing([[_answer(stands[rank], call)] for rank, call in answers])
             if called:
                 return called, f"{label} {number}"
     return [], ""
 
 
-def _answer(stand: Stand, call: Mapping[str, Any]) -> dict[str, Any]:
-    told = {key: call[key] for key in ("part", "op", "place", "odd")}
-    return {"says": call["says"], **vars(replace(stand, state="called", **told))}
+def _answer(status: RankStatus, call: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {key: call[key] for key in ("part", "op", "place", "odd")}
+    return {"says": call["says"], **vars(replace(status, state="called", **facts))}

@@ -18,9 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from unisono.launch import inspect_schema
+from unisono.launch.inspect_schema import FORM, Count, Rank, Text
 from unisono.launch.rank_status import Frame, from_outside, process_state
 from unisono.observe.files import write_all, write_whole
 from unisono.spec.doubtful import read_regular
@@ -35,22 +38,32 @@ _MOST = 4 << 20  # bytes of an answer
 
 
 @dataclass(frozen=True)
-class Living:
-    """Who a rank is. start: of its process, as the kernel counts it: numbers of processes come again. home: as `home`.
-    main: its main thread's number. lines: the descriptor of the file that faulthandler writes into. run: the same for
-    all ranks of one start. private: other hosts have folders of their own."""
+class RankProcess:
+    """The process of a rank. start: when it began, in ticks of the kernel, since numbers of processes come again.
+    home: as `home` returns it. main: the number of its main thread. lines: the descriptor of the file that faulthandler
+    writes into. run: the same for all ranks of one start. began: seconds since 1970. private: whether each host has a
+    folder of its own."""
 
-    rank: int
-    world: int
-    pid: int
-    start: int
-    host: str
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
+    rank: Rank
+    world: Annotated[int, Field(ge=1, le=1 << 20)]
+    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
+    start: Count
+    host: Text
     home: list[Any]
-    main: int
-    lines: int
-    run: str
+    main: Annotated[int, Field(ge=0, lt=1 << 64)]
+    lines: Annotated[int, Field(ge=-1, lt=1 << 31)]
+    run: Text
     began: float
     private: bool = False
+
+    @staticmethod
+    def of(content: Mapping[str, Any]) -> "RankProcess | None":
+        """The process that a file or an event describes; None if that is in another form."""
+        with suppress(ValidationError, RecursionError):
+            return _PROCESS.validate_json(json.dumps(content))  # strictly, it takes no dict
+        return None
 
     def is_here(self) -> bool:
         """Whether its process can be seen from this one."""
@@ -64,11 +77,14 @@ class Living:
 
 
 @dataclass(frozen=True)
-class Asked:
+class InspectQuestion:
     """token: new each time. home: of who asks."""
 
     token: str
     home: list[Any]
+
+
+_PROCESS = TypeAdapter(RankProcess)
 
 
 def home() -> list[Any]:
@@ -89,10 +105,10 @@ def started(pid: int) -> int:
 
 def this_process(
     rank: int, world: int, host: str, lines: int, run: str = "", private: bool = False
-) -> Living:
-    """Who this process is, a rank. run: the secret of this start."""
+) -> RankProcess:
+    """Describe this process, which is a rank. run: the secret of this start."""
     pid, main = os.getpid(), threading.main_thread().ident or 0
-    return Living(
+    return RankProcess(
         rank, world, pid, started(pid), host, home(), main, lines, of_start(run), time.time(), private
     )  # fmt: skip
 
@@ -118,8 +134,8 @@ def private(token: str) -> Path:
 def private_runs() -> list[Path]:
     """Runs of this host that have no folder of their own and are alive."""
     with suppress(OSError):
-        found = sorted(path for path in private_folder().iterdir() if path.is_dir())
-        return [path for path in found if any(not one.has_gone() for one in living(path))]
+        folders = sorted(path for path in private_folder().iterdir() if path.is_dir())
+        return [path for path in folders if any(not process.has_gone() for process in living(path))]
     return []
 
 
@@ -131,7 +147,7 @@ def of_start(token: str) -> str:
 # What a rank writes.
 
 
-def appear(folder: Path, me: Living) -> None:
+def appear(folder: Path, me: RankProcess) -> None:
     """Put this rank down. Raises OSError."""
     folder.mkdir(mode=0o700, exist_ok=True)
     os.close(os.open(folder / "ask", os.O_RDWR | os.O_CREAT, 0o600))
@@ -139,7 +155,7 @@ def appear(folder: Path, me: Living) -> None:
     write_whole(_who(folder, me.rank), json.dumps(asdict(me)))
 
 
-def leave(folder: Path, me: Living) -> None:
+def leave(folder: Path, me: RankProcess) -> None:
     """Take this rank away again, unless another process has taken its place."""
     with suppress(OSError):
         if _read(_who(folder, me.rank)).get("pid") == me.pid:
@@ -150,9 +166,9 @@ def leave(folder: Path, me: Living) -> None:
 
 def sweep(folder: Path) -> None:
     """Take away what is left of processes that have ended, or are this one."""
-    for one in _all(folder):
-        if one.has_gone() or (one.is_here() and one.pid == os.getpid()):
-            leave(folder, one)
+    for process in _all(folder):
+        if process.has_gone() or (process.is_here() and process.pid == os.getpid()):
+            leave(folder, process)
 
 
 def _close(folder: Path) -> None:
@@ -161,11 +177,11 @@ def _close(folder: Path) -> None:
         folder.rmdir()
 
 
-def question(folder: Path) -> Asked | None:
+def question(folder: Path) -> InspectQuestion | None:
     """What was asked last."""
-    found = _read(folder / "ask")
-    token, asker = found.get("token"), found.get("home")
-    return Asked(token, asker) if isinstance(token, str) and isinstance(asker, list) else None
+    content = _read(folder / "ask")
+    token, asker = content.get("token"), content.get("home")
+    return InspectQuestion(token, asker) if isinstance(token, str) and isinstance(asker, list) else None
 
 
 class Questions:
@@ -179,15 +195,15 @@ class Questions:
         """Seconds until the next look."""
         return self._rest if self._due == float("inf") else 0.1
 
-    def look(self) -> tuple[Asked, bool] | None:
+    def look(self) -> tuple[InspectQuestion, bool] | None:
         """A question that is new; once more, with True, when those that have not answered it are to be looked at."""
-        asked = question(self._folder)
-        if asked is not None and asked != self._heard:
-            self._heard, self._due = asked, time.monotonic() + SLOW
-            return asked, False
-        if asked is not None and time.monotonic() > self._due:
+        latest = question(self._folder)
+        if latest is not None and latest != self._heard:
+            self._heard, self._due = latest, time.monotonic() + SLOW
+            return latest, False
+        if latest is not None and time.monotonic() > self._due:
             self._due = float("inf")
-            return asked, True
+            return latest, True
         return None
 
 
@@ -199,16 +215,19 @@ def answer(folder: Path, rank: int, token: str, facts: Mapping[str, Any]) -> Non
 # What somebody else reads.
 
 
-def living(folder: Path) -> list[Living]:
+def living(folder: Path) -> list[RankProcess]:
     """The ranks that were put down at the last start, by number; some of them may have gone."""
-    found = _all(folder)
-    last = max(found, key=lambda one: one.began, default=None)
-    return sorted((one for one in found if last and one.run == last.run), key=lambda one: one.rank)
+    processes = _all(folder)
+    last = max(processes, key=lambda process: process.began, default=None)
+    return sorted(
+        (process for process in processes if last and process.run == last.run),
+        key=lambda process: process.rank,
+    )
 
 
 @contextmanager
 def asking(folder: Path, patience: float = 20.0) -> Iterator[str]:
-    """Ask all ranks, and hear what `said` has for the token that is given. One asks at a time. Raises OSError."""
+    """Ask all ranks, and hear what `answer_of` has for the token that is given. One asks at a time. Raises OSError."""
     file = os.open(folder / "ask", os.O_RDWR)
     try:
         until = time.monotonic() + patience
@@ -222,23 +241,25 @@ def asking(folder: Path, patience: float = 20.0) -> Iterator[str]:
         os.close(file)
 
 
-def said(folder: Path, rank: int, token: str) -> dict[str, Any] | None:
+def answer_of(folder: Path, rank: int, token: str) -> dict[str, Any] | None:
     """What a rank has answered; None if it has not yet, or in no form of ours."""
-    found = _read(_says(folder, rank))
+    content = _read(_says(folder, rank))
     return (
-        found if found.get("token") == token and ("failed" in found or inspect_schema.said(found)) else None
+        content
+        if content.get("token") == token and ("failed" in content or inspect_schema.report(content))
+        else None
     )
 
 
-def seen(one: Living) -> dict[str, Any]:
+def seen(process: RankProcess) -> dict[str, Any]:
     """What another process of its host can say of a rank that does not answer. It changes nothing in it; one that is
     stopped goes on for the milliseconds that its lines take."""
-    said: dict[str, Any] = {"kernel": kernel(one.pid), "frames": []}
-    if one.has_gone():
-        return {**said, "stand": {"rank": one.rank, "state": "gone", "host": one.host}}
+    report: dict[str, Any] = {"kernel": kernel(process.pid), "frames": []}
+    if process.has_gone():
+        return {**report, "status": {"rank": process.rank, "state": "gone", "host": process.host}}
     frames: list[Frame] = []
-    stand = from_outside(one.rank, one.pid, one.main, one.lines, one.host, frames)
-    return {**said, "stand": asdict(stand), "frames": [list(frame) for frame in frames]}
+    status = from_outside(process.rank, process.pid, process.main, process.lines, process.host, frames)
+    return {**report, "status": asdict(status), "frames": [list(frame) for frame in frames]}
 
 
 _WORDS = {"R": "running", "S": "sleeping", "D": "waiting inside the kernel", "T": "stopped", "t": "traced"}
@@ -256,9 +277,10 @@ def kernel(pid: int) -> dict[str, Any]:
     return seen
 
 
-def _all(folder: Path) -> list[Living]:
-    told = (inspect_schema.living(_read(path)) for path in folder.glob("rank*.json"))
-    return [Living(**one) for one in told if one is not None]  # others: of another version, or made by hand
+def _all(folder: Path) -> list[RankProcess]:
+    # What is in another form is of another version, or was made by hand.
+    processes = (RankProcess.of(_read(path)) for path in folder.glob("rank*.json"))
+    return [process for process in processes if process is not None]
 
 
 def _who(folder: Path, rank: int) -> Path:
@@ -272,10 +294,10 @@ def _says(folder: Path, rank: int) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """The object in a file; nothing where there is none, or it is being written."""
     try:
-        found = json.loads(read_regular(path, _MOST) or b"")
+        content = json.loads(read_regular(path, _MOST) or b"")
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

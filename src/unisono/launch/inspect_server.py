@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from unisono.launch import inspect_folder, inspect_schema
-from unisono.launch.inspect_folder import Asked, Living, Questions
+from unisono.launch import inspect_folder
+from unisono.launch.inspect_folder import InspectQuestion, Questions, RankProcess
 
 
 class Worker(Protocol):
@@ -36,10 +36,10 @@ class InspectServer:
         self._wakes.setblocking(False)
         self._woken.setblocking(False)
         self._folder: Path | None = None
-        self._processes: dict[int, Living] = {}  # by the number of their worker
-        self._present: dict[int, Living] = {}  # by rank, as they stand in the folder
+        self._processes: dict[int, RankProcess] = {}  # by the number of their worker
+        self._present: dict[int, RankProcess] = {}  # by rank, as they stand in the folder
         self._asked, self._answered = "", set[int]()  # the last question, and the ranks that have answered it
-        self._questions: queue.SimpleQueue[tuple[Asked, bool]] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[InspectQuestion, bool]] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -49,8 +49,8 @@ class InspectServer:
     def heard(self, worker: Worker, event: Mapping[str, Any], workers: Mapping[int, Worker]) -> bool:
         """Take in what a rank says. Returns whether it was for this server alone."""
         kind = event.get("kind")
-        if kind == "appear" and (living := inspect_schema.living(event["living"])) is not None:
-            self._processes[worker.number] = Living(**living)
+        if kind == "appear" and (living := RankProcess.of(event["living"])) is not None:
+            self._processes[worker.number] = living
             self._open(Path(event["folder"]))
         if kind in ("appear", "ready"):
             self._show(workers)
@@ -63,13 +63,13 @@ class InspectServer:
         with suppress(BlockingIOError):
             self._woken.recv(64)
         while not self._questions.empty():
-            asked, again = self._questions.get()
+            question, again = self._questions.get()
             if not again:
-                self._asked, self._answered = asked.token, set()
+                self._asked, self._answered = question.token, set()
                 for worker in workers.values():
-                    worker.tell("report", token=asked.token)
+                    worker.tell("report", token=question.token)
             elif self._folder is not None:
-                self._look_at_silent(asked, workers)
+                self._look_at_silent(question, workers)
 
     def close(self) -> None:
         """Take the ranks away from the folder. Returns when that is done, or after some seconds."""
@@ -114,27 +114,27 @@ class InspectServer:
             self._answered.add(rank)
             self._write(inspect_folder.answer, self._folder, rank, self._asked, facts)
 
-    def _look_at_silent(self, asked: Asked, workers: Mapping[int, Worker]) -> None:
+    def _look_at_silent(self, question: InspectQuestion, workers: Mapping[int, Worker]) -> None:
         """Ranks that have not answered, and that who asks cannot see, are looked at from their own host."""
         for rank, living in self._present.items():
-            if rank in self._answered or living.home == asked.home:
+            if rank in self._answered or living.home == question.home:
                 continue
             if living.is_here():
-                self._write(self._look_at, living, asked.token)
+                self._write(self._look_at, living, question.token)
                 continue
             beside = (
                 other.rank for other in self._present.values()
                 if other.home == living.home and other.rank in self._answered and other.rank in workers
             )  # fmt: skip
             if (neighbour := next(beside, None)) is not None:
-                workers[neighbour].tell("report", token=asked.token, about=asdict(living))
+                workers[neighbour].tell("report", token=question.token, about=asdict(living))
 
     # The thread that reads and writes the folder.
 
     def _write(self, work: Callable[..., object], *arguments: Any) -> None:
         self._writes.put(lambda: work(*arguments))
 
-    def _look_at(self, living: Living, token: str) -> None:
+    def _look_at(self, living: RankProcess, token: str) -> None:
         if self._folder is not None:
             inspect_folder.answer(self._folder, living.rank, token, inspect_folder.seen(living))
 

@@ -16,10 +16,10 @@ _PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
     """What to add to the environment of a process that is to be started, so that its C library asks for pages of
     2 MiB: nothing where the system has none or the user has decided. It is read once, when a process starts."""
-    told = environ.get(_TUNABLES, "")
-    if _HUGE in told or not _has_huge_pages():
+    tunables = environ.get(_TUNABLES, "")
+    if _HUGE in tunables or not _has_huge_pages():
         return {}
-    return {_TUNABLES: ":".join(filter(None, (told, f"{_HUGE}=1")))}
+    return {_TUNABLES: ":".join(filter(None, (tunables, f"{_HUGE}=1")))}
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:

@@ -30,7 +30,7 @@ _OUTERMOST = (" in <module>", " in _run_module_as_main", "...")  # faulthandler 
 _PACKAGE = str(Path(__file__).parents[1])
 _BETWEEN = ("torch/_ops.py", "torch/_library/", "torch/utils/_contextlib.py", "/threading.py")  # they hand on
 _WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank/store.py", "launch/wire.py")
-_LAST = ("library/leave.py", "launch/context.py")
+_LAST = ("library/leave.py", "launch/rank/channel.py", "launch/context.py")
 # What a house file is about; the innermost that is found names what a rank is in. Less usual things weigh more: where
 # two ranks differ and no majority says who is right, the one that does the less usual thing is the odd one.
 _PARTS = (
@@ -47,17 +47,8 @@ _PARTS = (
     ("train/build/build.py", "the meeting of ranks", 0),
     ("train/step/train_step.py", "a step", 0),
 )
-_JOB = {
-    "save": 2,
-    "load": 2,
-    "clip": 1,
-    "mean": 1,
-    "log": 1,
-    "weigh": 1,
-    "weights": 1,
-    "prepare": 1,
-    "close": 3,
-}
+_JOB = dict.fromkeys(("clip", "mean", "log", "weigh", "weights", "prepare"), 1)
+_JOB |= {"save": 2, "load": 2, "close": 3}
 
 
 class Frame(NamedTuple):
@@ -70,7 +61,7 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stand:
+class RankStatus:
     """state: "runs", "waits" for other ranks, "ended" (waits for them at its end), "stopped" by a signal, "silent" (it
     does not answer) or "gone". part: what it is in, as a user names it. op: the collective. place: the innermost line
     of the user's, else of ours. odd: how unusual the part is. idle: seconds for which it has not moved. step: steps
@@ -93,9 +84,9 @@ class Stand:
         return self.part or self.op
 
 
-def stand(
+def status_of(
     rank: int, frames: Sequence[Frame], op: str = "", pending: bool = False, program: str = "", **known: Any
-) -> Stand:
+) -> RankStatus:
     """What the frames of a rank's main thread say, innermost first. op: the collective, if it is known better than by
     name. pending: whether torch knows of a collective of this rank that is not over. program: its main file."""
     tail: list[Frame] = []
@@ -108,20 +99,13 @@ def stand(
     ended = waits and any(file in frame.file for frame in frames for file in _LAST)
     if ended:
         part, odd = "the end of its program", 3
-    own = next((frame for frame in frames if _is_users(frame)), None)
-    place = own.place() if own else next((f.place() for f in tail if _PACKAGE in f.file), "")
-    if ended and own is None and program:
+    users = next((frame for frame in frames if _is_users(frame)), None)
+    place = users.place() if users else next((f.place() for f in tail if _PACKAGE in f.file), "")
+    if ended and users is None and program:
         place = f"{program}, at its end"
     op = op or (next((f.name for f in tail if "distributed_c10d" in f.file), "") if waits else "")
-    return Stand(
-        rank,
-        "ended" if ended else "waits" if waits else "runs",
-        part=part,
-        op=op,
-        place=place,
-        odd=odd,
-        **known,
-    )
+    state = "ended" if ended else "waits" if waits else "runs"
+    return RankStatus(rank, state, part=part, op=op, place=place, odd=odd, **known)
 
 
 def _is_users(frame: Frame) -> bool:
@@ -153,24 +137,24 @@ def _part(tail: Sequence[Frame]) -> tuple[str, int]:
     return (direct, 1) if direct else ("", 0)
 
 
-def from_dump(rank: int, lines: Iterable[str], main: int = 0, **known: Any) -> Stand:
-    """As faulthandler wrote it; nothing written: "silent". main: see `frames_of`."""
+def from_dump(rank: int, lines: Iterable[str], main: int = 0, **known: Any) -> RankStatus:
+    """Return the status that faulthandler's lines show; "silent" if there are none. main: see `frames_of`."""
     frames = frames_of(lines, main)
-    return stand(rank, frames, **known) if frames else Stand(rank, "silent", **known)
+    return status_of(rank, frames, **known) if frames else RankStatus(rank, "silent", **known)
 
 
 def frames_of(lines: Iterable[str], main: int = 0) -> list[Frame]:
-    """Of a thread as faulthandler wrote it, innermost first. main: the number of the one that is meant, where it wrote
-    of several; else the current one, or the last."""
+    """Return the frames of one thread that faulthandler wrote, innermost first. main: the number of that thread, if
+    several were written; without it, the current thread is taken, or else the last."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in lines:
         if _HEAD in line:
             threads.append((line, []))
-        elif threads and (found := _FRAME.search(line)):
-            threads[-1][1].append(Frame(found["file"], int(found["line"]), found["name"]))
-    told = [(head, frames) for head, frames in threads if frames]
-    meant = [one for one in told if main and f"{main:#018x}" in one[0]]
-    meant = meant or [one for one in told if one[0].startswith("Current")] or told
+        elif threads and (match := _FRAME.search(line)):
+            threads[-1][1].append(Frame(match["file"], int(match["line"]), match["name"]))
+    written = [(head, frames) for head, frames in threads if frames]
+    meant = [thread for thread in written if main and f"{main:#018x}" in thread[0]]
+    meant = meant or [thread for thread in written if thread[0].startswith("Current")] or written
     return meant[-1][1] if meant else []
 
 
@@ -185,14 +169,14 @@ def catch_lines() -> int:
 
 def from_outside(
     rank: int, pid: int, main: int, file: int, host: str, frames: list[Frame] | None = None
-) -> Stand:
+) -> RankStatus:
     """A rank of this host that does not answer: what the kernel and faulthandler say. A stopped one goes on for the
     milliseconds that its lines take; one that a debugger holds is left alone. main: its main thread. file: its memory
     file's descriptor. frames: where the lines of that thread are to go."""
     state = process_state(pid)
     if state in ("", "Z", "X"):
-        return Stand(rank, "gone", host)
-    seen = Stand(rank, "silent", host)
+        return RankStatus(rank, "gone", host)
+    seen = RankStatus(rank, "silent", host)
     if state != "t" and catches(pid, ASK):
         with suppress(OSError):
             lines = _dump(pid, file, main, state == "T")
@@ -200,7 +184,7 @@ def from_outside(
             if frames is not None:
                 frames += frames_of(lines, main)
     if state in "Tt":
-        return Stand(rank, "stopped", host, seen.part, seen.op, seen.place)
+        return RankStatus(rank, "stopped", host, seen.part, seen.op, seen.place)
     return seen
 
 

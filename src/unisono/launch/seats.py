@@ -12,7 +12,7 @@ from unisono.launch import wire
 from unisono.launch.crossing import Record
 from unisono.launch.hosts import Process, RankHost
 from unisono.launch.printed import OutputLines
-from unisono.launch.rank_status import Stand, from_dump
+from unisono.launch.rank_status import RankStatus, from_dump
 
 # Gloo announces every group on standard output; a user does not need that.
 _CHATTER = ("[Gloo] Rank ",)
@@ -63,11 +63,11 @@ class Seat:
         if self.process is not None and self.status is None:
             self.process.kill(number)
 
-    def stands(self) -> Stand:
+    def stands(self) -> RankStatus:
         """What it wrote when it was asked where it stands; where it wrote nothing, what the kernel says."""
         seen = from_dump(self.rank, list(self.lines), host=self.host.name)
         stopped = seen.state == "silent" and self.process is not None and self.process.is_stopped()
-        return Stand(self.rank, "stopped", self.host.name) if stopped else seen
+        return RankStatus(self.rank, "stopped", self.host.name) if stopped else seen
 
     def hear(self) -> list[dict[str, Any]] | None:
         """Events that the next piece of what has come completes; None when nothing has come."""

@@ -16,7 +16,7 @@ from typing import Self
 from unisono.spec.errors import Stopped
 
 TO_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Those that a scheduler may send to single ranks. SIGHUP is the terminal's, which is the supervisor's."""
+"""The signals that a scheduler may send to single ranks. SIGHUP is sent by a terminal, and that is the supervisor's."""
 
 
 _LOADER = "/torch/utils/data/"
@@ -33,7 +33,7 @@ def meant(number: int) -> str:
     return "interrupt" if number == signal.SIGINT else "terminate"
 
 
-def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
+def watch_signals(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     """From now on `hear(number)` is called for each of these, by a thread that does nothing else: also while the main
     thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked.
 
@@ -72,9 +72,8 @@ def _part_at_fork(numbers: Collection[int], ignored: Container[int]) -> None:
         signal.set_wakeup_fd(-1)
         loads = _LOADER in "".join(frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
         for number in numbers:
-            outlives = number in ignored or (
-                loads and number != signal.SIGTERM
-            )  # by which the loader ends them
+            # By SIGTERM the loader ends them.
+            outlives = number in ignored or (loads and number != signal.SIGTERM)
             if signal.getsignal(number) is _noted:
                 signal.signal(number, signal.SIG_IGN if outlives else signal.SIG_DFL)
         unblock()
@@ -82,7 +81,7 @@ def _part_at_fork(numbers: Collection[int], ignored: Container[int]) -> None:
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
 
 
-class Early:
+class StartupSignals:
     """A context manager around a command: SIGTERM and its like while nobody else hears them, before the ranks are there
     and after they have gone. The first ends the command by Stopped (75), and later ones change nothing.
 

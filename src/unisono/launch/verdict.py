@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.launch import crossing
-from unisono.launch.rank_status import Stand, from_dump
+from unisono.launch.rank_status import RankStatus, from_dump
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
 from unisono.spec.frames import is_foreign
 
@@ -120,7 +120,7 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
     return error
 
 
-def odd_one_out(stands: Sequence[Stand]) -> list[Stand]:
+def odd_one_out(stands: Sequence[RankStatus]) -> list[RankStatus]:
     """The ranks that a hang is the fault of, the first of them above all.
 
     Those that do not even stand still in a collective come first. Where all wait for each other, they are in different
@@ -137,7 +137,7 @@ def odd_one_out(stands: Sequence[Stand]) -> list[Stand]:
     return [one for one in order if (one.doing(), one.place) == (first.doing(), first.place)]
 
 
-def waiting(stands: Sequence[Stand], odd: Sequence[Stand]) -> str:
+def waiting(stands: Sequence[RankStatus], odd: Sequence[RankStatus]) -> str:
     """ "ranks 0, 2 wait in all_reduce over dp": what the others are in."""
     groups: dict[str, list[int]] = {}
     for one in stands:
@@ -150,12 +150,12 @@ def waiting(stands: Sequence[Stand], odd: Sequence[Stand]) -> str:
     )
 
 
-def differing(answers: Iterable[list[Mapping[str, Any] | None]]) -> list[Stand]:
+def differing(answers: Iterable[list[Mapping[str, Any] | None]]) -> list[RankStatus]:
     """What ranks have called where their answers differ first; nothing where they agree."""
     for at in zip(*answers, strict=True):
         told = [dict(one) for one in at if one is not None]
         if len({one.pop("says") for one in told} - {""}) > 1:
-            return [Stand(**one) for one in told]
+            return [RankStatus(**one) for one in told]
     return []
 
 
@@ -192,7 +192,7 @@ _FIX = {
 }
 
 
-def hang(stands: Sequence[Stand], seconds: float) -> HangError:
+def hang(stands: Sequence[RankStatus], seconds: float) -> HangError:
     """The error for ranks that wait for each other since `seconds`: the one whose fault it is, and what others do."""
     odd = odd_one_out(stands)
     first = odd[0]

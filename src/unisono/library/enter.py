@@ -82,8 +82,8 @@ def init(
             raise ConfigProblems(list({p.where: p for p in problems}.values()))
         place = None if context is not None or dist.is_initialized() else place_here()
         alone = context is None and place is None and not dist.is_initialized()
-        for said in idle_here() if alone else ():
-            tell(f"note  {said}")
+        for idle in idle_here() if alone else ():
+            tell(f"note  {idle}")
         world = _world(context, place)
         wanted = _filled(wanted, world, alone)
         ledger = Ledger()
@@ -107,8 +107,8 @@ def _advice(plan: Plan) -> tuple[str, ...]:
     if script is None or not Path(script).is_file():
         return ()
     command = shlex.join(["unisono", "prove", script, "--plan", str(plan)])
-    said = proven.told(proven.look_up(Path(script).resolve(), plan), command)
-    return (f"U-{said.code}: {said.what}; {said.fix}",)
+    advice = proven.note_of(proven.look_up(Path(script).resolve(), plan), command)
+    return (f"U-{advice.code}: {advice.what}; {advice.fix}",)
 
 
 def _watch(
@@ -116,7 +116,7 @@ def _watch(
 ) -> None:
     """Notice hangs until the script ends, and answer who asks; each step of an optimiser is one of the pace's."""
 
-    def told(error: UnisonoError, mine: bool) -> None:
+    def tell_hang(error: UnisonoError, mine: bool) -> None:
         if mine:
             tell(error.render())
 
@@ -124,8 +124,8 @@ def _watch(
         pace.stepped(pace.step + 1)
 
     register_optimizer_step_post_hook(stepped)
-    lookout = under.watch(context, place, pace, told, ledger)
-    atexit.register(lookout.close)
+    watchdog = under.watch(context, place, pace, tell_hang, ledger)
+    atexit.register(watchdog.close)
     with suppress(OSError):  # then nobody can ask from outside
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _watch(
             if folder is None
             else Path(folder, inspect_folder.ALIVE)
         )
-        lookout.appear(context.run_token, seen, private=folder is None)
+        watchdog.appear(context.run_token, seen, private=folder is None)
 
 
 def not_here(plan: Plan) -> list[Problem]:

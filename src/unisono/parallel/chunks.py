@@ -37,17 +37,17 @@ class Chunks:
 
     @property
     def ends(self) -> list[int]:
-        """Where each rank's positions begin, and the length."""
+        """The first position of each rank, and the length."""
         return ends_of(self.length, self.group.size)
 
     @property
     def cuts(self) -> list[tuple[int, int]]:
-        """From which to which of a rank's own positions each chunk goes."""
+        """The first and the last of a rank's own positions in each chunk."""
         most = longest(self.ends)
         return list(pairwise(ends_of(most, min(self.count, most))))
 
     def places(self, cut: tuple[int, int]) -> list[slice]:
-        """Of each rank's part of a chunk in the whole sample."""
+        """The places in the whole sample of each rank's part of a chunk."""
         a, b = cut
         return [slice(min(first + a, last), min(first + b, last)) for first, last in pairwise(self.ends)]
 

@@ -132,7 +132,7 @@ class DealtDispatch(Dispatch):
         return RowsAcross.apply(y, come, to, ep)  # type: ignore[return-value]
 
     def _rehearsed(self, x_MD: Tensor, expert_M: Tensor, experts: ExpertStack) -> Tensor:
-        """The same without numbers: experts are alike in load, and as much comes as goes."""
+        """Dispatch without numbers: experts are alike in load, and as much comes as goes."""
         ep, count = self.groups.ep, len(experts.up)
         ep.start_exchange(torch.empty(count * ep.size, dtype=torch.int64, device="meta"))[1].wait()
         to = sizes_of(expert_M, ep.size)

@@ -134,7 +134,7 @@ def _seen_alone(live: nn.Parameter, mesh: Mesh, states: Group) -> frozenset[str]
 
 
 def _first_row(rows: int, states: Group) -> int:
-    """Of this rank's part of a tensor that FSDP2 has dealt: it follows torch.chunk's rule."""
+    """The first row of this rank's part of a tensor that FSDP2 has dealt out, by torch.chunk's rule."""
     return min(-(-rows // states.size) * states.index, rows)
 
 

@@ -88,7 +88,7 @@ class PassContext:
 
     @property
     def carried(self) -> torch.dtype:
-        """In which floating numbers cross from stage to stage."""
+        """The dtype in which floating numbers cross from stage to stage."""
         return torch.bfloat16 if self.plan.arithmetic.narrow else self.dtype
 
     @property

@@ -137,7 +137,7 @@ class StagePlayer(Player):
         self._inputs[stage, micro] = tuple(x.requires_grad_(on and x.is_floating_point()) for x in tensors)
 
     def _input_grads(self, action: Action) -> list[Tensor]:
-        """Of each floating tensor that came."""
+        """The gradient of each floating tensor that came in."""
         inputs = [x for x in self._inputs.pop((action.stage, action.micro)) if x.requires_grad]
         if all(x.grad is None for x in inputs):
             raise RuntimeError("a stage's output does not depend on its input")

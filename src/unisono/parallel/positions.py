@@ -99,7 +99,7 @@ class SlicedLeaf(LeafTokens):
 
 
 def _leaf(way: ContextWay, context: PassContext) -> SlicedLeaf:
-    """Of the routers of this rank, whose leaf all ranks of cp and tp share."""
+    """The leaf of this rank's routers, which all ranks of cp and tp share."""
     return SlicedLeaf(*_sharers(way, context), context.device)
 
 

@@ -103,7 +103,8 @@ class Post:
         return [(x, way.start_recv(x, action.peer)) for x in rooms]
 
     def _best_ways(self) -> dict[Group, MemorySlots | PairQueues]:
-        """Of each group whose ranks see each other's memory, a part as large as what crosses; queues between GPUs."""
+        """Choose how each group sends: by a part of shared memory as large as what crosses, or by queues between
+        GPUs."""
         most: dict[Group, int] = {}
         for wire in self.wires.values():
             for group in (wire.ahead, wire.back):

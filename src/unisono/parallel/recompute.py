@@ -22,7 +22,7 @@ def wants(mode: str) -> Callable[[PassContext], bool]:
 
 
 def recompute_blocks(stages: Stages, context: PassContext) -> None:
-    """Those that are computed again as a whole."""
+    """Compute blocks again as a whole in backward, where the plan says so."""
     for stage in stages.values():
         for name, block in stage.blocks.items():
             if context.each[int(name)].recompute == "full":
@@ -30,7 +30,8 @@ def recompute_blocks(stages: Stages, context: PassContext) -> None:
 
 
 def recompute_parts(stages: Stages, context: PassContext) -> None:
-    """Of others what the model's anatomy names. Raises UsageError P17 where it names nothing."""
+    """Compute again in backward what the model's anatomy names of other blocks. Raises UsageError P17 where it names
+    nothing."""
     for stage in stages.values():
         names = [name for name in stage.blocks if context.each[int(name)].recompute == "selective"]
         parts = [part for name in names for part in _parts(stage, name, context)]

@@ -144,7 +144,7 @@ class UnderWay(dist.Work):
 
 
 def placed(adapter: _FsdpAdapter, device: torch.device) -> Any:
-    """The same, for parameters on `device`."""
+    """Return this adapter itself, for parameters on `device`."""
     adapter.device = device
     return adapter
 
@@ -226,7 +226,7 @@ class Sharded(Whole):
 
 
 def _policy_of(narrow: bool) -> MixedPrecisionPolicy:
-    """In which dtype parameters are gathered, and their gradients summed."""
+    """The dtypes in which parameters are gathered and their gradients summed."""
     if not narrow:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -247,7 +247,7 @@ def _keep_wide(module: FSDPModule, wide: torch.dtype | None) -> None:
 
 
 def _wires_of(module: nn.Module, ranks: int, apart: Container[nn.Parameter]) -> tuple[EightBits, EightBits]:
-    """Of what `fully_shard` is about to take of a module: of all parameters, and of those that learn."""
+    """The wires of what `fully_shard` is about to take of a module: for all parameters, and for those that learn."""
     params = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in apart]
     segments = [segment_of(p.shape, ranks) for p in params]
     learning = (segment for segment, p in zip(segments, params, strict=True) if p.requires_grad)

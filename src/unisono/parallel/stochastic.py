@@ -23,7 +23,7 @@ _BELOW = 16  # bits of an fp32 number that bf16 has not
 
 @dataclass(slots=True)
 class Dither:
-    """Where the draws of an update come from. seed: of the run. owners: alias → owner of tied weights, which are
+    """The source of an update's random draws. seed: of the run. owners: alias → owner of tied weights, which are
     rounded alike. step: updates made before this one."""
 
     seed: int

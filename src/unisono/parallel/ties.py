@@ -21,7 +21,7 @@ class Tie:
     group: Group
 
     def add_uses(self) -> None:
-        """Where both uses are here, add the alias's gradient to the owner's."""
+        """Add the alias's gradient to the owner's, where both uses are here."""
         if len(self.here) == 2:
             owner, alias = (slot.master for slot in self.here)
             if owner.grad is None:

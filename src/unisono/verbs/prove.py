@@ -111,8 +111,8 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
     verdicts: list[LoopVerdict] = []
     files: list[str] = []
 
-    def first(played: "LoopPlay") -> None:
-        files.extend(played.files)
+    def first(alone: "LoopPlay") -> None:
+        files.extend(alone.files)
         if settings.json is False:
             width = max(24, *(len(str(plan)) for plan in plans))
             heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
@@ -122,16 +122,18 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
         for plan in plans:
             verdicts.append(_judged(verdict, plan))
             settings.say(_lines(verdicts[-1], max(24, *(len(str(plan)) for plan in plans))))
-    good = sum(play.passed for play in verdicts)
+    good = sum(proved.passed for proved in verdicts)
     kept = keep(
-        script, files, {plan: (play.passed, play.steps) for plan, play in zip(plans, verdicts, strict=True)}
+        script,
+        files,
+        {plan: (proved.passed, proved.steps) for plan, proved in zip(plans, verdicts, strict=True)},
     )
     settings.say(f"{good} of {len(plans)} plans compute what one process computes; = means to the last bit")
     if kept is None:
         settings.note(
             f"the verdict cannot be kept beside {script.name}: runs will say that it was never proven"
         )
-    results = [play.as_dict() for play in verdicts]
+    results = [proved.as_dict() for proved in verdicts]
     return {"script": str(script), "dtype": args.dtype, "results": results, "pass": good == len(plans)}
 
 
@@ -156,16 +158,17 @@ def _heard(settings: Settings) -> Any:
     return hear
 
 
-def _lines(loop: "LoopVerdict", width: int) -> str:
+def _lines(verdict: "LoopVerdict", width: int) -> str:
     from unisono.library.loop_check import KINDS
 
-    numbers = " ".join(f"{short(error):>8}" for error in (*(loop.worst.get(k) for k in KINDS), loop.bound))
-    text = (
-        f"{loop.plan:<{width}} {loop.ranks:>5} {loop.steps:>5} {numbers}  {'ok' if loop.passed else 'FAILS'}"
+    numbers = " ".join(
+        f"{short(error):>8}" for error in (*(verdict.worst.get(k) for k in KINDS), verdict.bound)
     )
-    if not loop.passed:
-        text += f"\n    first   {loop.where()}"
-    if loop.explanation:
-        text += f"\n    likely  {loop.explanation} ({loop.cause})"
-    numbered = [note for note in loop.notes if note.startswith("U-")]
-    return text + "".join(f"\n    told    {note}" for note in numbered)
+    word = "ok" if verdict.passed else "FAILS"
+    text = f"{verdict.plan:<{width}} {verdict.ranks:>5} {verdict.steps:>5} {numbers}  {word}"
+    if not verdict.passed:
+        text += f"\n    first   {verdict.where()}"
+    if verdict.explanation:
+        text += f"\n    likely  {verdict.explanation} ({verdict.cause})"
+    notes = [note for note in verdict.notes if note.startswith("U-")]
+    return text + "".join(f"\n    told    {note}" for note in notes)

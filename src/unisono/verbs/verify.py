@@ -69,13 +69,13 @@ class VerifyVerb(RecipeVerb):
         keys = [("train.dtype", args.dtype)] if args.dtype else []
         if args.plan or args.all:
             keys += [("plan", "dp=1")]  # the recipe's own plan is not asked about
-        asked_for = loaded(call, args.file, keys=keys, demo=args.demo)
-        recipe = on_any_ranks(asked_for.recipe)
+        recipe_given = loaded(call, args.file, keys=keys, demo=args.demo)
+        recipe = on_any_ranks(recipe_given.recipe)
         plans, refused = _accepted(
-            args.plan, lambda plan: config.resolve(recipe, plan, None, asked_for.origins)
+            args.plan, lambda plan: config.resolve(recipe, plan, None, recipe_given.origins)
         )
         if not args.plan and not args.all:
-            plans = [config.resolve(recipe, asked_for.plan, None, asked_for.origins).plan]
+            plans = [config.resolve(recipe, recipe_given.plan, None, recipe_given.origins).plan]
         if call.settings.dry_run:
             what = f"{args.steps} steps, {recipe.train.dtype}"
             facts = {"plans": [str(p) for p in plans], "all": args.all, "steps": args.steps}
@@ -85,11 +85,11 @@ class VerifyVerb(RecipeVerb):
             covering = contributed("unisono.verify.cover").covering
 
             plans = covering(recipe)  # in the order in which they are proven
-        result = (_static if args.static else _prove)(call, recipe, plans)
+        outcome = (_static if args.static else _prove)(call, recipe, plans)
         for row in refused:
             call.settings.say(row.line())
-        results = [*result["results"], *(row.as_dict() for row in refused)]
-        return {**result, "results": results, "pass": result["pass"] and not refused}
+        results = [*outcome["results"], *(row.as_dict() for row in refused)]
+        return {**outcome, "results": results, "pass": outcome["pass"] and not refused}
 
     def code(self, result: Result) -> int:
         """3 where a plan does not hold, else 2 where one was refused."""
@@ -110,8 +110,8 @@ class Refusal:
 
     def line(self) -> str:
         """As the table shows it, with the remedy."""
-        fields = self.error.as_dict()
-        return f"{self.plan}  refused: {fields['code']} {fields['what']}\n    try     {fields['try']}"
+        error = self.error.as_dict()
+        return f"{self.plan}  refused: {error['code']} {error['what']}\n    try     {error['try']}"
 
     def as_dict(self) -> dict[str, Any]:
         """Its row of --json: a row of a proof, and why there is none."""
@@ -182,10 +182,10 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str
     settings.say(f"{good} of {len(proofs)} plans compute {what}; = means to the last bit{more}")
     for text in dict.fromkeys(text for proof in proofs for text in proof.notes):
         settings.say(f"note: {text}")
-    result = {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
+    outcome = {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
     if call.args.file is not None and Path(call.args.file).is_dir():  # a run, whose exports tell of it
-        write_whole(run_folder(call.args.file) / PROOF, json.dumps(result, indent=1) + "\n")
-    return result
+        write_whole(run_folder(call.args.file) / PROOF, json.dumps(outcome, indent=1) + "\n")
+    return outcome
 
 
 def _conform(call: CommandCall) -> Result:

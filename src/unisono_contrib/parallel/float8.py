@@ -77,7 +77,7 @@ class Float8Product(torch.autograd.Function):
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear` under autocast, in eight bits."""
+    """Multiply as `F.linear` does under autocast, in eight bits."""
     out = torch.get_autocast_dtype(casting(x.device))
     with torch.autocast(casting(x.device), enabled=False):
         return Float8Product.apply(x, weight, bias, out)  # type: ignore[return-value]
@@ -103,7 +103,7 @@ def use_float8(stages: Stages, context: PassContext) -> None:
 def linears(
     block: nn.Module, prefix: str, context: PassContext
 ) -> Sequence[nn.Linear | ColumnLinear | RowLinear]:
-    """Those of a block that multiply in eight bits."""
+    """The linear layers of a block that multiply in eight bits."""
     apart = (Split.ROUTER, Split.EXPERTS)
     held = {name for name, _ in block.named_modules(prefix=prefix) if context.anatomy.split_of(name) in apart}
     return [

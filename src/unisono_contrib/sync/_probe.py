@@ -30,7 +30,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class CodecSeconds:
-    """Of the exchange of a whole gradient: seconds, and of these what a thread computed, which nothing hides."""
+    """Seconds of the exchange of a whole gradient, and the seconds that a thread computed, which nothing hides."""
 
     whole: float
     computed: float
@@ -38,7 +38,7 @@ class CodecSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Of one rank. shapes: of its parameters, in the order of the model."""
+    """The gradient of one rank. shapes: of its parameters, in the order of the model."""
 
     shapes: Sequence[Size]
     dtype: torch.dtype
@@ -54,7 +54,7 @@ class Gradient:
 
     @property
     def buckets(self) -> int:
-        """In which it travels, about, if no codec says otherwise: the first is small."""
+        """About how many buckets it travels in, if no codec says otherwise: the first is small."""
         return 1 + -(-self.nbytes // BUCKET_BYTES)
 
     def last(self, numel: int) -> list[nn.Parameter]:

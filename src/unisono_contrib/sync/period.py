@@ -116,7 +116,7 @@ class PeriodSync(Sync):
 
     @property
     def steps(self) -> int:
-        """Of the period that is under way."""
+        """The number of steps of the period that is under way."""
         return int(self._period)
 
     @property

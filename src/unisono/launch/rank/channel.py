@@ -86,7 +86,7 @@ class SocketChannel(Channel):
         self._called: RankMeeting | None = None  # the latest that this rank was called to
         self._report: Callable[[dict[str, Any]], dict[str, Any]] = lambda question: {}
         self.dropped = 0
-        self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
+        self.stopping = ""  # asked for by a signal to this rank: "interrupt" or "terminate"
 
     def listen(
         self,
@@ -165,7 +165,7 @@ class SocketChannel(Channel):
             return False
         with self._lock:
             self._news.wait_for(lambda: self._heard & {"stop", "move"} or self._left, LATEST)
-            return "stop" not in self._heard and not self.asked and "move" in self._heard
+            return "stop" not in self._heard and not self.stopping and "move" in self._heard
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == "step":
@@ -196,7 +196,7 @@ class SocketChannel(Channel):
         with self._lock:
             if self.meeting is None:  # else the thread beside listens
                 self._take_in(socket.MSG_DONTWAIT)
-            return bool(self.asked) or bool(self._heard & {"stop", "move"})
+            return bool(self.stopping) or bool(self._heard & {"stop", "move"})
 
     def hurried(self) -> bool:
         with self._lock:
@@ -258,7 +258,7 @@ class PrintChannel(Channel):
     stop: threading.Event = field(default_factory=threading.Event)
     pace: StepPace = field(default_factory=StepPace)
     ending: Ending = field(default_factory=Ending)
-    asked: list[str] = field(default_factory=list)  # "interrupt", "terminate": as they came
+    stops: list[str] = field(default_factory=list)  # asked for: "interrupt", "terminate": as they came
     draining: bool = False
     _timer: threading.Timer | None = None
 
@@ -270,10 +270,10 @@ class PrintChannel(Channel):
 
     def ask(self, how: str, ago: float = 0.0) -> None:
         """This rank is asked to stop, `ago` seconds ago."""
-        first = "terminate" not in self.asked
-        self.asked.append(how)
+        first = "terminate" not in self.stops
+        self.stops.append(how)
         self.stop.set()
-        if len(self.asked) == 1:
+        if len(self.stops) == 1:
             self.send("stopping", how=how)
         grace = self.ending.grace
         if how == "terminate" and first and grace is not None:
@@ -291,7 +291,7 @@ class PrintChannel(Channel):
         return self.stop.is_set()
 
     def hurried(self) -> bool:
-        return "terminate" in self.asked
+        return "terminate" in self.stops
 
     def hurry(self) -> None:
         if not self.hurried():

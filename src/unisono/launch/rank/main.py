@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from unisono.comm import begun
-from unisono.launch import crossing, inspect_folder, inspect_schema
+from unisono.launch import crossing, inspect_folder
 from unisono.launch.context import RankContext, flush_and_leave
-from unisono.launch.inspect_folder import Living
+from unisono.launch.inspect_folder import RankProcess
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank import body
 from unisono.launch.rank.body import Entry, RankTerms
@@ -26,7 +26,7 @@ from unisono.launch.rank.meetings import Meeting, keys
 from unisono.launch.rank.store import SocketStore
 from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.rank_status import PRINT, catch_lines
-from unisono.launch.signals import TO_RANKS, at_once, meant
+from unisono.launch.signals import TO_RANKS, meant, watch_signals
 from unisono.spec.errors import UnisonoError
 from unisono.spec.rendezvous import RankMeeting
 
@@ -55,7 +55,7 @@ def live(
         flush_and_leave(code)
 
 
-class _Forked(body.Side[int]):
+class _Forked:
     """A forked rank's side. Its result is the exit status."""
 
     def __init__(self, seat: SeatEnds, order: dict[str, Any], entry: Entry, share: Callable[[], Any]) -> None:
@@ -134,8 +134,8 @@ class _Forked(body.Side[int]):
 
     def _report(self, question: dict[str, Any]) -> dict[str, Any]:
         """What this rank says of itself, or of another of its host that does not answer."""
-        if (about := inspect_schema.living(question.get("about") or {})) is not None:
-            return {"rank": about["rank"], **inspect_folder.seen(Living(**about))}
+        if (about := RankProcess.of(question.get("about") or {})) is not None:
+            return {"rank": about.rank, **inspect_folder.seen(about)}
         return self.watchdog.report() if self.watchdog is not None else {}
 
     def _hear_signals(self) -> None:
@@ -143,10 +143,10 @@ class _Forked(body.Side[int]):
         it likes. A long step does not keep the others from hearing of it."""
 
         def heard(number: int) -> None:
-            self.channel.asked = self.channel.asked or meant(number)
+            self.channel.stopping = self.channel.stopping or meant(number)
             self.channel.send("asked", how=meant(number))
 
-        at_once(heard, TO_RANKS)
+        watch_signals(heard, TO_RANKS)
 
 
 def _take_output(output: int) -> None:

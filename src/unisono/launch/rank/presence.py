@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.launch import inspect_folder
-from unisono.launch.inspect_folder import Asked, Living, Questions
+from unisono.launch.inspect_folder import InspectQuestion, Questions, RankProcess
 
 Facts = dict[str, Any]
 
@@ -20,7 +20,7 @@ class Presence:
     """This rank's place in a folder, until `close`. facts: what it says of itself when asked. Raises OSError where the
     folder cannot be written."""
 
-    def __init__(self, folder: Path, me: Living, facts: Callable[[], Facts]) -> None:
+    def __init__(self, folder: Path, me: RankProcess, facts: Callable[[], Facts]) -> None:
         self._folder, self._me, self._facts = folder, me, facts
         self._over = threading.Event()
         inspect_folder.appear(folder, me)
@@ -44,27 +44,29 @@ class Presence:
         while not self._over.wait(self._questions.wait()):
             if (news := self._questions.look()) is None:
                 continue
-            asked, again = news
+            question, again = news
             if not again:
-                self._answer(asked, self._me.rank, self._facts)
-            elif asked.home != self._me.home:
-                self._speak_for_others(asked)
+                self._answer(question, self._me.rank, self._facts)
+            elif question.home != self._me.home:
+                self._speak_for_others(question)
 
-    def _answer(self, asked: Asked, rank: int, facts: Callable[[], Facts]) -> None:
+    def _answer(self, question: InspectQuestion, rank: int, facts: Callable[[], Facts]) -> None:
         try:
-            said = facts()
+            report = facts()
         except Exception as error:  # whatever it is, the run goes on, and who asks hears why
-            said = {"failed": f"{type(error).__name__}: {error}"}
+            report = {"failed": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             if not self._over.is_set():
-                inspect_folder.answer(self._folder, rank, asked.token, said)
+                inspect_folder.answer(self._folder, rank, question.token, report)
 
-    def _speak_for_others(self, asked: Asked) -> None:
-        """Of the ranks of this host that have answered, the first looks at those that have not."""
+    def _speak_for_others(self, question: InspectQuestion) -> None:
+        """Look at the ranks of this host that have not answered, if this is the first rank of those that have."""
         here = [living for living in inspect_folder.living(self._folder) if living.home == self._me.home]
         silent = [
-            living for living in here if inspect_folder.said(self._folder, living.rank, asked.token) is None
+            living
+            for living in here
+            if inspect_folder.answer_of(self._folder, living.rank, question.token) is None
         ]
         first = min(living.rank for living in here if living not in silent) if len(silent) < len(here) else -1
         for living in silent if first == self._me.rank else ():
-            self._answer(asked, living.rank, lambda living=living: inspect_folder.seen(living))
+            self._answer(question, living.rank, lambda living=living: inspect_folder.seen(living))

@@ -28,7 +28,7 @@ from unisono.launch.env import Started
 from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.parent import set_parent_death_signal
-from unisono.launch.rank.body import Entry, RankTerms, Side, enter, live
+from unisono.launch.rank.body import Entry, RankTerms, enter, live
 from unisono.launch.rank.calls import Ledger
 from unisono.launch.rank.channel import PrintChannel
 from unisono.launch.rank.watchdog import Watchdog
@@ -40,7 +40,7 @@ _EARLY = 3600  # seconds
 _LEAVE = 10.0
 _ALIKE = 1.0
 _AWAITED = "not all {} ranks were started, or the address or a firewall is wrong"
-_ASKED = "asked to stop"
+_STOP_KEY = "asked to stop"
 _ONE = 0.5  # seconds within which two interrupts are one Ctrl-C
 
 
@@ -64,7 +64,7 @@ def run(
 
 
 @dataclass
-class _UnderStarter(Side[Outcome]):
+class _UnderStarter:
     """The side of a rank that somebody else started. meet(): its place among the others."""
 
     place: Started
@@ -88,8 +88,8 @@ class _UnderStarter(Side[Outcome]):
         return None if prepare is None else agree(ctx, "prepared", lambda: prepare(self.argument))
 
     def ended(self, ctx: RankContext, result: Any) -> Outcome:
-        if self.channel.asked:
-            ctx.store.set(_ASKED, self.channel.asked[0])
+        if self.channel.stops:
+            ctx.store.set(_STOP_KEY, self.channel.stops[0])
         _part()
         self.channel.over()
         how = _how(ctx, self.channel, result)
@@ -106,7 +106,7 @@ class _UnderStarter(Side[Outcome]):
         if (self.channel.draining or (self.channel.hurried() and record["echo"])) and grace is not None:
             time.sleep(
                 grace
-            )  # others have left as they were asked to, so this one does too, by its own clock
+            )  # others have left as they were asked to, and so does this one, by its own clock
         _tell_torchrun(self.place.error_file, record)
         alike = _alike(ctx, record) if ctx is not None else [self.place.rank]
         others = [rank for rank in range(self.place.world) if rank not in alike]
@@ -200,16 +200,16 @@ def _catch_signals(channel: PrintChannel) -> None:
     def heard(number: int) -> None:
         nonlocal first
         how, now = signals.meant(number), time.monotonic()
-        if how == "interrupt" and how in channel.asked:
+        if how == "interrupt" and how in channel.stops:
             if now - first < _ONE:
                 return
             flush_and_leave(130)
         first = now if how == "interrupt" else first
         channel.ask(how)
 
-    if channel.ending.asked is not None:
-        channel.ask("terminate", channel.ending.asked)
-    signals.at_once(heard, signals.heard())
+    if channel.ending.asked_ago is not None:
+        channel.ask("terminate", channel.ending.asked_ago)
+    signals.watch_signals(heard, signals.heard())
 
 
 def _leave(place: Started, leave: Callable[[UnisonoError], None], error: UnisonoError) -> None:
@@ -219,10 +219,10 @@ def _leave(place: Started, leave: Callable[[UnisonoError], None], error: Unisono
 
 def _how(ctx: RankContext, channel: PrintChannel, result: Any) -> str:
     """How this rank, or else another one, was asked to stop; "" for a run that was not."""
-    if channel.asked or not (isinstance(result, dict) and result.get("stopped")):
-        return channel.asked[0] if channel.asked else ""
+    if channel.stops or not (isinstance(result, dict) and result.get("stopped")):
+        return channel.stops[0] if channel.stops else ""
     with suppress(RuntimeError, OSError):  # whose store it was has gone
-        return ctx.store.get(_ASKED).decode()
+        return ctx.store.get(_STOP_KEY).decode()
     return "terminate"
 
 

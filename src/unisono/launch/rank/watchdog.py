@@ -1,4 +1,4 @@
-"""A rank's lookout: two threads beside the one that trains, which notice a hang and agree on whose it is.
+"""A rank's watchdog: two threads beside the one that trains, which notice a hang and agree on whose it is.
 
 One looks once a second whether the main thread still stands in the same line, waiting for others, or sleeps. After the
 deadline (`pace`) it raises the alarm, over the store that ranks met over. So does the other at once where ranks have
@@ -24,11 +24,11 @@ from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
 from unisono.launch import crossing, inspect_folder, verdict
-from unisono.launch.inspect_folder import home
+from unisono.launch.inspect_folder import RankProcess, home
 from unisono.launch.pace import PATIENCE, StepPace
 from unisono.launch.rank.calls import Calls, Ledger, before_abort
 from unisono.launch.rank.presence import Presence
-from unisono.launch.rank_status import Frame, Stand, from_outside, process_state, stand
+from unisono.launch.rank_status import Frame, RankStatus, from_outside, process_state, status_of
 from unisono.launch.sleep import Sleep
 from unisono.spec.errors import UnisonoError
 
@@ -70,9 +70,9 @@ class Watchdog:
         self._idle = self._stuck = 0.0
         self._sleep = Sleep(spins())
         self._heard = False
-        self._first: dict[str, Any] = {}
+        self._first: RankProcess | None = None
         self._calls, self._shown = Calls(rank, store, ledger, since), Calls(rank, ledger=ledger, since=since)
-        self._made = since
+        self._since = since
         self._clashed = threading.Event()
         self.condemned = False
         self._threads: list[threading.Thread] = []
@@ -81,8 +81,8 @@ class Watchdog:
         if world == 1:
             return
         self._take_back = before_abort(self._before_abort)
-        me = {"pid": os.getpid(), "main": self._main.ident, "file": lines, "host": host, "home": home()}
-        store.set(f"lookout/who/{rank}", json.dumps(me))
+        me = inspect_folder.this_process(rank, world, host, lines)
+        store.set(f"watchdog/who/{rank}", json.dumps(asdict(me)))
         self._start(self._look)
         self._start(self._listen)
 
@@ -126,10 +126,8 @@ class Watchdog:
         seen, since, raised, looked, noted = None, time.monotonic(), 0.0, time.monotonic(), False
         while not self._over.wait(self._period()):
             now, moved = time.monotonic(), self._moved()
-            stopped, looked = (
-                now - looked > self._period() + STOPPED,
-                now,
-            )  # all of this process was, by Ctrl-Z
+            stopped = now - looked > self._period() + STOPPED  # all of this process was, by Ctrl-Z
+            looked = now
             if moved != seen or stopped:
                 seen, since, raised, self._stuck = moved, now, 0.0, 0.0
             self._idle = now - since
@@ -137,7 +135,7 @@ class Watchdog:
             if max(self._idle, self._sleep.seconds) < min(self._pace.deadline(), self._pace.asleep() / 2):
                 noted = False
                 continue
-            here = self.stand()
+            here = self.status()
             limit = self._limit(here)
             if here.idle < limit:
                 if here.state == "runs" and self._rank == 0 and here.idle >= limit / 2 and not noted:
@@ -150,14 +148,14 @@ class Watchdog:
             elif self._stuck and not self._heard and here.idle > self._stuck + GRACE:
                 self._alone(here)
 
-    def _limit(self, here: Stand) -> float:
+    def _limit(self, here: RankStatus) -> float:
         """Seconds for which this rank may stand there."""
         pace = self._pace
         if here.state == "ended" and pace.timeout is None:
             return pace.deadline() * PATIENCE  # others may still write what only one of them writes
         return pace.asleep() if here.state == "runs" else min(pace.asleep(), pace.deadline())
 
-    def _tell_of_sleep(self, here: Stand, limit: float) -> bool:
+    def _tell_of_sleep(self, here: RankStatus, limit: float) -> bool:
         where = here.place or "our code"
         text = f"rank {self._rank} does nothing since {here.idle:.0f} s, in {where}; the run ends at {limit:.0f} s"
         print(f"note: {text}", file=sys.stderr, flush=True)
@@ -175,9 +173,9 @@ class Watchdog:
     def report(self) -> dict[str, Any]:
         """All that this rank knows of itself, for who asks from outside. One thread at a time may call it."""
         frames = _frames(self._main)
-        here = self.stand(frames)
+        here = self.status(frames)
         return {
-            "stand": asdict(here),
+            "status": asdict(here),
             "frames": [list(frame) for frame in _lines(frames)],
             "calls": self._shown.lately(here),
             "since": self._pace.since,
@@ -186,7 +184,7 @@ class Watchdog:
             "kernel": inspect_folder.kernel(os.getpid()),
         }
 
-    def stand(self, frames: list[FrameType] | None = None) -> Stand:
+    def status(self, frames: list[FrameType] | None = None) -> RankStatus:
         """Where this rank stands now. frames: of its main thread."""
         frames = _frames(self._main) if frames is None else frames
         group = next(
@@ -196,8 +194,8 @@ class Watchdog:
         if group is not None:
             inner = [f for f in frames[:12] if f.f_locals.get("self") is group]
             op = f"{inner[-1].f_code.co_name.removeprefix('start_')} over {group.axis}"
-        lines, pending = _lines(frames), is_any_pending(self._made)
-        here = stand(self._rank, lines, op, pending, self._program, host=self._host, step=self._pace.step)
+        lines, pending = _lines(frames), is_any_pending(self._since)
+        here = status_of(self._rank, lines, op, pending, self._program, host=self._host, step=self._pace.step)
         return replace(here, idle=self._sleep.seconds if here.state == "runs" else self._idle)
 
     # The thread that compares calls and hears alarms.
@@ -205,10 +203,10 @@ class Watchdog:
     def _listen(self) -> None:
         turn = 0
         try:
-            self._first = json.loads(self._store.get("lookout/who/0"))
+            self._first = self._process(0)
             rest = min(1.5, self._world / 1000)  # one store hears them all
             while not self._over.wait(_until_next(self._period() + rest)):
-                alarm, clashed = f"lookout/{turn}/alarm", self._clashed.is_set()
+                alarm, clashed = f"watchdog/{turn}/alarm", self._clashed.is_set()
                 asks = self._calls.pending() if clashed else self._calls.compare()
                 if self._stuck or asks or clashed:
                     word = {"raiser": self._rank, "waited": self._stuck, "asks": asks, "clashed": clashed}
@@ -221,16 +219,16 @@ class Watchdog:
             return  # the store has gone, and with it the run
 
     def _meet(self, turn: int, alarm: dict[str, Any]) -> None:
-        here, mine = self.stand(), alarm["raiser"] == self._rank
-        said = {"stand": asdict(here), "calls": self._calls.answers(alarm["asks"], here)}
-        self._store.set(f"lookout/{turn}/stand/{self._rank}", json.dumps(said))
+        here, mine = self.status(), alarm["raiser"] == self._rank
+        answer = {"status": asdict(here), "calls": self._calls.answers(alarm["asks"], here)}
+        self._store.set(f"watchdog/{turn}/stand/{self._rank}", json.dumps(answer))
         if mine:
-            self._store.set(f"lookout/{turn}/verdict", json.dumps(self._judge(turn, alarm)))
-        told = json.loads(self._get(f"lookout/{turn}/verdict"))
+            self._store.set(f"watchdog/{turn}/verdict", json.dumps(self._judge(turn, alarm)))
+        judged = json.loads(self._get(f"watchdog/{turn}/verdict"))
         self._stuck, self._heard = 0.0, False
         self._calls.refuted.update(map(tuple, alarm["asks"]))
-        if told:
-            self._obey(crossing.revive(told["error"], None, self._host), mine, told["kill"])
+        if judged:
+            self._obey(crossing.revive(judged["error"], None, self._host), mine, judged["kill"])
 
     def _before_abort(self) -> None:
         """Gloo is about to abort this process: first all ranks look why."""
@@ -245,14 +243,15 @@ class Watchdog:
 
     def _judge(self, turn: int, alarm: dict[str, Any]) -> dict[str, Any]:
         """The error, and who is to be killed; nothing where the rank that is waited for may take its time."""
-        said, kill, waited = self._hear(turn), [], alarm["waited"]
-        stands = {rank: Stand(**one["stand"]) for rank, one in said.items()}
+        answers, kill, waited = self._hear(turn), [], alarm["waited"]
+        stands = {rank: RankStatus(**answer["status"]) for rank, answer in answers.items()}
         for rank in set(range(self._world)) - stands.keys():
-            stands[rank], who = self._look_at(rank)
-            if stands[rank].state in ("stopped", "silent", "runs"):
-                kill.append([who.get("home"), who.get("pid")])
+            process = self._process(rank) if self._store.check([f"watchdog/who/{rank}"]) else None
+            stands[rank] = _look_at(rank, process)
+            if process is not None and stands[rank].state in ("stopped", "silent", "runs"):
+                kill.append([process.home, process.pid])
         order = [stands[rank] for rank in sorted(stands)]
-        called = verdict.differing(said[rank]["calls"] for rank in sorted(said))
+        called = verdict.differing(answers[rank]["calls"] for rank in sorted(answers))
         if not called and alarm["clashed"]:
             called = [*order]
             called[self._rank] = replace(order[self._rank], state="clashed")
@@ -265,20 +264,20 @@ class Watchdog:
 
     def _hear(self, turn: int) -> dict[int, dict[str, Any]]:
         """What the ranks say that answer in time."""
-        said = {}
+        answers = {}
         until = time.monotonic() + GRACE
-        while len(said) < self._world and time.monotonic() < until:
+        while len(answers) < self._world and time.monotonic() < until:
             for rank in range(self._world):
-                key = f"lookout/{turn}/stand/{rank}"
-                if rank not in said and self._store.check([key]):
-                    said[rank] = json.loads(self._store.get(key))
-            if len(said) < self._world:
+                key = f"watchdog/{turn}/stand/{rank}"
+                if rank not in answers and self._store.check([key]):
+                    answers[rank] = json.loads(self._store.get(key))
+            if len(answers) < self._world:
                 time.sleep(0.05)
-                if time.monotonic() > until - GRACE + 0.5 and not self._still_awaited(said):
+                if time.monotonic() > until - GRACE + 0.5 and not self._still_awaited(answers):
                     break
-        return said
+        return answers
 
-    def _may_go_on(self, order: list[Stand], waited: float) -> bool:
+    def _may_go_on(self, order: list[RankStatus], waited: float) -> bool:
         """Whether the rank that is waited for computes, and the user has set no deadline: one that sleeps has none."""
         odd = verdict.odd_one_out(order)
         first, patience = odd[0], self._pace.deadline() * PATIENCE
@@ -295,33 +294,28 @@ class Watchdog:
 
     def _still_awaited(self, stands: Container[int]) -> bool:
         """Whether a rank that has not answered may still do so: one that is stopped will not."""
-        missing = [
-            json.loads(self._store.get(f"lookout/who/{r}")) for r in range(self._world) if r not in stands
-        ]
-        return not all(who["home"] == home() and process_state(who["pid"]) in "TtZX" for who in missing)
+        missing = [self._process(rank) for rank in range(self._world) if rank not in stands]
+        return not all(process.is_here() and process_state(process.pid) in "TtZX" for process in missing)
 
-    def _look_at(self, rank: int) -> tuple[Stand, dict[str, Any]]:
-        """A rank that did not answer, and what is known of its process."""
-        key = f"lookout/who/{rank}"
-        if not self._store.check([key]):
-            return Stand(rank, "silent"), {}
-        who = json.loads(self._store.get(key))
-        if who["home"] != home():
-            return Stand(rank, "silent", who["host"]), who
-        return from_outside(rank, who["pid"], who["main"], who["file"], who["host"]), who
+    def _process(self, rank: int) -> RankProcess:
+        return RankProcess(**json.loads(self._store.get(f"watchdog/who/{rank}")))
 
-    def _alone(self, here: Stand) -> None:
+    def _alone(self, here: RankStatus) -> None:
         """Nobody took the alarm: the store does not answer, so it is rank 0 that hangs, whose process holds it."""
-        who = self._first
-        first, kill = Stand(0, "silent"), []
-        if who.get("home") == home():
-            first = from_outside(0, who["pid"], who["main"], who["file"], who["host"])
-            kill = [[who["home"], who["pid"]]] if first.state == "stopped" else []
+        first, process = _look_at(0, self._first), self._first
+        kill = [[process.home, process.pid]] if process is not None and first.state == "stopped" else []
         self._obey(verdict.hang([first, here], self._idle), True, kill)
 
     def _get(self, key: str) -> bytes:
         self._store.wait([key], _OBEY)
         return self._store.get(key)
+
+
+def _look_at(rank: int, process: RankProcess | None) -> RankStatus:
+    """A rank that did not answer."""
+    if process is None or not process.is_here():
+        return RankStatus(rank, "silent", process.host if process is not None else "")
+    return from_outside(rank, process.pid, process.main, process.lines, process.host)
 
 
 def _until_next(period: float) -> float:

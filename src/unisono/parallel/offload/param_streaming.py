@@ -46,14 +46,14 @@ class Lender:
                 p.data = nothing
 
     def ahead(self) -> None:
-        """These weights are needed soon."""
+        """Begin to bring these weights, which are needed soon."""
         for p in self.params:
             if (place := place_of(p)) is not None:
                 self.store.ahead(place[0])
 
 
 def place_of(x: Tensor) -> tuple[Home, Layout] | None:
-    """Where a tensor is between its uses, and how it lies there; None: where it always is."""
+    """The memory in which a tensor lies between its uses; None where it is never moved."""
     return getattr(x, _AWAY, None)
 
 

@@ -55,7 +55,7 @@ class _Streamed:
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """As the optimiser's own, part by part."""
+        """Step as the optimiser does, part by part."""
         for part, following in zip(self.parts, [*self.parts[1:], ()], strict=True):
             with self._brought(part), only(self.optimizer, part):
                 for x in (x for p in following for x in (p, *_tensors(self.optimizer.state[p]))):

@@ -45,7 +45,7 @@ from unisono.train.step.update import update_of
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands: its rank, the device it computes on, and how collectives are made. scratch: a folder
+    """A process among the ranks: its rank, the device it computes on, and how collectives are made. scratch: a folder
     of the run's for what is offloaded to disk. speeds: of the replicas, by which leaves are dealt; alike if empty.
     host: the first rank of this host."""
 
@@ -179,7 +179,7 @@ def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callabl
 def _values_of(
     values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int
 ) -> Callable[[str], Tensor]:
-    """As the user's function made them; adapters, which it knows nothing of, are drawn."""
+    """The values that the user's function made, by name; adapters, which it knows nothing of, are drawn."""
     return lambda name: (
         draw(name, tuple(values[name].shape), adapters[name], seed) if name in adapters else values[name]
     )

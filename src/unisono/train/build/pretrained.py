@@ -81,7 +81,7 @@ def _fill_buffers(model: nn.Module, weights: Weights, layout: Layout) -> None:
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those that have values by now, by the names of the user's module."""
+    """The buffers that have values by now, by the names of the user's module."""
     return {n.removeprefix("stem.module."): b for n, b in model.named_buffers() if not b.is_meta}
 
 

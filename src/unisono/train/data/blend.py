@@ -73,7 +73,7 @@ class Blend:
         return owners[at], before[at]
 
     def shares(self, seed: int, count: int) -> list[int]:
-        """Of the first `count` samples, how many are of each source."""
+        """How many of the first `count` samples come from each source."""
         whole, rest = divmod(count, BLOCK)
         owner, _ = self._placed(seed, np.arange(whole * BLOCK, whole * BLOCK + rest, dtype=np.int64))
         return [whole * n + int((owner == i).sum()) for i, n in enumerate(self.counts)]

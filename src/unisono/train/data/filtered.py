@@ -48,7 +48,7 @@ class FilteredFeed(Feed):
         return micros[: len(leaves) + self._ahead]
 
     def _once(self, step: int, leaves: range) -> list[Micro]:
-        """These leaves, which are read once although several steps ask for them."""
+        """Return these leaves; they are read once, although several steps ask for them."""
         if (step, leaves) not in self._read:
             self._read[step, leaves] = self._filtered(step, leaves)
         return self._read[step, leaves]

@@ -36,7 +36,7 @@ class OwnWeights(Weights):
 
 
 def open_own(folder: Path) -> OwnWeights:
-    """Of a run's folder or of a checkpoint's. Raises UsageError W01 and K01."""
+    """Open the weights of a run's folder, or of a checkpoint's. Raises UsageError W01 and K01."""
     if folder.parent.name == CHECKPOINTS:
         return OwnWeights(folder)
     checkpoint = latest(folder)

@@ -31,7 +31,7 @@ from unisono.train.step.overlap import unflushed
 from unisono.train.step.run import Run
 
 SHARE = 0.005
-"""Of a step's time, what snapshots may take where nobody says how often: with guard and lookout it stays under 2 %."""
+"""Of a step's time, what snapshots may take where nobody says how often: with guard and watchdog it stays under 2 %."""
 ROOM = 0.5
 """Of the memory that is free, what two snapshots of all ranks may fill where nobody asked for them."""
 LINKS = 0.1

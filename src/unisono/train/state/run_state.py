@@ -87,16 +87,16 @@ def kept_of(run: Run) -> list[Box]:
 
 
 def _scale_of(run: Run) -> list[Box]:
-    """The same on all ranks, so the first writes it."""
+    """The scale of the loss: all ranks have the same one, and the first writes it."""
     first = not any(run.mesh.at.values())
     return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
 
 
 class StateSource(Protocol):
-    """Where the state of a run comes from."""
+    """A source of a run's state: a checkpoint, or the memory of the other ranks."""
 
     def names(self) -> set[str]:
-        """Of all tensors that it has."""
+        """The names of all tensors that it has."""
         ...
 
     def load(self, boxes: Sequence[Box]) -> dict[str, Any]:

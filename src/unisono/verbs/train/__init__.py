@@ -17,7 +17,7 @@ from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 
 if TYPE_CHECKING:
     from unisono.config import Loaded, Resolved
-    from unisono.launch.signals import Early
+    from unisono.launch.signals import StartupSignals
     from unisono.verbs.train.auto import Play
 
 AUTO = "auto"
@@ -65,12 +65,12 @@ class TrainVerb(RecipeVerb):
         parser.add_argument("--rank", type=int, metavar="R", help="with --world: which rank (0)")
 
     def run(self, call: CommandCall) -> Result:
-        from unisono.launch.signals import Early
+        from unisono.launch.signals import StartupSignals
 
-        with Early(keeps=_is_rank(call.environ)) as early:
+        with StartupSignals(keeps=_is_rank(call.environ)) as early:
             return self._run(call, early)
 
-    def _run(self, call: CommandCall, early: "Early") -> Result:
+    def _run(self, call: CommandCall, early: "StartupSignals") -> Result:
         from unisono import config
 
         args, file = call.args, call.args.file

@@ -22,7 +22,7 @@ from unisono.launch.guardian import Ward
 from unisono.launch.outcome import Outcome
 from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
-from unisono.launch.signals import Early
+from unisono.launch.signals import StartupSignals
 from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
@@ -30,7 +30,7 @@ from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.finder import contributed
 from unisono.spec.settings import Settings, tell
-from unisono.spec.source import SOURCES
+from unisono.spec.source import SOURCES, counted_in
 from unisono.train.state import history
 from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
@@ -46,7 +46,7 @@ _SEQUEL = "unisono.programs.chaos.sequel"  # of the sister package
 
 
 def run(
-    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False,
+    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: StartupSignals, *, demo: bool = False,
     ward: Ward = Ward(),
     hosts: str | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
@@ -116,7 +116,12 @@ def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
 
 
 def _as_supervisor(
-    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool, hosts: str | None
+    order: TrainOrder,
+    settings: Settings,
+    folder: Watched,
+    early: StartupSignals,
+    demo: bool,
+    hosts: str | None,
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
@@ -167,7 +172,7 @@ def _as_supervisor(
 
 
 def _as_rank(
-    order: TrainOrder, settings: Settings, folder: Watched, place: env.Started, early: Early
+    order: TrainOrder, settings: Settings, folder: Watched, place: env.Started, early: StartupSignals
 ) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
     launch, argument = order.recipe.launch, order.as_json()
@@ -252,7 +257,9 @@ def _heard_by(screen: Screen, folder: Watched, past: Any = None) -> OnEvent:
 
 def _screen(order: TrainOrder, settings: Settings) -> Screen:
     title = f"{order.recipe.name}: {order.plan}"
-    return Screen(order.plan.world, order.recipe.train.steps, title, settings.quiet, settings.color)
+    recipe = order.recipe
+    unit = counted_in(recipe.data.source)
+    return Screen(order.plan.world, recipe.train.steps, title, settings.quiet, settings.color, unit=unit)
 
 
 def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> None:
@@ -311,15 +318,17 @@ def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Se
             from unisono.report import command as report
 
             summary.update(report.run(run_dir))
-    for line in closing(summary):
+    for line in closing(summary, counted_in(recipe.data.source)):
         settings.note(line)
 
 
-def closing(summary: dict[str, Any]) -> list[str]:
-    """The last lines of a run for a person."""
+def closing(summary: dict[str, Any], unit: str = "tokens") -> list[str]:
+    """The last lines of a run for a person. unit: what its speed counts, tokens or samples."""
     loss = "" if summary["loss"] is None else f"loss {summary['loss']:.4f}   "
-    val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats a target   "
-    lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} targets/s   saved {summary['checkpoint']}"]
+    val = (
+        "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats per {unit[:-1]}   "
+    )
+    lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} {unit}/s   saved {summary['checkpoint']}"]
     if metrics := summary.get("val_metrics"):
         lines.append("metrics " + "   ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     lines += _of_bad_steps(summary)

@@ -87,7 +87,7 @@ def layout_for(config: ModelConfig, weights: StoredWeights) -> Layout:
 
 
 def _made_of(layout: Layout, weights: StoredWeights) -> dict[str, Made]:
-    """By their module: the layers of ours with adapters that it is made of."""
+    """Our layers with adapters, by the module of theirs that they make up."""
     parts_of: dict[str, Made] = defaultdict(dict)
     for name in weights.adapters:
         layer, _, _ = name.rpartition(".lora_")

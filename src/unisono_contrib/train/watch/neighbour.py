@@ -102,7 +102,7 @@ class Neighbours:
 
 
 def _odd(opinions: dict[int, Tensor]) -> int | None:
-    """Whose opinion differs from all others, which agree; None where no two agree."""
+    """The replica whose opinion differs from all others, which agree; None where no two agree."""
     for replica, opinion in opinions.items():
         first, *rest = [x for other, x in opinions.items() if other != replica]
         if all(torch.equal(first, x) for x in rest) and not torch.equal(first, opinion):

@@ -188,7 +188,7 @@ def _numbered(path: Path) -> tuple[str, str]:
 
 
 def place_of(order: TokenOrder, part: Part, at: int) -> str:
-    """Where a record stands, for messages: a line of a file, a row of a table."""
+    """The place of a record, for messages: a line of a file, a row of a table."""
     if order.kind == JSONL:
         with open(part.place, "rb") as file:
             line, left = 1, at

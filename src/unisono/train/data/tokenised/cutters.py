@@ -55,7 +55,7 @@ class Folder:
 
     @property
     def folder(self) -> Path:
-        """Where its settings lie."""
+        """The folder of its settings."""
         return self.file.parent
 
     @property
@@ -68,7 +68,7 @@ class Folder:
 
     @cached_property
     def digest(self) -> str:
-        """Of all that decides its tokens."""
+        """A digest of all that decides its tokens."""
         digest = blake2b(digest_size=16)
         for name in _FILES:
             path = self.file if name == "tokenizer.json" else self.folder / name
@@ -111,7 +111,7 @@ class Folder:
 
 
 def folder_of(name: str) -> Folder | None:
-    """Of `hf:PATH`; None for our own tokenizers."""
+    """The folder of `hf:PATH`; None for our own tokenizers."""
     return Folder(name.removeprefix("hf:")) if name.startswith("hf:") else None
 
 

@@ -258,7 +258,7 @@ def _worded(record: Mapping[str, Any], order: TokenOrder, chatted: Any) -> tuple
 
 
 def _sound(text: Wording, order: TokenOrder) -> Wording:
-    """The same, if tokens can be made of it. Raises BadRecord."""
+    """Return the text itself if tokens can be made of it. Raises BadRecord."""
     try:
         text.text.encode()
     except UnicodeEncodeError as error:

@@ -1,7 +1,10 @@
-"""Values that ranks tell each other: plain ones, tensors, arrays and paths, in lists, tuples and dicts. No pickle."""
+"""What ranks tell each other outside the gradients: seeds, sums, whether they agree, and values of a script's.
+
+Values are plain ones, tensors, arrays and paths, in lists, tuples and dicts. No pickle.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,55 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.library.small import Small
+from unisono.comm.group import Group
 from unisono.spec.errors import UsageError
+
+PACK_BYTES = 16 << 20
+
+
+class Exchange:
+    """Exchanges of a few numbers over the data ranks; `device` is where the backend wants them."""
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.group, self.device = group, device
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sums over the ranks."""
+        if self.group.size == 1:
+            return [float(v) for v in values]
+        line = torch.tensor(values, dtype=torch.float64, device=self.device)
+        return self.group.all_reduce(line).tolist()
+
+    def gather(self, number: int) -> list[int]:
+        """Every rank's number, by rank."""
+        return [row[0] for row in self.rows([number])]
+
+    def rows(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's numbers, by rank; all give as many."""
+        line = torch.tensor([list(numbers)], dtype=torch.int64, device=self.device)
+        return self.group.all_gather(line).tolist()
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """Rank 0's x, of the same shape and dtype on every rank; on the CPU."""
+        return self.group.broadcast(x.to(self.device)).cpu()
+
+
+@torch.no_grad()
+def spread(tensors: Sequence[Tensor], group: Group) -> None:
+    """Overwrite the tensors with those of the group's first rank, many in one broadcast."""
+    if group.size == 1:
+        return
+    run: list[Tensor] = []
+    for x in (*tensors, None):
+        full = sum(r.nbytes for r in run) > PACK_BYTES
+        if run and (x is None or full or x.dtype != run[0].dtype or x.device != run[0].device):
+            flat = group.broadcast(torch.cat([r.detach().reshape(-1) for r in run]))
+            for r, part in zip(run, flat.split([r.numel() for r in run]), strict=True):
+                r.detach().copy_(part.view(r.shape))
+            run = []
+        if x is not None:
+            run.append(x)
+
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -28,27 +78,27 @@ def decoded(data: bytes) -> Any:
     return _decode(json.loads(data[8 : 8 + size]), memoryview(data)[8 + size :])
 
 
-def from_main(value: Any, small: Small, source: int = 0) -> Any:
+def from_main(value: Any, exchange: Exchange, source: int = 0) -> Any:
     """The value of the rank at index `source`, on every rank."""
-    group, device = small.group, small.device
+    group, device = exchange.group, exchange.device
     if group.size == 1:
         return value
-    own = encoded(value) if group.index == source else b""
-    size = group.broadcast(torch.tensor([len(own)], device=device), source)
-    line = torch.frombuffer(bytearray(own or int(size)), dtype=torch.uint8).to(device)
+    data = encoded(value) if group.index == source else b""
+    size = group.broadcast(torch.tensor([len(data)], device=device), source)
+    line = torch.frombuffer(bytearray(data or int(size)), dtype=torch.uint8).to(device)
     line = group.broadcast(line, source)
     return value if group.index == source else decoded(line.cpu().numpy().tobytes())
 
 
-def of_each(value: Any, small: Small) -> list[Any]:
+def of_each(value: Any, exchange: Exchange) -> list[Any]:
     """Every rank's value, by rank, on every rank."""
-    group, device = small.group, small.device
+    group, device = exchange.group, exchange.device
     if group.size == 1:
         return [value]
-    own = encoded(value)
-    sizes = group.all_gather(torch.tensor([len(own)], device=device)).tolist()
+    data = encoded(value)
+    sizes = group.all_gather(torch.tensor([len(data)], device=device)).tolist()
     room = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
-    room[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
+    room[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
     rows = group.all_gather(room).view(group.size, -1).cpu()
     return [decoded(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
@@ -78,10 +128,10 @@ def _encode(value: Any, blobs: list[bytes], where: str) -> Any:
     )
 
 
-def _decode(made: Any, blobs: memoryview) -> Any:
-    if not isinstance(made, list):
-        return made
-    kind, *rest = made
+def _decode(code: Any, blobs: memoryview) -> Any:
+    if not isinstance(code, list):
+        return code
+    kind, *rest = code
     if kind == "d":
         return {_decode(key, blobs): _decode(x, blobs) for key, x in rest[0]}
     if kind in "lt":

@@ -1,4 +1,4 @@
-"""Rules of operations that change where samples lie (`trace_rules`): shapes, cuts, joins, look-ups."""
+"""Rules of operations that change where samples lie (`tracing_rules`): shapes, cuts, joins, look-ups."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.library.trace_calls import Found, TorchCall, listed
-from unisono.library.traces import together, viewed
+from unisono.library.traces import Found, TorchCall, listed, together, viewed
 
 
 def reshaped(call: TorchCall) -> Found:
-    x = call.given["self"]
+    x = call.arguments["self"]
     trace = call.of(x)
     return None if trace is None else viewed(trace, x.shape, call.out)
 
@@ -21,7 +20,7 @@ def moved(where: Callable[[TorchCall, int, int], int | None]) -> Callable[[Torch
     """A rule of an operation that puts dims elsewhere. where(call, dim, dims): where a dim is then; None: nowhere."""
 
     def rule(call: TorchCall) -> Found:
-        x = call.given["self"]
+        x = call.arguments["self"]
         trace = call.of(x)
         if trace is None or trace.dim is None:
             return trace
@@ -34,21 +33,21 @@ def moved(where: Callable[[TorchCall, int, int], int | None]) -> Callable[[Torch
 
 
 def permuted(call: TorchCall, dim: int, dims: int) -> int:
-    return listed(call.given["dims"], dims).index(dim)
+    return listed(call.arguments["dims"], dims).index(dim)
 
 
 def transposed(call: TorchCall, dim: int, dims: int) -> int:
-    a, b = (listed(call.given.get(name, i), dims)[0] for i, name in enumerate(("dim0", "dim1")))
+    a, b = (listed(call.arguments.get(name, i), dims)[0] for i, name in enumerate(("dim0", "dim1")))
     return {a: b, b: a}.get(dim, dim) if dims > 1 else dim
 
 
 def unsqueezed(call: TorchCall, dim: int, dims: int) -> int:
-    return dim + (call.given["dim"] % (dims + 1) <= dim)
+    return dim + (call.arguments["dim"] % (dims + 1) <= dim)
 
 
 def squeezed(call: TorchCall, dim: int, dims: int) -> int | None:
-    x = call.given["self"]
-    gone = [d for d in listed(call.given.get("dim"), dims) if x.shape[d] == 1]
+    x = call.arguments["self"]
+    gone = [d for d in listed(call.arguments.get("dim"), dims) if x.shape[d] == 1]
     return None if dim in gone else dim - sum(d < dim for d in gone)
 
 
@@ -57,7 +56,7 @@ def expanded(call: TorchCall, dim: int, dims: int) -> int:
 
 
 def selected(call: TorchCall, dim: int, dims: int) -> int | None:
-    gone = call.given["dim"] % dims
+    gone = call.arguments["dim"] % dims
     return None if gone == dim else dim - (gone < dim)
 
 
@@ -67,43 +66,45 @@ def kept(call: TorchCall, dim: int, dims: int) -> int:
 
 def cut(call: TorchCall) -> Found:
     """slice, split: of the samples' dim, whole sets of samples or nothing that is known."""
-    x = call.given["self"]
-    trace, dim = call.of(x), call.given.get("dim", 0) % max(x.dim(), 1)
+    x = call.arguments["self"]
+    trace, dim = call.of(x), call.arguments.get("dim", 0) % max(x.dim(), 1)
     if trace is None or trace.dim != dim:
         return [trace] * len(call.outs)
-    set_, step = trace.samples * trace.inner, call.given.get("step", 1)
-    start, found = _start(call, x.shape[dim]), []
+    set_, step = trace.samples * trace.inner, call.arguments.get("step", 1)
+    start, traces = _start(call, x.shape[dim]), []
     for out in call.outs:
         size = out.shape[dim]
         whole = step == 1 and not start % set_ and size and not size % set_
-        found.append(replace(trace, outer=size // set_) if whole else None)
+        traces.append(replace(trace, outer=size // set_) if whole else None)
         start += size
-    return found
+    return traces
 
 
 def _start(call: TorchCall, size: int) -> int:
-    start = call.given.get("start") or 0
+    start = call.arguments.get("start") or 0
     return max(0, start + size if start < 0 else start)
 
 
 def joined(call: TorchCall) -> Found:
     """cat, stack."""
-    parts, stacks = call.given["tensors"], call.name == "stack"
+    parts, stacks = call.arguments["tensors"], call.name == "stack"
     dims = len(call.out)
-    dim, traces = call.given.get("dim", 0) % max(dims, 1), call.tensors()
+    dim, traces = call.arguments.get("dim", 0) % max(dims, 1), call.tensors()
     if stacks:
-        traces = [(one if one.dim is None else one.at(one.dim + (dim <= one.dim)), dims) for one, _ in traces]
-    along = [one for one, _ in traces if one.dim == dim]
+        traces = [
+            (part if part.dim is None else part.at(part.dim + (dim <= part.dim)), dims) for part, _ in traces
+        ]
+    along = [part for part, _ in traces if part.dim == dim]
     if not along:
         return together(traces, call.out, call.name)
     first = along[0]
-    if len(along) < len(parts) or any(one != first for one in along) or first.outer > 1:
+    if len(along) < len(parts) or any(part != first for part in along) or first.outer > 1:
         return None
     return replace(first, outer=len(parts))
 
 
 def repeated(call: TorchCall) -> Found:
-    x, times = call.given["self"], call.given["repeats"]
+    x, times = call.arguments["self"], call.arguments["repeats"]
     trace = call.of(x)
     if trace is None or trace.dim is None:
         return trace
@@ -113,11 +114,11 @@ def repeated(call: TorchCall) -> Found:
 
 def turned(call: TorchCall) -> Found:
     """flip, roll: the samples are there, in another order."""
-    x = call.given["self"]
+    x = call.arguments["self"]
     trace = call.of(x)
-    if trace is None or trace.dim not in listed(call.given["dims"], x.dim()):
+    if trace is None or trace.dim not in listed(call.arguments["dims"], x.dim()):
         return trace
-    return replace(trace, order=(*trace.order, (call.name, repr(call.given.get("shifts", "")))))
+    return replace(trace, order=(*trace.order, (call.name, repr(call.arguments.get("shifts", "")))))
 
 
 def looked_up(call: TorchCall) -> Found:
@@ -125,36 +126,44 @@ def looked_up(call: TorchCall) -> Found:
     x, index, dim = _index_of(call)
     if index is None or index.dtype in (torch.bool, torch.uint8):
         return None
-    own, by = call.of(x), call.of(index)
-    if own is None:
+    trace, by = call.of(x), call.of(index)
+    if trace is None:
         return by.at(by.dim + dim) if by is not None and by.dim is not None else by
     if by is not None:
-        if own.dim is not None or by.dim is None:
+        if trace.dim is not None or by.dim is None:
             return None
-        return replace(by, dim=by.dim + dim, reduced=own.reduced, met=own.met).bent("choice")
-    if own.dim is None:
-        return own
-    if own.dim != dim:
-        return own.at(own.dim + (index.dim() - 1 if own.dim > dim else 0))
-    if index.dim() == 1 and len(index) == own.extent and own.inner == own.outer == 1:
-        return replace(own, order=(*own.order, ("a permutation", id(index))))
+        return replace(by, dim=by.dim + dim, reduced=trace.reduced, met=trace.met).bent("choice")
+    if trace.dim is None:
+        return trace
+    if trace.dim != dim:
+        return trace.at(trace.dim + (index.dim() - 1 if trace.dim > dim else 0))
+    if index.dim() == 1 and len(index) == trace.extent and trace.inner == trace.outer == 1:
+        return replace(trace, order=(*trace.order, ("a permutation", id(index))))
     return None
 
 
 def _index_of(call: TorchCall) -> tuple[Any, Tensor | None, int]:
     if call.name == "embedding":
-        return call.given["weight"], call.given["indices"], 0
+        return call.arguments["weight"], call.arguments["indices"], 0
     if call.name == "index_select":
-        return call.given["self"], call.given["index"], call.given["dim"] % call.given["self"].dim()
-    several = [(i, index) for i, index in enumerate(call.given["indices"]) if index is not None]
-    return call.given["self"], (several[0][1] if len(several) == 1 else None), (several or [(0, None)])[0][0]
+        return (
+            call.arguments["self"],
+            call.arguments["index"],
+            call.arguments["dim"] % call.arguments["self"].dim(),
+        )
+    several = [(i, index) for i, index in enumerate(call.arguments["indices"]) if index is not None]
+    return (
+        call.arguments["self"],
+        (several[0][1] if len(several) == 1 else None),
+        (several or [(0, None)])[0][0],
+    )
 
 
 def picked(call: TorchCall) -> Found:
     """gather, scatter: by places along a dim, of each sample alone if that is not theirs."""
-    index = call.given["index"]
+    index = call.arguments["index"]
     trace = together(call.tensors(), index.shape, call.name)
-    if trace is None or trace.dim is None or trace.dim == call.given["dim"] % max(index.dim(), 1):
+    if trace is None or trace.dim is None or trace.dim == call.arguments["dim"] % max(index.dim(), 1):
         return None
     return (
         trace.bent(call.name) if trace.dim < len(call.out) and call.out[trace.dim] == trace.extent else None

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.library.batches import leaves_of, samples_in
 from unisono.library.notices import Notices
-from unisono.library.whole import leaves_of, samples_in
 from unisono.spec.errors import UsageError
 
 LATELY = 32  # batches that a forward may still use
@@ -43,7 +43,7 @@ class Walk:
 
 
 @dataclass(eq=False, slots=True)
-class DealtBatch:
+class BatchShard:
     """This rank's samples [low, high) of a global batch of `count`. ratio: what the mean over them is multiplied by,
     so that the mean over ranks is the mean over the global batch; 0 if the one sample here is another rank's."""
 
@@ -81,8 +81,8 @@ class DealtBatch:
         """Whether x lies in the memory of one of this batch's tensors."""
         at = _address(x)
         for ref in self.tensors:
-            own = ref()
-            if own is not None and own.data_ptr() <= at < own.data_ptr() + max(own.nbytes, 1):
+            tensor = ref()
+            if tensor is not None and tensor.data_ptr() <= at < tensor.data_ptr() + max(tensor.nbytes, 1):
                 return True
         return False
 
@@ -94,45 +94,45 @@ def _address(x: Tensor) -> int:
     return x.data_ptr()
 
 
-class Hand:
+class CurrentBatch:
     """Which batch this rank computes on. index, size: of this rank among those that share a batch."""
 
     def __init__(
         self,
         index: int,
         size: int,
-        told: Notices,
+        notify: Notices,
         begun: Callable[[Sequence[Tensor], int], None] = lambda tensors, samples: None,
     ) -> None:
         """begun: shown the tensors of each batch as the loop gets it, with their samples here."""
-        self.index, self.size, self._told, self._begun = index, size, told, begun
-        self._none = self.current = DealtBatch(0, 0, 0, 1.0, Walk(-1, 0))  # all ranks compute on the same
-        self._recent: deque[DealtBatch] = deque(maxlen=LATELY)
-        self._trained: list[DealtBatch] = []  # of the forwards that the next backward goes through
+        self.index, self.size, self._notify, self._begun = index, size, notify, begun
+        self._none = self.current = BatchShard(0, 0, 0, 1.0, Walk(-1, 0))  # all ranks compute on the same
+        self._recent: deque[BatchShard] = deque(maxlen=LATELY)
+        self._trained: list[BatchShard] = []  # of the forwards that the next backward goes through
         self._thread = threading.get_ident()
         self._stale = False  # a backward has gone through them
-        self._spent: list[DealtBatch] = []  # of updates without one
+        self._spent: list[BatchShard] = []  # of updates without one
 
     @property
     def ratio(self) -> float:
         return self.current.ratio
 
     @property
-    def latest(self) -> DealtBatch:
+    def latest(self) -> BatchShard:
         """Of the last forward that a backward may go through."""
         return self._trained[-1] if self._trained else self.current
 
     def fetched(self, batch: Any, low: int, high: int, count: int, walk: Walk, chain: int) -> None:
         """The loop is about to be given this batch."""
-        own = [x for x in leaves_of(batch) if isinstance(x, Tensor)]
+        arrays = [x for x in leaves_of(batch) if isinstance(x, Tensor)]
         if high > low:
-            self._begun(own, high - low)
-        tensors = tuple(weakref.ref(x) for x in own)
+            self._begun(arrays, high - low)
+        tensors = tuple(weakref.ref(x) for x in arrays)
         ratio = (high - low) * self.size / count
         uneven = count % self.size > 0
         aside = threading.get_ident() != self._thread
         place = walk.fetched
-        self.current = DealtBatch(low, high, count, ratio, walk, place, chain, uneven, tensors, aside=aside)
+        self.current = BatchShard(low, high, count, ratio, walk, place, chain, uneven, tensors, aside=aside)
         walk.fetched += 1
         self._recent.append(self.current)
 
@@ -143,7 +143,7 @@ class Hand:
         self.fetched(batch, *dealt[self.index], ends[-1], walk, chain)
         self.current.dealt, self.current.uneven = dealt, len(set(counts)) > 1
 
-    def of(self, batch: Any) -> DealtBatch | None:
+    def of(self, batch: Any) -> BatchShard | None:
         """What is known of a batch that was dealt lately."""
         tensors = [x for x in leaves_of(batch) if isinstance(x, Tensor) and x.numel()]
         return next((b for b in reversed(self._recent) if any(b.holds(x) for x in tensors)), None)
@@ -166,7 +166,7 @@ class Hand:
         self.current = waiting[0] if left else self._none
         return not left
 
-    def expected(self) -> DealtBatch:
+    def expected(self) -> BatchShard:
         """The batch that the next forward will use, as far as anybody can say: the first that waits."""
         waiting = self._waiting() if not self.current.used else []
         return next((b for b in waiting if b.walk is self.current.walk), self.current)
@@ -175,7 +175,7 @@ class Hand:
         batch = self.current = self.expected()
         batch.ratio, batch.weighed = count * self.size / total, True
 
-    def forward(self, inputs: Any, trains: bool) -> DealtBatch:
+    def forward(self, inputs: Any, trains: bool) -> BatchShard:
         """A forward begins; trains: whether a backward may go through it."""
         batch = self.current = self._of(inputs)
         if not batch.used:
@@ -215,10 +215,10 @@ class Hand:
         self.backward()
         self._spent = list(self._trained)
 
-    def _waiting(self) -> list[DealtBatch]:
+    def _waiting(self) -> list[BatchShard]:
         return [b for b in self._recent if not b.used and b.place >= b.walk.used]
 
-    def _of(self, inputs: Any) -> DealtBatch:
+    def _of(self, inputs: Any) -> BatchShard:
         tensors = [x for x in leaves_of(inputs) if isinstance(x, Tensor) and x.numel()]
         for batch in reversed(self._recent):
             if any(batch.holds(x) for x in tensors):
@@ -228,14 +228,14 @@ class Hand:
         batch.guessed = any(b.uneven or b.aside for b in self._recent)
         return batch
 
-    def _likely(self, tensors: list[Tensor]) -> DealtBatch:
+    def _likely(self, tensors: list[Tensor]) -> BatchShard:
         rows = samples_in(tensors)
         likely = [b for b in self._waiting() if b.samples == rows]
         if not likely or (self.current.used and self.current.samples == rows):
             return self.current  # numbers that the loop made, or this batch once more
         same = [b for b in likely if b.walk is self.current.walk] or likely
         if any((b.uneven, b.ratio) != (same[0].uneven, same[0].ratio) for b in same):
-            self._told(
+            self._notify(
                 "J11", "several batches of unlike weights wait, and the forward's inputs are none of theirs"
             )
         return same[0]

@@ -9,8 +9,12 @@ job.generator                    by sample: what any number of ranks draws is wh
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,11 +23,105 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from unisono.comm.device import random_states, seeded_states, set_random_states
-from unisono.library.generators import Own, found_in, found_in_script
-from unisono.library.hand import Hand
+from unisono.library.current_batch import CurrentBatch
 from unisono.library.modes import unwatched
 from unisono.library.notices import Notices
 from unisono.spec.errors import UsageError
+from unisono.spec.frames import is_foreign
+
+MOST = 4096  # things that are looked into
+FEW = 32  # of a container's
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), Tensor, np.ndarray, type, types.ModuleType)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGenerator:
+    """One generator. get, set: its state, set from a seed."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+    seed: Callable[[int], object]
+
+
+def found_in(roots: Iterable[Any]) -> list[OwnGenerator]:
+    """Those that can be reached from these things."""
+    todo, seen, generators = list(roots), set(), []
+    while todo and len(seen) < MOST:
+        value = todo.pop(0)
+        if id(value) in seen or isinstance(value, _PLAIN):
+            continue
+        seen.add(id(value))
+        generator = _generator_of(value)
+        if generator is not None:
+            generators.append(generator)
+        else:
+            todo += _inside(value)
+    return generators
+
+
+def found_in_script() -> list[OwnGenerator]:
+    """Python's and NumPy's, of the functions of the script that are running in this thread. Torch's pass where they are
+    used (`batch_tracer`)."""
+    frame, roots = sys._getframe(1), []
+    while frame is not None:
+        if not is_foreign(frame.f_code.co_filename):
+            roots += [*frame.f_locals.values(), *(_named(frame))]
+        frame = frame.f_back
+    return [
+        generator
+        for generator in found_in(roots)
+        if not isinstance(getattr(generator.get, "__self__", None), torch.Generator)
+    ]
+
+
+def _named(frame: types.FrameType) -> Iterator[Any]:
+    """Global values that the code of a frame names."""
+    for name in frame.f_code.co_names:
+        if name in frame.f_globals:
+            yield frame.f_globals[name]
+
+
+def _generator_of(value: Any) -> OwnGenerator | None:
+    if isinstance(value, torch.Generator):
+        return (
+            OwnGenerator(value.get_state, value.set_state, value.manual_seed)
+            if value is not torch.default_generator
+            else None
+        )
+    if isinstance(value, random.Random):
+        shared = value is getattr(random, "_inst", None) or isinstance(value, random.SystemRandom)
+        return None if shared else OwnGenerator(value.getstate, value.setstate, value.seed)
+    if isinstance(value, np.random.RandomState):
+        shared = value is np.random.mtrand._rand
+        return None if shared else _of_bits(value._bit_generator)
+    return _of_bits(value.bit_generator) if isinstance(value, np.random.Generator) else None
+
+
+def _of_bits(bits: Any) -> OwnGenerator:
+    """NumPy's: a seed gives the state that a new one of its kind has."""
+
+    def put(state: Any) -> None:
+        bits.state = state
+
+    return OwnGenerator(partial(getattr, bits, "state"), put, lambda seed: put(type(bits)(seed).state))
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())[:FEW]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)[:FEW]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        return [
+            *cells,
+            *(value.__defaults__ or ()),
+            *(value.__globals__.get(name) for name in value.__code__.co_names),
+        ]
+    held = getattr(value, "__dict__", None)
+    return list(held.values())[: 8 * FEW] if isinstance(held, dict) else []
 
 
 def seed_of(*numbers: int) -> int:
@@ -53,9 +151,9 @@ def state_of(text: str) -> Tensor:
 
 # Torch's (CPU), Python's and NumPy's generators.
 _COMMON = (
-    Own(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
-    Own(random.getstate, random.setstate, random.seed),
-    Own(
+    OwnGenerator(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
+    OwnGenerator(random.getstate, random.setstate, random.seed),
+    OwnGenerator(
         lambda: np.random.get_state(legacy=False),
         np.random.set_state,
         lambda seed: np.random.seed(seed & 0xFFFFFFFF),
@@ -64,15 +162,15 @@ _COMMON = (
 
 
 @contextmanager
-def kept(more: Sequence[Own] = ()) -> Iterator[list[Any]]:
+def kept(more: Sequence[OwnGenerator] = ()) -> Iterator[list[Any]]:
     """Put all three generators back as they were, and these."""
     every = (*_COMMON, *more)
-    before = [one.get() for one in every]
+    before = [generator.get() for generator in every]
     try:
         yield before
     finally:
-        for one, state in zip(every, before, strict=True):
-            one.put(state)
+        for generator, state in zip(every, before, strict=True):
+            generator.put(state)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -93,9 +191,9 @@ class Streams:
     else, such as orders, new models and noise on gradients, is drawn from the script's. One rank has one stream.
     """
 
-    def __init__(self, seed: int, index: int, size: int, told: Notices) -> None:
-        self._own: list[Own] = []  # generators of the script's own
-        self._alone, self._told, self.looking = size == 1, told, size > 1
+    def __init__(self, seed: int, index: int, size: int, notify: Notices) -> None:
+        self._script_generators: list[OwnGenerator] = []  # generators of the script's own
+        self._alone, self._notify, self.looking = size == 1, notify, size > 1
         self._inside = False
         self._seed = seed_of(seed, index)
         self._other = self._seen = seeded_states(self._seed)
@@ -119,7 +217,7 @@ class Streams:
         self._swap()
         self._inside = True
         if self.looking:
-            self._own = found_in_script()
+            self._script_generators = found_in_script()
             self._seen, self._others_seen = random_states(), self._others()
 
     def to_script(self) -> None:
@@ -147,13 +245,13 @@ class Streams:
             return
         now, others = random_states(), self._others()
         if any(not torch.equal(a, b) for a, b in zip(now, self._seen, strict=False)):
-            self._told(code)
+            self._notify(code)
         if not _same(others, self._others_seen):
-            self._told("J16" if code == "J12" else code)
+            self._notify("J16" if code == "J12" else code)
         self._seen, self._others_seen = now, others
 
     def _others(self) -> list[Any]:
-        return [one.get() for one in (*_COMMON[1:], *self._own)]
+        return [generator.get() for generator in (*_COMMON[1:], *self._script_generators)]
 
     def _swap(self) -> None:
         now = random_states()
@@ -169,8 +267,8 @@ class BySample(Dataset):
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self._drawn: list[Own] = []
-        self._own: list[Own] | None = None  # of the data set's, in the process that fetches
+        self._drawn: list[OwnGenerator] = []
+        self._generators: list[OwnGenerator] | None = None  # of the data set's, in the process that fetches
 
     def __len__(self) -> int:
         return len(self.data)
@@ -183,27 +281,31 @@ class BySample(Dataset):
     def __getitems__(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
         """Only generators that were seen to be drawn from are seeded; samples in which one was for the first time are
         fetched again."""
-        if self._own is None:
-            self._own = found_in([self.data])
-        every = (*_COMMON, *self._own)
-        with kept(self._own) as before:
+        if self._generators is None:
+            self._generators = found_in([self.data])
+        every = (*_COMMON, *self._generators)
+        with kept(self._generators) as before:
             rows = self._fetched(keys)
             states = zip(every, before, strict=True)
-            drawn = [one for one, state in states if one not in self._drawn and not _same(one.get(), state)]
+            drawn = [
+                generator
+                for generator, state in states
+                if generator not in self._drawn and not _same(generator.get(), state)
+            ]
             self._drawn += drawn
             return self._fetched(keys) if drawn else rows
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker, whose generators are its own."""
-        return {"data": self.data, "_drawn": [], "_own": None}
+        return {"data": self.data, "_drawn": [], "_generators": None}
 
     def _fetched(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
         several, rows = getattr(self.data, "__getitems__", None), []
         if several and not self._drawn:
             return several([index for index, _ in keys])
         for index, seed in keys:
-            for one in self._drawn:
-                one.seed(seed)
+            for generator in self._drawn:
+                generator.seed(seed)
             rows.append(several([index])[0] if several else self.data[index])
         return rows
 
@@ -220,8 +322,8 @@ class Draws:
     how often this was called for it, and the sample's place in the global batch.
     """
 
-    def __init__(self, seed: int, hand: Hand, step: Callable[[], int]) -> None:
-        self._seed, self._hand, self._step = seed, hand, step
+    def __init__(self, seed: int, current_batch: CurrentBatch, step: Callable[[], int]) -> None:
+        self._seed, self._current_batch, self._step = seed, current_batch, step
 
     def rand(self, *size: int, **options: Any) -> Tensor:
         """Uniform in [0, 1)."""
@@ -234,10 +336,10 @@ class Draws:
     def randint(self, low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
         """Integers in [low, high)."""
 
-        def one(size: Sequence[int], **more: Any) -> Tensor:
+        def integers(size: Sequence[int], **more: Any) -> Tensor:
             return torch.randint(low, high, tuple(size), **more)
 
-        return self._drawn(one, size, options)
+        return self._drawn(integers, size, options)
 
     def rand_like(self, x: Tensor) -> Tensor:
         return self.rand(*x.shape, dtype=x.dtype, device=x.device)
@@ -247,7 +349,7 @@ class Draws:
 
     @unwatched()
     def _drawn(self, function: Callable[..., Tensor], size: Sequence[int], options: dict[str, Any]) -> Tensor:
-        batch = self._hand.expected()
+        batch = self._current_batch.expected()
         if not size or (batch.count and size[0] != batch.samples):
             raise UsageError(
                 f"numbers of shape {list(size)} for a batch of which {batch.samples} samples are here",

@@ -4,23 +4,23 @@ Around every forward: which batch it computes on, and whose random numbers. In t
 mean over samples, buffers that part, random numbers. Later the looking is switched off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unisono.library.backwards import Backwards
-from unisono.library.following import Following
-from unisono.library.hand import Hand
-from unisono.library.linear_hooks import watch, watch_functions, watch_modules
-from unisono.library.losses import Node, Reading, way_of
-from unisono.library.noise import Streams
+from unisono.library.batch_tracer import BatchTracer, LossWatcher
+from unisono.library.batches import digest, digest_of, leaves_of
+from unisono.library.current_batch import CurrentBatch
+from unisono.library.exchange import Exchange
 from unisono.library.notices import Notices
-from unisono.library.small import Small
-from unisono.library.whole import digest, digest_of, leaves_of
+from unisono.library.randomness import Streams
+from unisono.library.user_hooks import watch, watch_functions, watch_modules
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import is_ours
 
+Node = Any  # of autograd's graph
 STEPS = 2  # of each model; an odd batch or a second kind of loss often comes with the second
 PATIENCE = 16  # steps of any model after which a model that has made none is waited for no longer
 
@@ -29,31 +29,43 @@ class FirstSteps:
     """Looks at losses and models until each model has made STEPS steps."""
 
     def __init__(
-        self, hand: Hand, streams: Streams, small: Small, told: Notices, following: Following
+        self,
+        current_batch: CurrentBatch,
+        streams: Streams,
+        exchange: Exchange,
+        notify: Notices,
+        following: BatchTracer,
     ) -> None:
-        self._hand, self._streams, self._small, self._told = hand, streams, small, told
-        self._made: list[int] = []
+        self._current_batch, self._streams, self._exchange, self._notify = (
+            current_batch,
+            streams,
+            exchange,
+            notify,
+        )
+        self._steps_made: list[int] = []
         self._outputs: dict[Node, None] = {}
         self._following = following
-        self._losses = Backwards(self._loss, following)
+        self._losses = LossWatcher(self._loss, following)
         self._paths: list[str] = []  # of this step's losses
         self._terms: list[float] = []  # numbers a sample in each of their means
         self._uncounted = False  # whether one is of other things than this rank's samples
         self._judged = False  # whether gradients that no backward made have come before
-        following.watch = lambda hooks: watch(hooks, following, told)
+        following.watch = lambda hooks: watch(hooks, following, notify)
 
     @property
     def looking(self) -> bool:
         return (
-            self._small.group.size > 1 and sum(self._made) < PATIENCE and min(self._made, default=0) < STEPS
+            self._exchange.group.size > 1
+            and sum(self._steps_made) < PATIENCE
+            and min(self._steps_made, default=0) < STEPS
         )
 
     def one_more(self) -> int:
         """Another model is prepared; its number."""
-        self._made.append(0)
+        self._steps_made.append(0)
         self._following.look(self.looking)
         self.look(True)
-        return len(self._made) - 1
+        return len(self._steps_made) - 1
 
     def shards(self, model: nn.Module) -> None:
         """This model's parameters are dealt."""
@@ -68,25 +80,27 @@ class FirstSteps:
         """A forward begins; what it computes is followed, and losses are not looked for."""
         self.look(False)
         if self.looking:
-            watch_modules(model, self._following, self._told)
+            watch_modules(model, self._following, self._notify)
             self._following.switch(True)
 
     def forwarded(self, outputs: Any) -> None:
         """A model has made these outputs, of which a loss may be made."""
         self.look(True)
         if self.looking:
-            made = [
+            results = [
                 x for x in leaves_of(outputs) if isinstance(x, Tensor) and x.dim() and x.grad_fn is not None
             ]
-            self._outputs |= dict.fromkeys(x.grad_fn for x in made)
+            self._outputs |= dict.fromkeys(x.grad_fn for x in results)
+            for x in results:
+                self._following.take_for_samples(x)
 
     def judge(self, gradients: Sequence[Tensor]) -> None:
         """Of gradients that no backward made, which have met as means: whether they are means. Every rank calls it."""
         traces = [trace for grad in gradients if (trace := self._following.of(grad)) is not None]
         met = next((trace.met for trace in traces if trace.met), "")
         if met or not (traces or self._judged):
-            self._told("J26", met)
-            self._told.settle()
+            self._notify("J26", met)
+            self._notify.settle()
         self._judged = True
 
     def before_step(self, number: int, model: nn.Module) -> None:
@@ -96,8 +110,8 @@ class FirstSteps:
             return
         self._compare(list(model.buffers()))
         self._outputs.clear()
-        self._told.settle()
-        self._made[number] += 1
+        self._notify.settle()
+        self._steps_made[number] += 1
         self._following.look(self.looking)
         self.look(True)
 
@@ -107,37 +121,69 @@ class FirstSteps:
         terms = 0 if self._uncounted else digest(repr(self._terms).encode())  # 0: nothing to compare
         moved = digest_of([b.reshape(-1) for b in buffers]) if buffers else 0
         acted = self._following.acted_on()
-        rows = self._small.rows([moved, paths, terms, bool(acted), self._following.thinned])
-        differ = [any(one != column[0] for one in column) for column in zip(*rows, strict=True)]
+        rows = self._exchange.rows([moved, paths, terms, bool(acted)])
+        differ = [any(value != column[0] for value in column) for column in zip(*rows, strict=True)]
         if differ[0]:
-            self._told("J14")
+            self._notify("J14")
         if differ[1] and any(row[3] for row in rows):
-            self._told("J30", acted)
+            self._notify("J30", acted)
         if len({row[2] for row in rows if row[2]}) > 1 and not differ[1]:
-            self._told("J10", f"a mean over {self._terms} numbers a sample here, and other numbers elsewhere")
-        if all(row[4] for row in rows):
-            self._told("J10", "x[rank::ranks] takes a part of what is this rank's part already")
+            self._notify(
+                "J10", f"a mean over {self._terms} numbers a sample here, and other numbers elsewhere"
+            )
         self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
-        batch = self._hand.latest
+        batch = self._current_batch.latest
         if not batch.count or loss.grad_fn is None:
             return
-        reading = Reading(self._outputs, batch.samples, self._small.group.size, batch.weighed)
         trace = self._following.of(loss)
-        why = reading.complaint(loss.grad_fn) or (trace.met if trace is not None else "")
-        if why:
-            self._told("J10", why)
-        if reading.unread:
-            self._told("J31", reading.unread)
+        if trace is not None and (trace.met or trace.undivided):
+            self._notify("J10", trace.met or trace.undivided)
         path, functions = way_of(loss.grad_fn)
-        watch_functions(functions, self._following, self._told)
+        for node, name in way_of(loss.grad_fn, self._outputs)[1].items():
+            if any(not shape or shape[0] != batch.samples for shape in _shapes_of(node)):
+                self._notify("J31", name)
+        watch_functions(functions, self._following, self._notify)
         self._paths.append(path)
-        self._terms += reading.terms
+        self._terms += trace.terms if trace is not None else ()
         self._uncounted |= batch.weighed or batch.borrowed
 
 
-def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, before: Sequence[Any]) -> None:
+def way_of(root: Node, until: Collection[Node] = (), most: int = 4096) -> tuple[str, dict[Node, str]]:
+    """Of a graph: its operations, in one order, and the names of autograd functions of the script's own. until: nodes
+    behind which it is not looked into."""
+    todo, seen, kinds, functions = [root], {root}, [], {}
+    while todo and len(kinds) < most:
+        node = todo.pop()
+        if node in until:
+            continue
+        kinds.append(node.name())
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and (name := _own_function(node)):
+            functions[node] = name
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in seen:
+                seen.add(behind)
+                todo.append(behind)
+    return " ".join(kinds), functions
+
+
+def _own_function(node: Node) -> str:
+    """The name of an autograd function of the script's own; "" of another."""
+    function = getattr(node, "_forward_cls", None)
+    if function is None or function.__module__.startswith("torch.") or is_ours(function.__module__):
+        return ""
+    return function.__name__
+
+
+def _shapes_of(node: Node) -> list[torch.Size]:
+    """Of what an autograd function has returned."""
+    return [output.shape for output in node._input_metadata]
+
+
+def follow(
+    model: nn.Module, current_batch: CurrentBatch, streams: Streams, steps: FirstSteps, before: Sequence[Any]
+) -> None:
     """Hooks around the model's forward. before: more to do as it begins. They are functions, so that a copy of the
     model has them without copying what they act on."""
     running: list[Any] = []
@@ -149,7 +195,7 @@ def follow(model: nn.Module, hand: Hand, streams: Streams, steps: FirstSteps, be
         for act in before:
             act()
         steps.entered(model)
-        hand.forward((args, kwargs), torch.is_grad_enabled())
+        current_batch.forward((args, kwargs), torch.is_grad_enabled())
         running.append(streams.forward())
         running[-1].__enter__()
 
