@@ -76,7 +76,7 @@ def dtype_of(state: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def sources_of(layout: Layout) -> dict[str, list[tuple[str, NamedPart]]]:
-    """By names of theirs: (a tensor of ours, its part) of all that one is made of."""
+    """Return, for each name in the file, the tensors of ours that are made from it, each with the part that is used."""
     sources: dict[str, list[tuple[str, NamedPart]]] = defaultdict(list)
     for ours, parts in layout.items():
         for part in parts:

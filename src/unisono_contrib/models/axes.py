@@ -1,4 +1,4 @@
-"""Axes of the values of a graph: which dims of which tensors are the same direction, and what each consists of.
+"""Axes of the tensors of a graph: which dims run in the same direction, and of which factors the size of each is made.
 
 A dim is a row of axes whose sizes multiply to its own: the features `3 * heads * width` of a fused projection are three
 axes, a dim of size 1 is none. An operator says of its operands and of its result which axes are the same, so that after

@@ -101,7 +101,7 @@ def _folds(node: Node, cut: _Cut) -> tuple[int, ...]:
 
 
 def _terms(graph: Traced, sample: Tensor) -> int:
-    """Places of a sample over which a weight's gradient is added up: those of its input or of its output."""
+    """Count the places of a sample over which a weight's gradient is added up: places of the input or of the output."""
     out = max(n.meta["val"][0].numel() // n.meta["val"].shape[-1] for n in graph.outputs)
     inner = sample[0].numel() // (sample.shape[1] if sample.dim() > 2 else 1)
     return max(int(out), int(inner), 1)
