@@ -261,7 +261,7 @@ def _inferred(model: nn.Module, plan: Plan) -> tuple[str, ...]:
     """What was inferred of the model, in lines; of a plain module, what `tp` deals only where the plan has it."""
     whole: str = model.anatomy.whole  # type: ignore[union-attr,assignment]
     says: tuple[str, ...] = getattr(model, "says", (f"kept whole: {whole}",) if whole else ())
-    return (*getattr(model, "told", ()), *(says if plan.tp > 1 else says[:1]))
+    return (*getattr(model, "notes", ()), *(says if plan.tp > 1 else says[:1]))
 
 
 def _slots(stages: Stages, context: PassContext) -> list[Slot]:

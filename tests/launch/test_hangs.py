@@ -86,7 +86,12 @@ def test_a_rank_that_still_computes_has_more_patience(world: World) -> None:
 
 def test_what_is_known_of_files_is_of_files_that_are_there() -> None:
     house = Path(rank_status.__file__).parents[1]
-    named = [*doctor_hang._LONG, *rank_status._LAST, *(file for file, *_ in rank_status._PARTS), *rank_status._WAITS]
+    named = [
+        *doctor_hang._LONG,
+        *rank_status._LAST,
+        *(file for file, *_ in rank_status._PARTS),
+        *rank_status._WAITS,
+    ]
     ours = [file.removeprefix("unisono/") for file in named if not file.startswith(("torch/", "fsdp/"))]
     assert [file for file in ours if not (house / file).exists()] == []
 

@@ -223,7 +223,7 @@ def play_command(words: list[str]) -> str:
     sys.__stderr__ and said.encode("utf-8", "backslashreplace")
     if "error U-X00" in said:
         raise AssertionError(said[-600:])
-    if "--json" in cli._own(words) and code and out.getvalue().count("\n") > 1:
+    if "--json" in cli._ours(words) and code and out.getvalue().count("\n") > 1:
         raise AssertionError(f"not one object: {out.getvalue()[:200]!r}")
     if visible(said) != said:
         raise AssertionError(f"it steers a terminal: {said[-300:]!a}")

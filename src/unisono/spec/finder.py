@@ -152,8 +152,8 @@ def sister(module: str) -> ModuleType | None:
 
 def contributed(module: str) -> ModuleType:
     """As `sister`. Raises UsageError E01 where the sister package is not installed."""
-    found = sister(module)
-    if found is None:
+    module_there = sister(module)
+    if module_there is None:
         raise UsageError(
             f"{_beside(module)} is not installed",
             where=module,
@@ -161,7 +161,7 @@ def contributed(module: str) -> ModuleType:
             fix="pip install unisono",
             code="E01",
         )
-    return found
+    return module_there
 
 
 def door(module: str) -> Callable[[str], Any]:
@@ -185,8 +185,8 @@ def family_in(package: str) -> Any:
 def _member_of(module: Any, base: type[C]) -> type[C]:
     """The one class of `module` that is a member: a subclass of `base`, defined there and not private."""
     for name, value in vars(module).items():
-        own = isinstance(value, type) and value.__module__ == module.__name__
-        if own and issubclass(value, base) and not name.startswith("_"):
+        defined_here = isinstance(value, type) and value.__module__ == module.__name__
+        if defined_here and issubclass(value, base) and not name.startswith("_"):
             return value
     raise TypeError(f"{module.__name__} declares no {base.__name__}")
 
@@ -237,12 +237,12 @@ def executed(path: str | Path, name: str, where: str, fix: str = "check the path
 
 def split(text: str) -> tuple[str, str]:
     """(name, options) of `NAME:options` and of `FILE.py:NAME:options`."""
-    own = file_and_name(text)
-    if own is None:
+    parts = file_and_name(text)
+    if parts is None:
         name, _, options = text.partition(":")
         return name, options
-    name, _, options = own[1].partition(":")
-    return f"{own[0]}:{name}", options
+    name, _, options = parts[1].partition(":")
+    return f"{parts[0]}:{name}", options
 
 
 def apart(text: str) -> tuple[str, tuple[str, ...]]:

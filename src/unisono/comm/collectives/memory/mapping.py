@@ -41,7 +41,7 @@ def mapped(
     makers = size if makers is None else makers
     nbytes = _HEAD + numel * dtype.itemsize
     token = secrets.randbits(62)
-    file = _made(nbytes, token) if index < makers else -1
+    file = _anonymous_file(nbytes, token) if index < makers else -1
     offers = torch.zeros(size, 4, dtype=torch.int64)
     offers[index] = torch.tensor([os.getpid(), file, token, _network()])
     started(pg, _DOING, pg.allreduce, [offers]).wait()
@@ -55,7 +55,7 @@ def mapped(
     return tuple(memory[_HEAD:].view(dtype) for memory in maps if memory is not None)
 
 
-def _made(nbytes: int, token: int) -> int:
+def _anonymous_file(nbytes: int, token: int) -> int:
     """An anonymous file of so many bytes, which begins with the token; -1 where the system has none."""
     try:
         file = os.memfd_create(_NAME)

@@ -2,9 +2,10 @@
 it needs of the others'. Over loopback the same bytes would be copied four times.
 
 What passes has room in a ring of slots, each as large as the largest piece so far. An operation takes the next slot; it
-is free again when everybody has read what was in it. Nobody is asked: at most `AHEAD` pieces are under way, so who
-begins one has ended the `AHEAD`-th before it, for which all others had begun that one, and so had ended all that lay in
-the slot.
+is free again when everybody has read what was in it. No message says so; the order of pieces does. Let n be a piece
+that a member begins. (1) At most `AHEAD` pieces are under way, so this member has ended piece n - AHEAD. (2) A piece
+ends only after all members have begun it. (3) So all others have begun n - AHEAD, and have ended piece n - 2 * AHEAD.
+(4) The slot of n held piece n - `SLOTS` = n - 2 * AHEAD before, which nobody reads any more.
 """
 
 from collections import deque
