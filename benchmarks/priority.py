@@ -33,7 +33,7 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.lab.links import LabLink, rate_of
 from unisono.lab.network import LabNetwork, require
 from unisono.launch.context import RankContext
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.measure.benches import columns, spread
 from unisono.observe.span import Recorder, Span
 from unisono.spec import words
@@ -206,7 +206,7 @@ def command() -> int:
     link = 2 * (HOSTS - 1) / HOSTS * 4 * numel * 8 / options.rate
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the start")
     with (
-        Nursery("priority:main", path=[str(Path(__file__).parent)]) as nursery,
+        ForkServer("priority:main", path=[str(Path(__file__).parent)]) as nursery,
         LabNetwork(HOSTS, LabLink(options.rate)) as network,
     ):
         asked = {

@@ -16,7 +16,7 @@ ALLOWED = {
     "lab/play.py": "a variable of the environment, set before torch looks at devices",
     "launch/agree.py": "a remedy, in words of the contract",
     "launch/crossing.py": "what backends say of a rank that left, in their own words",
-    "launch/nursery.py": "a variable of the environment, for a process that has no torch yet",
+    "launch/local_host.py": "a variable of the environment, for a process that has no torch yet",
     "launch/backend.py": "names of backends, which are part of the contract, and which devices they serve",
     "spec/elsewhere.py": "words of other programs, and a variable of the environment in a remedy",
     "spec/frames.py": "what backends say of a variable that is wrong, in their own words",

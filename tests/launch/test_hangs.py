@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from tests.launch.hangs import CASES, PROGRAM, ROOT, Case, left_of, play
 from tests.ranks import World
-from unisono.launch import verdict
 from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
 from unisono.launch.rank_lookout import Lookout
+from unisono.launch.run import verdict
 from unisono.launch.stand import Frame, Stand, from_dump, stand
 
 QUICK = (

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launch import rank_lookout, sleep, verdict
+from unisono.launch import rank_lookout, sleep
 from unisono.launch.pace import ASLEEP, FIRST, LEAST, StepPace
 from unisono.launch.rank_lookout import Lookout
+from unisono.launch.run import verdict
 from unisono.launch.sleep import SHARE, Sleep
 from unisono.spec.errors import UnisonoError
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch.spread import RunSpread
+from unisono.launch.run.membership import RunSpread
 
 SETTLED = 4
 """Steps after a meeting, from which on its pace is known."""

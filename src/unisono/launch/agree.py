@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from unisono.launch import crossing
 from unisono.launch.context import RankContext
-from unisono.launch.verdict import listed
+from unisono.launch.run.verdict import listed
 from unisono.spec.errors import UnisonoError, UsageError
 
 T = TypeVar("T")

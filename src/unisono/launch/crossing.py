@@ -21,6 +21,11 @@ _ECHOES = (
     "connection was likely closed",
 )
 _TOLD = ("what", "where", "likely", "fix", "code", "rank", "host")
+EMPTY: Record = {
+    **dict.fromkeys(_TOLD, ""), "code": "R01", "rank": None, "kind": "UserCodeError", "shown": "", "trace": "",
+    "shared": False, "echo": False,
+}  # fmt: skip
+"""What a record says where it says nothing."""
 
 
 def describe(error: BaseException) -> Record:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import alive, hang_report, verdict
+from unisono.launch import alive, hang_report
 from unisono.launch.alive import ALIVE
+from unisono.launch.run import verdict
 from unisono.launch.stand import Stand
 from unisono.launch.witness import Witness, look, mismatched
 from unisono.spec.errors import UnisonoError, UsageError

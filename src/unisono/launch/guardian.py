@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from unisono.launch.parent import die_with
-from unisono.launch.recovery import LIMIT, Recovery
+from unisono.launch.run.membership import LIMIT, Tries
+from unisono.launch.run.verdict import how_died
 from unisono.launch.signals import Signals, heard, meant
 from unisono.launch.suspend import stops_with
-from unisono.launch.verdict import how_died
 from unisono.spec.errors import Interrupted, Stopped, UserCodeError
 
 SHOW_CURSOR = "\x1b[?25h"
@@ -81,7 +81,7 @@ def guarded(note: Callable[[str], None]) -> Ward:
 @final
 class _Guardian:
     def __init__(self, note: Callable[[str], None]) -> None:
-        self._note, self._known, self._limit = note, Known(), Recovery(1)
+        self._note, self._known, self._tries = note, Known(), Tries()
         self._asked = 0  # the first signal that asked the run to end
         self._child = 0
         self._heard = b""
@@ -142,7 +142,7 @@ class _Guardian:
         for line in lines:
             for name, value in json.loads(line).items():
                 if name == "step":
-                    self._limit.stepped(value)
+                    self._tries = self._tries.stepped(value)
                 elif name == "lost":
                     self._known.lost += value
                 else:
@@ -162,7 +162,7 @@ class _Guardian:
             self._unblock()
             kind = Interrupted if meant(self._asked) == "interrupt" else Stopped
             error: Exception = kind(f"the supervisor was {how} while the run was stopping")
-        elif not self._limit.may():
+        elif not self._tries.may():
             self._unblock()
             error = UserCodeError(
                 f"the supervisor was {how}, {LIMIT + 1} times without a new step between",
@@ -171,7 +171,7 @@ class _Guardian:
             )
             error.__dict__["exit"] = 128 - status
         else:
-            self._limit.change()
+            self._tries = self._tries.lost(())
             where = f"with {known.run_dir}" if known.run_dir else "from the beginning"
             self._note(f"note  the supervisor was {how}: another one goes on {where}")
             return

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.launch.run.verdict import listed
 from unisono.launch.stand import Stand
-from unisono.launch.verdict import listed
 from unisono.launch.witness import Witness
 from unisono.spec.errors import UnisonoError
 from unisono.spec.frames import is_foreign

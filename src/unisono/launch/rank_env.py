@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from unisono.launch import crossing, signals, transport, verdict
+from unisono.launch import crossing, signals, transport
 from unisono.launch.agree import agree
 from unisono.launch.backend import choose, settings
 from unisono.launch.context import Channel, Ending, PrintChannel, RankContext, flush_and_leave
@@ -33,6 +33,7 @@ from unisono.launch.parent import die_with
 from unisono.launch.rank import equipment, means
 from unisono.launch.rank_calls import Ledger
 from unisono.launch.rank_lookout import Lookout
+from unisono.launch.run import verdict
 from unisono.spec.errors import Stopped, UnisonoError, UsageError
 
 _EARLY = 3600  # seconds
@@ -88,7 +89,7 @@ def run(
         _tell_torchrun(place.error_file, record)
         alike = _alike(ctx, record) if ctx is not None else [place.rank]
         others = [rank for rank in range(place.world) if rank not in alike]
-        ours = verdict.judge(verdict.Failure(alike[0], record), alike, others, host, ())
+        ours = verdict.judge(verdict.Failure(alike[0], record, host=host), alike, others)
         ours.shared |= not others  # rank 0 tells it
         return Outcome([None], ours, ours.exit)
     return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)

@@ -25,11 +25,12 @@ from typing import Any
 from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
-from unisono.launch import alive, crossing, verdict
+from unisono.launch import alive, crossing
 from unisono.launch.alive import home
 from unisono.launch.pace import PATIENCE, StepPace
 from unisono.launch.rank_alive import Presence
 from unisono.launch.rank_calls import Calls, Ledger, before_abort
+from unisono.launch.run import verdict
 from unisono.launch.sleep import Sleep
 from unisono.launch.stand import ASK, LINES, Frame, Stand, from_outside, process_state, stand
 from unisono.spec.errors import UnisonoError

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from unisono.launch.board import Board
-from unisono.launch.verdict import listed
+from unisono.launch.run.verdict import listed
 from unisono.spec.settings import silence, tell
 
 PLAIN_EVERY = 10.0
@@ -76,7 +76,7 @@ class Screen:
             self.say(self.board.line())
 
     def event(self, rank: int, event: dict[str, Any]) -> None:
-        """An `on_event` for Nursery.run and env.run_in_env."""
+        """An `on_event` for ForkServer.run and env.run_in_env."""
         match event["kind"]:
             case "output":
                 self.say(f"rank {rank} | {event['text']}" if self._ranks > 1 else event["text"])

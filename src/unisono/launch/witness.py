@@ -9,8 +9,8 @@ from typing import Any
 
 from unisono.launch import alive, testimony
 from unisono.launch.alive import Living
+from unisono.launch.run.verdict import differing
 from unisono.launch.stand import Stand, process_state
-from unisono.launch.verdict import differing
 
 NEAR = 3.0
 """Seconds that ranks get to answer: they look once a second."""

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import Placement, Replicate
 
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.library.explain import explained
 from unisono.library.found import found
 from unisono.spec.errors import UsageError
@@ -58,7 +58,7 @@ def check_gradients(
 
     Raises UsageError V03 where names, shapes or functions do not fit, UserCodeError when one of the functions raises.
     """
-    with Nursery(ENTRY, path=path_of(reference)) as nursery:
+    with ForkServer(ENTRY, path=path_of(reference)) as nursery:
         terms = GradientCheck(ranks, layout or {}, shards or ranks, dtype, tokens, timeout)
         return check_with(nursery, reference, candidate, terms)
 
@@ -76,7 +76,7 @@ class GradientCheck:
 
 
 def check_with(
-    nursery: Nursery,
+    nursery: ForkServer,
     reference: Callable[[], Gradients | Sequence[Gradients]],
     candidate: Callable[[Any], Gradients],
     terms: GradientCheck,
@@ -105,7 +105,7 @@ def path_of(function: Callable[..., Any]) -> list[str]:
     return [str(Path(home_of(function)["file"]).parent), *(entry for entry in sys.path if entry)]
 
 
-def run(nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float) -> list[dict[str, Any]]:
+def run(nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: float) -> list[dict[str, Any]]:
     """What each rank returned. Raises what the first to fail raised."""
     outcome = nursery.run(argument, ranks, 1, None, timeout, "gloo")
     if outcome.error is not None:

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unisono.launch.nursery import Nursery, print_output
-from unisono.launch.supervise import OnEvent
+from unisono.launch.fork_server import ForkServer, print_output
+from unisono.launch.loop import OnEvent
 from unisono.library.gradient_check import home_of, path_of
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
@@ -147,11 +147,11 @@ class LoopVerdict:
 
 def prove_loop(loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
     """See `unisono.prove`. Raises what the loop raises, in one process or in several."""
-    with Nursery(ENTRY, path=path_of(loop)) as nursery:
+    with ForkServer(ENTRY, path=path_of(loop)) as nursery:
         return prove_loop_on(nursery, loop, plan, steps)
 
 
-def prove_loop_on(nursery: Nursery, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
+def prove_loop_on(nursery: ForkServer, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
     """As `prove_loop`, on processes forked from a nursery of this module's ENTRY."""
     with playing(nursery, home_of(loop), Terms(steps)) as verdict:
         return verdict(plan)
@@ -159,7 +159,7 @@ def prove_loop_on(nursery: Nursery, loop: Callable[..., Any], plan: Plan, steps:
 
 @contextmanager
 def playing(
-    nursery: Nursery, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda one: None
+    nursery: ForkServer, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda one: None
 ) -> Iterator[Callable[[Plan], LoopVerdict]]:
     """A function from a plan to the verdict of the loop that `call` names: a function by `module`, `name` and `file`, a
     script by `script`, `words` and `cwd`. It is played by one process at once, which `played` is shown.
@@ -193,7 +193,7 @@ def not_played(plan: Plan, error: UnisonoError) -> LoopVerdict:
 
 
 def play(
-    nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False
+    nursery: ForkServer, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False
 ) -> LoopPlay:
     """A loop under a plan, from the same seed. folder: for what its steps come to. Raises what the loop raises."""
     folder.mkdir()

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.measure.file import FittedHost, as_toml, gpus_as_toml
 from unisono.observe.files import write_whole
 from unisono.plan import Plan
@@ -86,7 +86,7 @@ def run(
     _writable(out)
     worlds = sorted({2, max(2, min(8, 2 * cores))})
     plays = 3 + sum(2 + len(together(world, cores)) for world in worlds)
-    with Nursery(ENTRY) as nursery:
+    with ForkServer(ENTRY) as nursery:
         play = _player(nursery, plays, tick)
         if gpus := play({"ask": "devices"}, 1)[0]["gpus"]:
             return _gpus(play, gpus, out, say, begun)
@@ -137,7 +137,7 @@ def _gpus(
 
 
 def _player(
-    nursery: Nursery, plays: int, tick: Callable[[float], None]
+    nursery: ForkServer, plays: int, tick: Callable[[float], None]
 ) -> Callable[[dict[str, Any], int], list[Any]]:
     done = itertools.count(1)
 

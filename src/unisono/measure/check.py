@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.config import Loaded
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.planner.clusters import names
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import Answer
@@ -35,7 +35,7 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
             "no plan fits", where=within.cluster.name, fix="unisono plan without --check says more"
         )
     rows = []
-    with Nursery(ENTRY) as nursery:
+    with ForkServer(ENTRY) as nursery:
         for answer in found.best:
             rows.append((answer, _seconds(nursery, got, within, answer)))
     return _told(rows), _page(rows)
@@ -51,7 +51,7 @@ def played_here(within: Space) -> None:
         )  # fmt: skip
 
 
-def _seconds(nursery: Nursery, got: Loaded, within: Space, answer: Answer) -> float:
+def _seconds(nursery: ForkServer, got: Loaded, within: Space, answer: Answer) -> float:
     """The median step of a plan here."""
     plan, ask = answer.question.plan, answer.question
     recipe = got.recipe

@@ -14,17 +14,16 @@ from typing import Any, NoReturn
 
 from unisono.config import Recipe
 from unisono.config.resolve import located
-from unisono.launch import env, local
+from unisono.launch import env, fork_server
 from unisono.launch.advice import Adviser
 from unisono.launch.context import flush_and_leave
 from unisono.launch.crossing import ECHO
 from unisono.launch.guardian import Ward
+from unisono.launch.loop import OnEvent
 from unisono.launch.outcome import Outcome
-from unisono.launch.recovery import Recovery
+from unisono.launch.run.membership import RunSpread
 from unisono.launch.screen import Screen
 from unisono.launch.signals import Early
-from unisono.launch.spread import RunSpread
-from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
 from unisono.programs.chaos import sequel
 from unisono.programs.chaos.script import Script
@@ -120,18 +119,18 @@ def _as_supervisor(
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
-    company = (
-        spreading.company(order, hosts, settings, partial(best_for, recipe, plan, os.environ))
+    remote = (
+        spreading.remote_hosts(order, hosts, settings, partial(best_for, recipe, plan, os.environ))
         if hosts
         else None
     )
-    with local.start(ENTRY, plan.world, settings.quiet) as nursery:
+    with fork_server.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)
         folder.path = folder.path or make_run_dir(recipe, order.config_text, ward=folder.ward)
         folder.ward.tell(run_dir=str(folder.path))
-        if company is not None:
-            company.open(recipe.launch.shell, folder.path)
+        if remote is not None:
+            remote.open(recipe.launch.shell, folder.path)
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank
         script = Script.of_text(order.chaos) if order.chaos else None
@@ -139,8 +138,8 @@ def _as_supervisor(
         past = sequel.began(folder.path, script, known.died, known.since) if script is not None else None
         with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder, past)
-            recovery = Recovery(plan.world) if recipe.launch.recover else None
-            replans = recovery is not None and recipe.launch.replan
+            recovers = recipe.launch.recover
+            replans = recovers and recipe.launch.replan
             outcome = nursery.run(
                 argument,
                 plan.world,
@@ -148,9 +147,9 @@ def _as_supervisor(
                 hear,
                 recipe.launch.timeout,
                 recipe.launch.backend,
-                recovery,
+                recovers,
                 recipe.launch.grace,
-                company=company,
+                remote=remote,
                 adviser=Adviser(Replanner(recipe, plan, os.environ)) if replans else None,
                 spread=RunSpread(str(plan), plan.world),
             )
@@ -158,7 +157,7 @@ def _as_supervisor(
             early.stopping()
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
-        summary["restarts"] = folder.ward.known.lost + (recovery.changes if recovery is not None else 0)
+        summary["restarts"] = folder.ward.known.lost + outcome.losses
         if past is not None:
             summary["faults"] = sequel.summed_up(sequel.what_followed(past.lines()))
         if demo:

@@ -1,6 +1,7 @@
-"""Lines of ranks carried over one link between two hosts: what is written at one end comes out at the other. No torch.
+"""Lines of workers, carried over one link between two hosts: what is written at one end comes out at the other. No
+torch.
 
-A frame is either a message between the supervisors, as JSON, or some bytes of a lane; none of them end it.
+A frame is either a message between the supervisors, as JSON, or some bytes of a stream; none of them end it.
 """
 
 import contextlib
@@ -15,13 +16,13 @@ from typing import Any
 
 from unisono.launch.link import BACKLOG, Broken, HostLink
 
-_LANE = struct.Struct("<cI")
+_STREAM = struct.Struct("<cI")
 _PIECE = 1 << 16
 
 
 @dataclass
-class _Lane:
-    """An end of a lane: an open file that never blocks. reads, writes: which ways it still goes. owed: what came for
+class _Stream:
+    """An end of a stream: an open file that never blocks. reads, writes: which ways it still goes. owed: what came for
     it and was not taken yet."""
 
     number: int
@@ -36,12 +37,12 @@ class _Lane:
         return read | (selectors.EVENT_WRITE if self.writes and self.owed else 0)
 
 
-class Lanes:
-    """All lanes of a link. `fileno` can be read when `turn` has something to do."""
+class StreamMux:
+    """All streams of a link. `fileno` can be read when `turn` has something to do."""
 
     def __init__(self, link: HostLink) -> None:
         self.link = link
-        self._lanes: dict[int, _Lane] = {}
+        self._streams: dict[int, _Stream] = {}
         self._selector = selectors.EpollSelector()
         self._selector.register(link.sock, selectors.EVENT_READ)
         self._congested = False
@@ -50,10 +51,10 @@ class Lanes:
         return self._selector.fileno()
 
     def carry(self, number: int, file: int, reads: bool = True, writes: bool = True) -> None:
-        """An end of a lane, from now on: the file is ours. reads: what is read there goes to the other side."""
+        """An end of a stream, from now on: the file is ours. reads: what is read there goes to the other side."""
         os.set_blocking(file, False)
-        self._lanes[number] = lane = _Lane(number, file, reads, writes)
-        self._await(lane)
+        self._streams[number] = stream = _Stream(number, file, reads, writes)
+        self._await(stream)
 
     def say(self, message: dict[str, Any]) -> None:
         """To the other supervisor. Raises Broken."""
@@ -69,94 +70,94 @@ class Lanes:
                     self.link.pay()
                 if events & selectors.EVENT_READ:
                     said += filter(None, map(self._take, self.link.receive()))
-            elif (lane := self._lanes.get(key.data)) is not None:
+            elif (stream := self._streams.get(key.data)) is not None:
                 if events & selectors.EVENT_WRITE:
-                    self._write(lane)
+                    self._write(stream)
                 if events & selectors.EVENT_READ:
-                    self._read(lane)
+                    self._read(stream)
         self._mind_the_link()
         return said
 
     def drain(self, number: int) -> None:
-        """Send all that still lies in a lane whose rank is gone. Raises Broken."""
-        lane = self._lanes.get(number)
-        while lane is not None and lane.reads and self._read(lane):
+        """Send all that still lies in a stream whose rank is gone. Raises Broken."""
+        stream = self._streams.get(number)
+        while stream is not None and stream.reads and self._read(stream):
             pass
 
     def close(self) -> None:
-        for lane in list(self._lanes.values()):
-            self._end(lane)
+        for stream in list(self._streams.values()):
+            self._end(stream)
         self._selector.close()
         self.link.close()
 
     def _take(self, frame: bytes) -> dict[str, Any] | None:
-        """A message; bytes of a lane go their way. Raises Broken."""
+        """A message; bytes of a stream go their way. Raises Broken."""
         if frame[:1] == b"m":
             try:
                 told = json.loads(frame[1:])
             except (ValueError, RecursionError) as error:
                 raise Broken("a message that is none") from error
             return told if isinstance(told, dict) else None
-        if len(frame) < _LANE.size:
-            raise Broken("a frame of no lane")
-        _, number = _LANE.unpack_from(frame)
-        if (lane := self._lanes.get(number)) is not None:
-            data = frame[_LANE.size :]
-            lane.owed += data
-            lane.ends = lane.ends or not data
-            self._write(lane)
+        if len(frame) < _STREAM.size:
+            raise Broken("a frame of no stream")
+        _, number = _STREAM.unpack_from(frame)
+        if (stream := self._streams.get(number)) is not None:
+            data = frame[_STREAM.size :]
+            stream.owed += data
+            stream.ends = stream.ends or not data
+            self._write(stream)
         return None
 
-    def _read(self, lane: _Lane) -> bool:
+    def _read(self, stream: _Stream) -> bool:
         """Send a piece of what lies in a file; False when nothing does."""
         try:
-            data = os.read(lane.file, _PIECE)
+            data = os.read(stream.file, _PIECE)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
-        self.link.send(_LANE.pack(b"d", lane.number) + data)
+        self.link.send(_STREAM.pack(b"d", stream.number) + data)
         if not data:
-            lane.reads = False
-            self._await(lane)
+            stream.reads = False
+            self._await(stream)
         return bool(data)
 
-    def _write(self, lane: _Lane) -> None:
+    def _write(self, stream: _Stream) -> None:
         try:
-            while lane.owed and lane.writes:
-                del lane.owed[: os.write(lane.file, lane.owed)]
+            while stream.owed and stream.writes:
+                del stream.owed[: os.write(stream.file, stream.owed)]
         except BlockingIOError:
             pass
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
                 raise
-            lane.writes = False
-            lane.owed.clear()
-        if lane.ends and lane.writes and not lane.owed:
-            lane.writes = False
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(lane.file)) as sock:
+            stream.writes = False
+            stream.owed.clear()
+        if stream.ends and stream.writes and not stream.owed:
+            stream.writes = False
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(stream.file)) as sock:
                 sock.shutdown(socket.SHUT_WR)  # a pipe has no other way, and is closed
-        self._await(lane)
+        self._await(stream)
 
-    def _await(self, lane: _Lane) -> None:
-        """Look for what the lane still has to do; one that has nothing is over."""
-        if not lane.reads and not lane.writes:
-            self._end(lane)
+    def _await(self, stream: _Stream) -> None:
+        """Look for what the stream still has to do; one that has nothing is over."""
+        if not stream.reads and not stream.writes:
+            self._end(stream)
             return
-        events = lane.events(self._congested)
-        known = lane.file in self._selector.get_map()
+        events = stream.events(self._congested)
+        known = stream.file in self._selector.get_map()
         if events and known:
-            self._selector.modify(lane.file, events, lane.number)
+            self._selector.modify(stream.file, events, stream.number)
         elif events:
-            self._selector.register(lane.file, events, lane.number)
+            self._selector.register(stream.file, events, stream.number)
         elif known:
-            self._selector.unregister(lane.file)
+            self._selector.unregister(stream.file)
 
-    def _end(self, lane: _Lane) -> None:
+    def _end(self, stream: _Stream) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(lane.file)
-        if self._lanes.pop(lane.number, None) is not None:
-            os.close(lane.file)
+            self._selector.unregister(stream.file)
+        if self._streams.pop(stream.number, None) is not None:
+            os.close(stream.file)
 
     def _mind_the_link(self) -> None:
         """Whoever writes waits while the link has too much to carry."""
@@ -165,5 +166,5 @@ class Lanes:
         self._selector.modify(self.link.sock, events)
         if (congested := len(self.link.owed) > BACKLOG) != self._congested:
             self._congested = congested
-            for lane in list(self._lanes.values()):
-                self._await(lane)
+            for stream in list(self._streams.values()):
+                self._await(stream)

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.launch import crossing
-from unisono.launch.stand import Stand, from_dump
+from unisono.launch.stand import Stand
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
 from unisono.spec.frames import is_foreign
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that raised (`record`) or died without a word (`status`)."""
+    """A rank that raised (`record`) or died without a word (`status`). place: the line in which a dead one was, as far
+    as its last output tells. host: where it was."""
 
     rank: int
     record: crossing.Record | None
     status: int = 0
+    place: str = ""
+    host: str = ""
 
     @property
     def echo(self) -> bool:
@@ -41,13 +44,18 @@ def alike(failure: Failure, failures: Sequence[Failure]) -> list[int]:
     )
 
 
-def judge(
-    failure: Failure, alike: Sequence[int], others: Sequence[int], host: str, last_lines: Sequence[str]
-) -> UnisonoError:
+def judge_all(failures: Sequence[Failure], ranks: Sequence[int]) -> UnisonoError:
+    """The error to show for a run of these ranks that ended by these failures."""
+    failure = culprit(failures)
+    same = alike(failure, failures)
+    return judge(failure, same, [rank for rank in ranks if rank not in same])
+
+
+def judge(failure: Failure, alike: Sequence[int], others: Sequence[int]) -> UnisonoError:
     """The error to show for `failure`. alike: the ranks that raised it. others: those stopped because of it."""
     if failure.record is None:
-        return _died(failure, others, host, last_lines)
-    error = crossing.revive(failure.record, failure.rank, host)
+        return _died(failure, others)
+    error = crossing.revive(failure.record, failure.rank, failure.host)
     if not error.likely and isinstance(error, UserCodeError) and error.code == "R01":
         error.likely = raised_by(alike, others)
     return error
@@ -87,15 +95,14 @@ def how_died(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequence[str]) -> UnisonoError:
-    where = from_dump(failure.rank, last_lines).place
+def _died(failure: Failure, others: Sequence[int]) -> UnisonoError:
     if failure.status >= 0:
         return UserCodeError(
             f"the process left with status {failure.status} without a word",
-            where=where,
+            where=failure.place,
             likely="something called os._exit or sys.exit underneath Python",
             rank=failure.rank,
-            host=host,
+            host=failure.host,
             code="R02",
         )
     number = -failure.status
@@ -109,11 +116,11 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
     fix = "fewer ranks, or a smaller train.micro_batch" if number == signal.SIGKILL else ""
     error = UserCodeError(
         how_died(failure.status),
-        where=where,
+        where=failure.place,
         likely=likely,
         fix=fix,
         rank=failure.rank,
-        host=host,
+        host=failure.host,
         code="R02",
     )
     error.__dict__["exit"] = 128 + number  # the contract's 128+n, for this one error
