@@ -8,13 +8,14 @@ WORKERS ?= 2
 TOGETHER = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup demo test test-all test-gpu check fmt bench accuracy clean
+.PHONY: help setup demo test test-all test-gpu check fmt bench accuracy docs clean
 
 help:
-	@echo "make demo      train a small GPT on 4 processes, in one to three minutes; ends with a report"
-	@echo "make test      the tests, in ten to twenty minutes on two cores (ARGS='-k plan' for some)"
+	@echo "make demo      train a small GPT on 4 processes; ends with a report"
+	@echo "make test      the tests (ARGS='-k plan' for some)"
 	@echo "make test-all  and the slow ones      make test-gpu  those that need a GPU"
 	@echo "make check     format, lint, types, floors      make fmt  put the format right"
+	@echo "make docs      the documentation as a site, in build/site; opens from disk"
 	@echo "make bench     tokens per second, beside plain PyTorch"
 	@echo "make accuracy  the planner's prices, beside published measurements"
 
@@ -50,6 +51,12 @@ check: .venv/ready
 fmt: .venv/ready
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
+
+# Strict: a link that leads nowhere fails.
+docs: .venv/ready
+	.venv/bin/python docs/blocks.py
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/step.py $(ARGS)

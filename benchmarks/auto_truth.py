@@ -27,11 +27,12 @@ from unisono.launch.fork_server import ForkServer
 from unisono.plan import Plan
 from unisono.planner import search
 from unisono.planner.clusters import cluster
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.space import space_on
 from unisono.planner.stack import stack
 from unisono.programs.schedules import SCHEDULES
 from unisono.verbs._sizes import model_of
+from unisono.verbs.train.auto import best_of_meshes
 
 CASES = (
     ("1M", 2, 0.0),
@@ -81,7 +82,8 @@ def main() -> int:
                 continue
             base = given or calibrated()
             got = Loaded(MODELS[name], Plan(), {})
-            space = space_on(got, model_of(got, {}), Plan(), between(base, ranks, megabits), stack("plain"))
+            where = between(base, ranks, megabits)
+            space = space_on(got, model_of(got, {}), Plan(), where, stack(where.stack))
             with lab.link(megabits) if megabits else nullcontext(()) as hosts:
                 field = Field(nursery, MODELS[name], ranks, hosts)
                 regret, text = case(field, space, options.rounds)
@@ -93,8 +95,9 @@ def main() -> int:
 
 def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
     """(how much longer the chosen plan takes than the quickest, as a share; a line on both)."""
-    best = search.search(space, 1).best[0].question
-    chosen = (best.plan, best.micro_batch)
+    tried = [one.request for one in best_of_meshes(search.search(space, 64).best)]
+    took = {(one.plan, one.micro_batch): field.play(one.plan, one.micro_batch, 1.0) for one in tried}
+    chosen = min(took, key=took.__getitem__)
     programs = {program(one): one for one in [*search.candidates(space), chosen]}
     every = list(programs.values())
     short = {one: field.play(*one, 0.0) for one in every}
@@ -123,7 +126,7 @@ def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
 def priced(space: search.Space, one: tuple[Plan, int]) -> float:
     """Seconds of a step, by the calibration."""
     plan, micro_batch = one
-    ask = Question(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1)
+    ask = PlanRequest(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1)
     return simulate(ask).price.step
 
 

@@ -56,9 +56,8 @@ def main(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
 
 def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, connect, feeds
-    from unisono.train.session import place_of
-    from unisono.train.step import train_step
+    from unisono.train.build.build import build, connect, feeds, place_of
+    from unisono.train.step.train_step import train_step
 
     recipe = Recipe.model_validate_json(argument["recipe"])
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0)
@@ -135,7 +134,7 @@ def hashes(steps: int, policy: str, plans: Sequence[str]) -> list[dict[str, Any]
 
 def _hash(summary: dict[str, Any]) -> str:
     """Of weights, moments, and every step's loss, norm and validation loss."""
-    from unisono.train.checkpoint import read_full
+    from unisono.train.state.checkpoint import read_full
 
     digest = hashlib.sha256()
     for name, tensor in sorted(read_full(Path(summary["checkpoint"])).items()):

@@ -23,10 +23,9 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.launch.context import RankContext
 from unisono.launch.fork_server import ForkServer
 from unisono.observe.span import Recorder
-from unisono.train.build import build, connect, feeds
+from unisono.train.build.build import build, connect, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 
 RANKS = 2
 RECIPE = Recipe(

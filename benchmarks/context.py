@@ -17,10 +17,9 @@ import torch
 from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, Resolved, TrainConfig, resolve
 from unisono.observe.span import Recorder
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.dataset import Corpus, TokenWindows
-from unisono.train.session import place_of
-from unisono.train.step import targets_of
+from unisono.train.step.train_step import targets_of
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
 

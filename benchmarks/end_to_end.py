@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
-from unisono.lab.links import LabLink, rate_of
-from unisono.lab.network import LabNetwork, require
 from unisono.launch.fork_server import ForkServer
-from unisono.measure.benches import columns
 from unisono.spec import words
 from unisono.spec.errors import Skipped
+from unisono_contrib.lab.links import LabLink, rate_of
+from unisono_contrib.lab.network import LabNetwork, require
+from unisono_contrib.measure.benches import columns
 
 DDP = "DDP fp32"
 WHOLE = ("int4+ef@1.2", "powersgd:r=4+ef@1.6")

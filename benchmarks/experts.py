@@ -15,11 +15,10 @@ from tests.threads import context
 from unisono.comm.threads import run as on_threads
 from unisono.config import Recipe, load, resolve
 from unisono.observe.span import Recorder
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load as load_data
-from unisono.train.session import place_of
-from unisono.train.step import train
-from unisono.train.update import Report
+from unisono.train.step.train_step import train
+from unisono.train.step.update import Report
 
 ROOT = Path(__file__).parents[1]
 PLANS = {

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from unisono.plan import Plan
 from unisono.planner.clusters import of_size
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import Transformer
 
@@ -94,7 +94,7 @@ def bert_base() -> Row:
         flops += steps * model.step_flops(BERT_BATCH)
         micro = 64 * 128 // context
         plan = Plan.parse(f"precision=bf16 micros={BERT_BATCH // micro}")
-        ask = Question(model, plan, where, stack("plain"), micro, BERT_BATCH // micro)
+        ask = PlanRequest(model, plan, where, stack("plain"), micro, BERT_BATCH // micro)
         seconds += steps * simulate(ask).price.step
     error = stack("plain").error
     hours = (seconds / 3600 * (1 - error), seconds / 3600 * (1 + error))

@@ -18,7 +18,7 @@ from typing import Any
 
 from step import SIZES
 
-from unisono.launch.heap import with_huge_pages
+from unisono.launch.malloc_tuning import with_huge_pages
 
 
 def main() -> int:
@@ -64,10 +64,10 @@ def play(size: str, keep: bool, seconds: float) -> dict[str, float]:
 
     from unisono.config import resolve
     from unisono.launch.context import NullChannel
-    from unisono.launch.heap import keep_freed_memory
+    from unisono.launch.malloc_tuning import keep_freed_memory
     from unisono.observe.memory import peak_rss_mib
+    from unisono.train.build.build import place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
 
     if keep:
         keep_freed_memory(os.environ)

@@ -1,17 +1,13 @@
-"""Two "hosts" on one machine for ranks of a nursery: a cable of `unisono.lab` between them. Needs root, `ip`, `tc`."""
+"""Two "hosts" on one machine for ranks of a nursery: a cable of the lab between them. Needs root, `ip`, `tc`."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from unisono.lab import spaces
-from unisono.lab.links import DEVICE, LabLink
-from unisono.lab.network import LabNetwork, require
 from unisono.spec.errors import Skipped
-
-# Seconds of a core for a byte that a rank sends at 1 Gbit/s, beyond those over loopback: the last column of wire.py.
-# The processor does here what a network card does.
-WORK = 4.5e-9
+from unisono_contrib.lab import spaces
+from unisono_contrib.lab.links import DEVICE, LabLink
+from unisono_contrib.lab.network import LabNetwork, require
 
 
 def possible() -> bool:

@@ -24,9 +24,8 @@ from unisono.models.gpt.net import Block
 from unisono.planner.clusters import device
 from unisono.planner.stack import stack
 from unisono.planner.work.blocks import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
-from unisono.train.build import connect
+from unisono.train.build.build import connect, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 
 HOST, TRIES, CALLS, EDGE, COPIED = torch.device("cpu"), 8, 200, 1024, 256 << 20
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}

@@ -52,9 +52,8 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     from unisono.measure.live import live_peak
     from unisono.observe.memory import rss_mib
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, connect, feeds
-    from unisono.train.session import place_of
-    from unisono.train.step import train_step
+    from unisono.train.build.build import build, connect, feeds, place_of
+    from unisono.train.step.train_step import train_step
 
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

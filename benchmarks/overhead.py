@@ -2,7 +2,7 @@
 
 python benchmarks/overhead.py                             # a GPT of 10 M parameters on dp=2, all of it together
 python benchmarks/overhead.py --plan shard=2              # the same where ranks put copies of themselves aside
-python benchmarks/overhead.py --what guard                # one part alone; so are lookout and snapshots
+python benchmarks/overhead.py --what guard                # one part alone; so are watchdog and snapshots
 python benchmarks/overhead.py --what checkpoint           # asynchronous checkpoints instead, one each 50 steps
 
 Both kinds of blocks are of one run, so its tensors lie where they lay; pairs begin with either kind in turn. The figure
@@ -10,7 +10,7 @@ is the median of the pairs' ratios, less 1, with the 90 % interval of that media
 played until other programs took less than 5 % of the cores during `--pairs` of them, at most three times as many; the
 `--pairs` that were disturbed least count. In parts:
 
-lookout     the threads that look for a hang, speak with other ranks about it, answer from outside and wait for a
+watchdog     the threads that look for a hang, speak with other ranks about it, answer from outside and wait for a
             hurry; each step told to the supervisor, and whether to stop asked. The supervisor itself looks on in all
             blocks: the share of a core that it takes in those without is put on top
 guard       replicas compared and a gradient made twice, each 200 steps. Blocks hold no such step: it is timed beside
@@ -72,7 +72,7 @@ class Supervised:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """One row: shares of step time."""
-    from unisono.train.guard import PERIOD
+    from unisono.train.watch.guard import PERIOD
 
     ranks, folder, supervised = (
         Plan.parse(given.plan).world,

@@ -10,9 +10,9 @@ from typing import Any
 
 from unisono.config import Recipe, resolve
 
-BESIDE = ("lookout", "guard", "snapshots")
+BESIDE = ("watchdog", "guard", "snapshots")
 NEVER = 1 << 40
-LASTING = ("unisono-lookout", "unisono-alive", "unisono-drain")
+LASTING = ("unisono-watchdog", "unisono-hear", "unisono-drain")
 QUIET = 0.05
 """Of all cores, what other programs may take during a pair of blocks that counts as undisturbed."""
 MOST = 3
@@ -30,8 +30,7 @@ def prepare(argument: dict[str, Any]) -> Any:
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: pairs of blocks. Times are in seconds, one entry a pair."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, connect, feeds
-    from unisono.train.session import place_of
+    from unisono.train.build.build import build, connect, feeds, place_of
 
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"])
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0)
@@ -153,15 +152,15 @@ class Blocks:
 
 
 class Watched(Blocks):
-    """With guard, lookout and snapshots, or the one that was asked for."""
+    """With guard, watchdog and snapshots, or the one that was asked for."""
 
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
-        from unisono.train.cadence import Clock
-        from unisono.train.guard import install
-        from unisono.train.session import place_of
-        from unisono.train.shelf import MemoryShelf
-        from unisono.train.snapshots import Snapshots, among
+        from unisono.train.build.build import place_of
+        from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
+        from unisono.train.recovery.snapshots import Snapshots, among
+        from unisono.train.state.cadence import Clock
+        from unisono.train.watch.guard import install
 
         ctx, run, what = self.ctx, self.run, self.argument["what"]
         self.parts = BESIDE if what == "all" else (what,)
@@ -171,21 +170,21 @@ class Watched(Blocks):
             install(run, NEVER, feed=self.feed)
             self.guard, run.player = run.player, self.plain
         every = self.argument["every"] if "snapshots" in self.parts else 0
-        shelf = MemoryShelf(ctx.shelf)
-        put = shelf.put
+        buffer = SnapshotBuffer(ctx.shelf)
+        put = buffer.put
 
         def timed(*terms: Any) -> None:
             with self.called():
                 put(*terms)
 
-        shelf.put = timed
+        buffer.put = timed
         self.snapshots = Snapshots(
-            run, self.resolved.plan, place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0), shelf, every,
+            run, self.resolved.plan, place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0), buffer, every,
             among(ctx.store, ctx.rank, ctx.world), lambda text: ctx.channel.send("note", text=text),
         )  # fmt: skip
-        # `launch.rank` gives each rank its lookout before this; here it is the blocks' affair.
-        self.meetings = ctx.appear.func.__self__
-        self.meetings.lookout.close()
+        # `launch.rank.main` gives each rank its watchdog before this; here it is the blocks' affair.
+        self.side = ctx.appear.__self__
+        self.side.watchdog.close()
         self.stall = 0.0
 
     def warm(self) -> None:
@@ -195,14 +194,14 @@ class Watched(Blocks):
         super().warm()
         if "guard" in self.parts:
             self._checked(True)  # it finds out whether gradients are the same each time
-        self.snapshots.told()
+        self.snapshots.take_stall()
 
     def step(self, with_: bool) -> None:
-        from unisono.train.step import train_step
+        from unisono.train.step.train_step import train_step
 
         run, begun = self.run, time.perf_counter()
         leaves = self.feed.fetch(run.step, run.leaves)
-        if with_ and "lookout" in self.parts:
+        if with_ and "watchdog" in self.parts:
             train_step(run, leaves, self.ctx.channel.stop_requested)
             with self.called():
                 self.clock.stepped(time.perf_counter() - begun)
@@ -223,24 +222,24 @@ class Watched(Blocks):
             if with_:
                 self.run.player = self.guard
                 held.callback(setattr, self.run, "player", self.plain)
-                if "lookout" in self.parts:
+                if "watchdog" in self.parts:
                     held.enter_context(self._watched())
             yield self.snapshots.settle
-        self.stall += self.snapshots.told().get("snapshot_stall", 0.0)
+        self.stall += self.snapshots.take_stall().get("snapshot_stall", 0.0)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """The threads beside the main one that a run under `unisono train` has."""
-        from unisono.train.drain import Drain, DrainParts
+        from unisono.train.recovery.drain import Drain, DrainParts
 
-        ctx, meetings = self.ctx, self.meetings
-        meetings.lookout = meetings.watch(ctx.rank, ctx.world, store=meetings.store)
+        ctx, side = self.ctx, self.side
+        side._watch(side.channel.meeting.place, ctx.store)
         ctx.appear(Path(self.argument["folder"]) / "alive")
         grace, store = self.resolved.recipe.launch.grace, ctx.store.clone()
         parts = DrainParts(self.run, self.clock, ctx.channel, store, ctx.world, grace, Path, lambda: False)
         with Drain(parts):
             yield
-        meetings.lookout.close()
+        side.watchdog.close()
 
     def lasting(self) -> float:
         threads = [thread for thread in threading.enumerate() if thread.name in LASTING]
@@ -279,9 +278,9 @@ class Saved(Blocks):
 
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
-        from unisono.train.checkpoint import Saver
-        from unisono.train.checkpoint.mirror import Mirroring, place_at
-        from unisono.train.saving import Saving
+        from unisono.train.state.checkpoint import Saver
+        from unisono.train.state.checkpoint.mirror import Mirroring, place_at
+        from unisono.train.state.saving import Saving
 
         ctx, run, folder = self.ctx, self.run, Path(self.argument["folder"])
         mirror = None
@@ -294,8 +293,8 @@ class Saved(Blocks):
         self.due = False
 
     def step(self, with_: bool) -> None:
-        from unisono.train.state import kept_of, pieces_of
-        from unisono.train.step import train_step
+        from unisono.train.state.run_state import kept_of, pieces_of
+        from unisono.train.step.train_step import train_step
 
         begun = time.perf_counter()
         if self.due:

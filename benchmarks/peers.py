@@ -29,11 +29,11 @@ from unisono.models.init import initialise
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.sink import SINKS, RunFacts
-from unisono.train import watch
-from unisono.train.build import Place, build, facts_of, feeds
+from unisono.train.build.build import Place, build, facts_of, feeds
 from unisono.train.data.dataset import Corpus, TokenWindows
 from unisono.train.data.order import sample_ids
-from unisono.train.step import train
+from unisono.train.step.train_step import train
+from unisono.train.watch.journal import Journal, LiveTable
 
 TABLE_STEPS = 256  # steps whose samples are looked up together
 
@@ -209,10 +209,10 @@ def ours(task: Task, plan: Plan, label: str, line: Channel, folder: Path) -> Rac
     )
     sinks = [SINKS.read(name) for name in ("metrics", "events")]
     observers = [
-        watch.LiveTable(line, recipe.train.steps, run.mesh.at["pp"]),
+        LiveTable(line, recipe.train.steps, run.mesh.at["pp"]),
         *(sink.open(facts) for sink in sinks if sink.every_rank or place.rank == 0),
     ]
-    journal = watch.Journal(observers, task.tokens)
+    journal = Journal(observers, task.tokens)
 
     def step() -> float:
         begun = time.perf_counter()

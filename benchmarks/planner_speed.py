@@ -8,10 +8,10 @@ import sys
 from time import perf_counter, process_time
 
 from unisono.plan import Plan
-from unisono.planner.bench import SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.screen import screen
 from unisono.planner.search import search
+from unisono.planner.search_arrays import SearchShared
 from unisono.planner.space import Space, meshes
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import Transformer
@@ -62,7 +62,7 @@ def main() -> int:
             f" {told.priced:,} priced, {told.feasible:,} fit, {told.played} played"
         )
         best = found.best[0]
-        print(f"  best    {best.question.plan}: {best.price.step:.4g} s, {len(found.front)} on the front")
+        print(f"  best    {best.request.plan}: {best.price.step:.4g} s, {len(found.front)} on the front")
         missed |= found.seconds > most
     return 1 if missed else 0
 

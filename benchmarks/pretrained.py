@@ -68,8 +68,7 @@ def prepare(argument: dict[str, Any]) -> Any:
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, connect
-    from unisono.train.session import place_of
+    from unisono.train.build.build import build, connect, place_of
 
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 120.0)

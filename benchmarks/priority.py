@@ -30,21 +30,20 @@ import torch
 from torch import Tensor, nn
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
-from unisono.lab.links import LabLink, rate_of
-from unisono.lab.network import LabNetwork, require
 from unisono.launch.context import RankContext
 from unisono.launch.fork_server import ForkServer
-from unisono.measure.benches import columns, spread
 from unisono.observe.span import Recorder, Span
 from unisono.spec import words
 from unisono.spec.errors import Skipped
-from unisono.train.ahead import AheadGradients, parts_of, run_ahead
-from unisono.train.build import build, connect, feeds
+from unisono.train.build.build import build, connect, feeds, place_of
 from unisono.train.data.feed import Feed
 from unisono.train.data.load import load
-from unisono.train.run import Run
-from unisono.train.session import place_of
-from unisono.train.step import train
+from unisono.train.step.run import Run
+from unisono.train.step.train_step import train
+from unisono_contrib.lab.links import LabLink, rate_of
+from unisono_contrib.lab.network import LabNetwork, require
+from unisono_contrib.measure.benches import columns, spread
+from unisono_contrib.train.step.ahead import AheadGradients, parts_of, run_ahead
 
 WAYS = ("every_step", "priority:slice=0.125")
 HOSTS, STEPS, FORWARD = 4, 4, 1 / 3

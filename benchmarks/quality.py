@@ -29,9 +29,9 @@ from typing import Any
 from unisono.codecs import CODECS
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.launch.fork_server import ForkServer
-from unisono.measure.benches import columns
 from unisono.spec.errors import UsageError
 from unisono.spec.training import OPTIMISERS
+from unisono_contrib.measure.benches import columns
 
 PLAIN, ALONE, SGD = "plain", "one device", "@sgd"
 ASKED = ("cast:bf16", "int8", "int4+ef")  # to be within noise

@@ -18,10 +18,9 @@ from peers import Racer, Task, ddp, fsdp, ours, plain
 
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
-from unisono.train.build import connect
+from unisono.train.build.build import connect, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 
 WARM_UP = 3  # steps of each loop before anything is timed
 

@@ -161,8 +161,8 @@ def _task(folder: Path, rank: int, world: int) -> tuple[Any, Any, Any, float]:
     from recovery import recipe
 
     from unisono.config import resolve
+    from unisono.train.build.build import place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
 
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     torch.set_num_threads(1)

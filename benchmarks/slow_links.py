@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from unisono.codecs import CODECS
-from unisono.lab.links import LabLink, rate_of
-from unisono.lab.network import LabNetwork, require
 from unisono.launch.fork_server import ForkServer
-from unisono.measure.benches import columns, spread
 from unisono.spec import words
 from unisono.spec.errors import Skipped, UsageError
+from unisono_contrib.lab.links import LabLink, rate_of
+from unisono_contrib.lab.network import LabNetwork, require
+from unisono_contrib.measure.benches import columns, spread
 
 DDP, PLAIN = "DDP fp32", "plain"
 HOOKS = ("torch fp16 hook", "torch bf16 hook", "torch PowerSGD hook, rank 4")

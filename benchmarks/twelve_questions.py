@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import load
-from unisono.planner import ties
+from unisono.planner import tie_breaks
+from unisono.planner.error_bars import untried
 from unisono.planner.search import search
-from unisono.planner.simulate import Answer, gain
+from unisono.planner.simulate import PlanResult, gain
 from unisono.planner.space import space_of
-from unisono.planner.trust import untried
 from unisono.spec.words import seconds
 from unisono.verbs._sizes import model_of
 
@@ -98,7 +98,7 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def answers(asked: Asked) -> tuple[Answer, ...]:
+def answers(asked: Asked) -> tuple[PlanResult, ...]:
     """The best plans of a question, the chosen one first."""
     keys = {"train.global_batch": asked.batch} | {f"train.{key}": value for key, value in asked.train.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -122,19 +122,19 @@ def row(asked: Asked) -> str:
     bold = next((one for one in others if one.price.step < best.price.step), None)
     said = "-"
     if bold is not None:
-        new = ", ".join(untried(bold.question.plan, bold.question.stack))
-        sure = 100 * ties.margin(bold.question)
+        new = ", ".join(untried(bold.request.plan, bold.request.stack))
+        sure = 100 * tie_breaks.margin(bold.request)
         said = f"`{_short(bold)}`: {100 * gain(bold, best):.0f} %, within ± {sure:.0f} %; unmeasured: {new}"
     took = f"{seconds(best.price.step)}, MFU {100 * best.mfu:.0f} %"
     return f"| {asked.name} | `{_short(best)}` | {took} | {said} | {asked.practice} | {asked.why} |"
 
 
-def _short(answer: Answer) -> str:
+def _short(answer: PlanResult) -> str:
     """A plan without its precision, which is the same for all, with its micro-batch."""
     words = [
-        word for word in str(answer.question.plan).split() if not word.startswith(("precision=", "blocks="))
+        word for word in str(answer.request.plan).split() if not word.startswith(("precision=", "blocks="))
     ]
-    return " ".join([*words, f"(micro-batch {answer.question.micro_batch})"])
+    return " ".join([*words, f"(micro-batch {answer.request.micro_batch})"])
 
 
 def main() -> int:

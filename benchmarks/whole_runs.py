@@ -22,15 +22,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
-from unisono.measure.hooks import hook_of
-from unisono.measure.turns import agreed
 from unisono.observe.span import Recorder
-from unisono.train.build import build, connect, feeds
+from unisono.train.build.build import build, connect, feeds, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
-from unisono.train.evaluate import evaluate
-from unisono.train.session import place_of
-from unisono.train.step import train
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.train_step import train
+from unisono_contrib.measure.hooks import hook_of
+from unisono_contrib.measure.turns import agreed
 
 DDP = "DDP fp32"
 

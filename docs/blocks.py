@@ -7,11 +7,13 @@ to it. No torch.
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
+from unisono.cli import LATER
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.config.fields import SECTIONS, keys
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
@@ -22,12 +24,17 @@ from unisono.programs.collectives import draw as moves
 from unisono.programs.collectives import ring as ring_program
 from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
 from unisono.programs.schedules import SCHEDULES
+from unisono.spec.finder import Finder
+from unisono.spec.sink import SINKS
+from unisono.spec.source import SOURCES
+from unisono.spec.training import OPTIMISERS
 from unisono.verbs import VERBS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 SOURCE = ROOT / "src" / "unisono"
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+TABLES = sorted((DOCS / "data").glob("*.md"))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *TABLES)
 BLOCK = re.compile(r"(<!-- block ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CODE = re.compile(r"[A-Z]\d\d")
 
@@ -51,6 +58,25 @@ PLAN_MEANINGS = {
     "recompute": "which activations are computed again in backward",
     "offload": "what is kept outside the device",
     "blocks": "ranges of blocks that are played otherwise",
+}
+
+# What the contract names for the time after this version: family → names. A name that has a member is left out.
+PROMISED: tuple[tuple[str, Finder[Any], tuple[str, ...]], ...] = (
+    (
+        "`train.optimizer`",
+        OPTIMISERS,
+        ("adascale", "kfac", "lamb", "lans", "lars", "muon", "shampoo", "soap"),
+    ),
+    ("`data.source`", SOURCES, ("mds", "s3", "tar")),
+    ("`out.track`", SINKS, ("mlflow", "tensorboard", "trackio", "wandb")),
+    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sync")),
+)
+# Plans that a reader might expect to work: what they ask for, and the plan. Each is refused with exit code 2.
+REFUSED = {
+    "blocks of one stage that differ in `shard`": "dp=2 shard=2 blocks=0:shard=1",
+    "blocks of one stage that differ in their degree of `tp`, but for `tp=1`": "tp=4 blocks=0:tp=2",
+    "a codec without replicas": "tp=2 codec=int8",
+    "a codec under `sync=canonical`": "dp=2 sync=canonical codec=int8",
 }
 
 
@@ -187,9 +213,41 @@ def verbs() -> str:
     return table(("command", "does"), ((f"`unisono {n}`", VERBS.find(n).summary()) for n in VERBS.names()))
 
 
+def not_yet() -> str:
+    """Names of the contract that this version lacks, by the key that would take them."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for key in NAMED:
+            if missing := [name for name in known(key) if name not in played(key)]:
+                yield f"`{key}=` in a plan", " ".join(f"`{name}`" for name in missing)
+        for where, family, names in PROMISED:
+            if missing := [name for name in dict.fromkeys(names) if name not in family.names()]:
+                yield where, " ".join(f"`{name}`" for name in missing)
+
+    return table(("where", "refused today"), rows())
+
+
+def refused() -> str:
+    """Plans that are refused, each with what it asks for."""
+    return table(("what", "plan"), ((what, f"`{plan}`") for what, plan in REFUSED.items()))
+
+
+def proven() -> str:
+    """How many plans the table of proven plans has, by what they promise."""
+    rows = re.findall(
+        r"^\| `([^`]+)` \| (\d+) \| (\w+) ",
+        (DOCS / "data" / "proven.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    count = Counter(promise for _, _, promise in rows)
+    ranks = [int(number) for _, number, _ in rows]
+    parts = ", ".join(f"{count[promise]} {promise}" for promise in ("EXACT", "ROUNDING", "LOSSY"))
+    return f"{len(rows)} plans on {min(ranks)} to {max(ranks)} ranks: {parts}. Each is within its bound."
+
+
 def checkpoint_format() -> str:
     """The format as the code that writes it states it."""
-    path = SOURCE / "train" / "checkpoint" / "__init__.py"
+    path = SOURCE / "train" / "state" / "checkpoint" / "__init__.py"
     said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return said.partition("\n\n")[2]
 
@@ -197,12 +255,12 @@ def checkpoint_format() -> str:
 def codes() -> dict[str, set[str]]:
     """Every error code in the source -> the files that raise it."""
     found: dict[str, set[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for value in _candidates(node):
                 word = value.value if isinstance(value, ast.Constant) else None
                 if isinstance(word, str) and CODE.fullmatch(word):
-                    found.setdefault(word, set()).add(str(path.relative_to(SOURCE)))
+                    found.setdefault(word, set()).add(str(path.relative_to(ROOT / "src")))
     return found
 
 
@@ -241,6 +299,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "round-hierarchical": lambda: rounds("hierarchical:node=2", "all_reduce", 4),
     "plan": plan_keys,
     "verbs": verbs,
+    "not-yet": not_yet,
+    "refused": refused,
+    "proven": proven,
     "checkpoint-format": checkpoint_format,
     "top": lambda: section_keys(""),
     **{section: (lambda section=section: section_keys(section)) for section in SECTIONS},

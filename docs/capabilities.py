@@ -853,12 +853,14 @@ ROWS: tuple[Row, ...] = (
 
 def page() -> str:
     """The text of capabilities.md."""
-    head = """# What it can do
+    head = """# Capabilities
 
-Each capability with one command that shows it, run in this project's folder. `python docs/capabilities.py` runs them
-all and reads each effect off what the command printed or left; `python docs/capabilities.py pipeline` runs those whose
-name or group holds that word. `make test-all` runs them too. What is not there yet is in the
-[README](../README.md#what-is-not-there-yet).
+Each capability with one command that shows it, run in this project's folder. `python docs/capabilities.py` runs all of
+them and checks what each printed or left behind; `python docs/capabilities.py pipeline` runs those whose name or group
+holds that word. `make test-all` runs them too.
+
+Do not learn the program here: a command shows that a thing works, its page says when to use it. What is missing has
+[a page of its own](not-yet.md).
 """
     parts = [head]
     for group in dict.fromkeys(row.group for row in ROWS):

@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Modules that take longest, then folders of such: two workers that begin with them end at about the same time.
 LONG = (
-    "planner/test_calls.py", "verbs/test_auto.py", "verify/test_proof.py", "planner/test_search.py",
+    "planner/test_one_count.py", "verbs/test_auto.py", "verify/test_proof.py", "planner/test_search.py",
     "planner/test_accuracy.py", "house/test_families.py", "verbs", "launch", "verify", "library", "parallel",
 )  # fmt: skip
 

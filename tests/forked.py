@@ -190,14 +190,14 @@ def preload() -> None:
 
     modules = (
         "cli",
-        "launch.rank",
+        "launch.rank.main",
         "verbs.train.rank",
         "verbs.train.run",
         "verify.prover_rank",
     )
     for module in modules:
         importlib.import_module(f"unisono.{module}")
-    from unisono.verify.conformance import families
+    from unisono_contrib.verify.conformance import families
 
     for family in families():
         for name in family.names():

@@ -8,7 +8,7 @@ import pytest
 from unisono.parallel.site import Site
 from unisono.parallelize import PASSES
 from unisono.plan import Plan
-from unisono.plan.each import options_of
+from unisono.plan.blocks import options_of
 from unisono.spec.layout import Anatomy
 
 

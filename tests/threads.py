@@ -20,7 +20,7 @@ from unisono.spec.errors import UnisonoError, UserCodeError
 from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
 
 
-class Told(Channel):
+class Description(Channel):
     """What rank 0 sends is heard at once."""
 
     def __init__(self, rank: int, hear: OnEvent) -> None:
@@ -37,7 +37,7 @@ def context(rank: int, ranks: int, hear: OnEvent | None = None) -> RankContext:
     """What a rank on a thread is told about itself."""
     from unisono.comm.threads import BACKEND, store  # not above: the test session itself may do without torch
 
-    channel = NullChannel() if hear is None else Told(rank, hear)
+    channel = NullChannel() if hear is None else Description(rank, hear)
     return RankContext(rank, ranks, rank, ranks, "here", 1, BACKEND, store(), channel, "token")
 
 

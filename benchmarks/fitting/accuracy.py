@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from benchmarks.fitting.calibrate import MeasuredStep, Measurement, errors, fit
+from unisono.planner.error_bars import APART, techniques, trust
 from unisono.planner.stack import FittedRange, Stack
-from unisono.planner.trust import APART, techniques, trust
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import unisono.planner
 from unisono.planner.source import Source
-from unisono.planner.tables import Table, bundled
+from unisono.planner.toml_tables import Table, bundled
 
 PLANNER = Path(unisono.planner.__file__).parent
 TABLES = ("devices.toml", "clusters.toml", "stacks.toml")

@@ -32,7 +32,7 @@ LATER = {
 }
 
 EXAMPLES = """\
-unisono train --demo                       train a small GPT on 4 processes, in one to three minutes
+unisono train --demo                       train a small GPT on 4 processes; ends with a report
 unisono train my.toml --plan "dp=2 pp=2"   train a recipe under a plan
 unisono verify --demo --plan tp=2          prove a plan against one device
 unisono report runs/demo/ID                draw where the time and the bytes went

@@ -15,8 +15,6 @@ from unisono.parallel.cut import Costs, Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill, settle
 from unisono.parallel.float8 import use_float8
-from unisono.parallel.graphs import is_traced, split_graphs
-from unisono.parallel.grid import crossing_shape, split_over_grid
 from unisono.parallel.masters import keep_masters, rounding_of
 from unisono.parallel.measured import measured_costs
 from unisono.parallel.mirror import Mirror, mirror_of
@@ -30,20 +28,19 @@ from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
-from unisono.parallel.stash import set_apart
 from unisono.parallel.stochastic import keep_narrow
-from unisono.parallel.tables import deal, ignored, marked
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
-from unisono.parallel.virtual.build import virtualize
 from unisono.plan import Plan
-from unisono.plan.away import Away
-from unisono.plan.each import on_disk, options_of
+from unisono.plan.blocks import Away, on_disk, options_of
 from unisono.plan.grid import Grid
 from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.layout import Anatomy, Split
+
+_TABLES, _GRID = "unisono.parallel.tables", "unisono.parallel.grid"  # of the sister package
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +59,17 @@ def _shard(stages: Stages, site: Site) -> None:
     for i, stage in stages.items():
         blocks = stage.blocks.values()
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
-        apart |= ignored(stage, site)
+        apart |= contributed(_TABLES).ignored(stage, site) if site.anatomy.tables else set()
         zeros = {block: site.each[int(name)].zero for name, block in stage.blocks.items()}
-        given = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
-        site.sharding[i] = Sharded(stage, blocks, *given)
+        options = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
+        site.sharding[i] = Sharded(stage, blocks, *options)
         if site.values is None:
             settle(stage, site)
+
+
+def _of_sister(module: str, function: str) -> Callable[[Stages, Site], None]:
+    """A pass of the sister package: a function beside a module of the core's name."""
+    return lambda stages, site: getattr(contributed(module), function)(stages, site)
 
 
 def _in_a_row(site: Site) -> bool:
@@ -75,7 +77,12 @@ def _in_a_row(site: Site) -> bool:
 
 
 def _splits(site: Site) -> bool:
-    return _in_a_row(site) and not is_traced(site)
+    return _in_a_row(site) and not _is_traced(site)
+
+
+def _is_traced(site: Site) -> bool:
+    """Whether the model is a chain of units of a graph."""
+    return Split.GRAPH in site.anatomy.splits.values()
 
 
 def _deals_experts(site: Site) -> bool:
@@ -86,12 +93,25 @@ def _deals_experts(site: Site) -> bool:
 # is shared once there is any, and before FSDP2 takes it.
 PASSES = (
     Pass("untie", lambda site: bool(site.owners), untie),
-    Pass("tables", lambda site: bool(site.anatomy.tables), deal, at_once=True),
-    Pass("virtual shards", lambda site: site.virtual > 1, virtualize),
+    Pass("tables", lambda site: bool(site.anatomy.tables), _of_sister(_TABLES, "deal"), at_once=True),
+    Pass(
+        "virtual shards",
+        lambda site: site.virtual > 1,
+        _of_sister("unisono.parallel.virtual.build", "virtualize"),
+    ),
     Pass("split", lambda site: _splits(site) and site.plan.chunks == 1, split),
     Pass("split in chunks", lambda site: _splits(site) and site.plan.chunks > 1, split, at_once=True),
-    Pass("graph", lambda site: _in_a_row(site) and is_traced(site), split_graphs),
-    Pass("grid", lambda site: isinstance(site.plan.tp, Grid), split_over_grid, at_once=True),
+    Pass(
+        "graph",
+        lambda site: _in_a_row(site) and _is_traced(site),
+        _of_sister("unisono.parallel.graphs", "split_graphs"),
+    ),
+    Pass(
+        "grid",
+        lambda site: isinstance(site.plan.tp, Grid),
+        _of_sister(_GRID, "split_over_grid"),
+        at_once=True,
+    ),
     Pass("experts", _deals_experts, deal_experts),
     Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1 and site.virtual == 1, deal_positions),
     Pass("fill", lambda site: True, fill),
@@ -178,11 +198,12 @@ def parallelize(
     length = timetable.length
     stages = {i: Stage(model, blocks[i % length], i % length, length) for i in owned}
     site.sharding.update((i, Whole()) for i in stages)
-    chosen = [one for one in PASSES if one.wanted(site)]
-    for one in chosen:
-        one.apply(stages, site)
-    slots = marked(_slots(stages, site), site)
-    slots = slots if schedule.flushed else set_apart(slots)
+    chosen = [step for step in PASSES if step.wanted(site)]
+    for step in chosen:
+        step.apply(stages, site)
+    slots = _slots(stages, site)
+    slots = contributed(_TABLES).marked(slots, site) if anatomy.tables else slots
+    slots = slots if schedule.flushed else contributed("unisono.parallel.stash").set_apart(slots)
     return Local(
         stages=stages,
         owners=site.owners,
@@ -193,7 +214,7 @@ def parallelize(
         mirror=mirror_of(slots, timetable, mesh),
         wires=wires,
         device=device,
-        halves=not any(one.at_once for one in chosen),
+        halves=not any(step.at_once for step in chosen),
         routers=_routers(site),
         store=store,
         away={slot.name: site.kept_away(slot.name) for slot in slots},
@@ -281,7 +302,7 @@ def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -
             dealt = site.length and site.virtual == 1
             shape[1] = part_of(site.length, mesh.tp)[1] if dealt else sequence // mesh.cp.size
             if isinstance(site.plan.tp, Grid):
-                shape = crossing_shape(tuple(shape), mesh, site.plan.tp)
+                shape = contributed(_GRID).crossing_shape(tuple(shape), mesh, site.plan.tp)
         return x.new_empty(shape, dtype=site.carried if x.is_floating_point() else x.dtype)
 
     carries = [distinct(carry) for carry in boundaries(model, site.blocks, sample)]

@@ -7,7 +7,6 @@ import torch
 from torch import Size, nn
 
 from unisono.codecs import CODECS, BucketMemory, Codec
-from unisono.codecs._marks.crc import SUM, checksum
 from unisono.codecs.int8 import ByteLevels
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
@@ -15,7 +14,8 @@ from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.sync._drive import Drive
-from unisono.verify.conformance.codec_wire import NoisyGroup, of_wire
+from unisono_contrib.codecs._marks.crc import SUM, checksum
+from unisono_contrib.verify.conformance.codec_wire import NoisyGroup, of_wire
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,14 +7,14 @@ import torch
 from tests.codecs.meeting import Meeting, drawn
 from tests.codecs.test_training import alike, replicas_agree, trained
 from tests.threads import prove
-from tests.train.test_gradients import text  # noqa: F401
+from tests.train.step.test_gradients import text  # noqa: F401
 from unisono.codecs import BucketMemory, Coder, Exchange, Sum
 from unisono.codecs._moments import MOMENT, MomentCoder
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.train.checkpoint import latest
 from unisono.train.optim.onebit_adam import OneBitAdam
 from unisono.train.optim.zeroone_adam import ZeroOneAdam
+from unisono.train.state.checkpoint import latest
 
 pytestmark = pytest.mark.timeout(240)
 

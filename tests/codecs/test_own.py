@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.cli import main
 from unisono.codecs import CODECS
 from unisono.codecs._watched import CodecFault
 from unisono.spec.errors import UsageError
-from unisono.train.step import train_step
-from unisono.verify.conformance import held
+from unisono.train.step.train_step import train_step
+from unisono_contrib.verify.conformance import held
 
 WRONG = Path(__file__).with_name("wrong.py")
 PAGE = Path(__file__).parents[2] / "docs" / "codecs.md"

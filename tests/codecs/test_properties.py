@@ -5,7 +5,7 @@ import torch
 
 from tests.codecs.meeting import Meeting, drawn
 from tests.codecs.test_training import replicas_agree, trained
-from tests.train.test_gradients import text  # noqa: F401
+from tests.train.step.test_gradients import text  # noqa: F401
 from unisono.codecs import CODECS
 from unisono.codecs._marks.ef import LEFT, FedCoder
 from unisono.codecs._parcel import kept_of

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codecs.meeting import Meeting, drawn
-from unisono.codecs import randomk
 from unisono.codecs._parcel import kept_of
+from unisono_contrib.codecs import randomk
 
 HERE = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.codecs.meeting import Meeting, drawn
 from unisono.codecs import CODECS
-from unisono.codecs.threshold import Threshold
+from unisono_contrib.codecs.threshold import Threshold
 
 SHAPES = [(60, 50), (11,), (0, 3)]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS as CODECS_THERE
 from unisono.plan import Plan
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -29,7 +29,7 @@ def trained(ctx, text, plan, steps=4, first=0, folder=None, resume=None, **train
     if folder is not None:
         boxes = [*pieces_of(live), *kept_of(live)]
         save(Path(folder), live.step, boxes, {"step": live.step}, rank=ctx.rank, world=ctx.world, token="t")
-    own = {key: x.clone() for key, x in live.sync.state().items() if live.sync.own(key)}
+    own = {key: x.clone() for key, x in live.sync.state().items() if live.sync.is_private(key)}
     return {
         "at": live.mesh.at,
         "losses": [report.loss for report in reports if not report.again],

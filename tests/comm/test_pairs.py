@@ -8,7 +8,7 @@ import torch
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.pairs import PairQueues, _open, pairs_of
 from unisono.observe.span import Recorder
-from unisono.train.session import place_of
+from unisono.train.build.build import place_of
 
 pytestmark = pytest.mark.timeout(60)
 

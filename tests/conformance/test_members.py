@@ -7,7 +7,7 @@ import pytest
 
 from unisono.cli import main
 from unisono.spec.errors import UsageError
-from unisono.verify.conformance import families, family_of, held, word_of
+from unisono_contrib.verify.conformance import families, family_of, held, word_of
 
 OWN = Path(__file__).with_name("own.py")
 STARTERS = OWN.with_name("starters.py")

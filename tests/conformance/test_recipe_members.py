@@ -7,7 +7,7 @@ import pytest
 from unisono.spec.model import MODELS
 from unisono.spec.source import SOURCES
 from unisono.spec.training import LOSSES, METRICS, OPTIMISERS, RATES
-from unisono.verify.conformance import families, held
+from unisono_contrib.verify.conformance import families, held
 
 OWN = Path(__file__).with_name("recipes.py")
 MINE = (MODELS, SOURCES, OPTIMISERS, RATES, LOSSES, METRICS)

@@ -10,8 +10,8 @@ import pytest
 from unisono.observe.metrics import JsonLines, read_lines
 from unisono.spec.errors import UsageError
 from unisono.spec.sink import SINKS, Observer, RunFacts, Sink, StepRecord
-from unisono.train.writing import writing
-from unisono.verify.conformance.sink import facts, faults, play, records
+from unisono.train.state.writing import writing
+from unisono_contrib.verify.conformance.sink import facts, faults, play, records
 
 
 @pytest.mark.parametrize("name", SINKS.names())

@@ -84,7 +84,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
 def cuda_of_a_rank(ctx) -> dict[str, object]:
     import torch
 
-    from unisono.train.session import place_of
+    from unisono.train.build.build import place_of
 
     clean = not torch.cuda._is_in_bad_fork()
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)
@@ -110,10 +110,9 @@ def waits_of_a_step(ctx, recipe: str) -> int:
     import torch
 
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, feeds
+    from unisono.train.build.build import build, feeds, place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
-    from unisono.train.step import train
+    from unisono.train.step.train_step import train
 
     got = resolve(Recipe.model_validate_json(recipe), "dp=1", 1)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.house.test_floors import FILES, SOURCE
+from tests.house.source import FILES, file_at, place_of
 
 HOME = "comm/device.py"
 WORDS = ("cuda", "nccl", "nvidia", "xpu", "mps", "rocm")
@@ -15,7 +15,7 @@ ALLOWED = {
     "config/models.py": "names of backends are part of the contract",
     "lab/play.py": "a variable of the environment, set before torch looks at devices",
     "launch/agree.py": "a remedy, in words of the contract",
-    "launch/crossing.py": "what backends say of a rank that left, in their own words",
+    "launch/error_record.py": "what backends say of a rank that left, in their own words",
     "launch/local_host.py": "a variable of the environment, for a process that has no torch yet",
     "launch/backend.py": "names of backends, which are part of the contract, and which devices they serve",
     "spec/elsewhere.py": "words of other programs, and a variable of the environment in a remedy",
@@ -50,11 +50,9 @@ def _device_words(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_only_one_file_knows_kinds_of_devices() -> None:
     found = [
-        f"{path.relative_to(SOURCE)}:{line}: {text}"
+        f"{place}:{line}: {text}"
         for path in FILES
-        if (place := str(path.relative_to(SOURCE))) != HOME
-        and place not in ALLOWED
-        and not place.startswith(CATALOGUES)
+        if (place := place_of(path)) != HOME and place not in ALLOWED and not place.startswith(CATALOGUES)
         for line, text in _device_words(ast.parse(path.read_text()))
     ]
     assert found == []
@@ -62,7 +60,7 @@ def test_only_one_file_knows_kinds_of_devices() -> None:
 
 @pytest.mark.parametrize("place", ALLOWED)
 def test_no_allowance_outlives_its_reason(place: str) -> None:
-    assert list(_device_words(ast.parse((SOURCE / place).read_text())))
+    assert list(_device_words(ast.parse(file_at(place).read_text())))
 
 
 @pytest.mark.parametrize(

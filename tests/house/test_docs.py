@@ -7,7 +7,10 @@
 ```bash walk   are executed with all that are marked so on the page, one after the other, in one folder; $EXAMPLES
 ```python walk names examples/
 ```toml        is a whole recipe, held against its plan
+```toml walk F the same, and the file F of a walk
 ```toml part   is TOML only
+
+Every command of README.md and docs/index.md is a line of a fence that is executed.
 """
 
 import os
@@ -16,6 +19,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,15 +94,57 @@ def test_commands_run(snippet: Snippet, tmp_path: Path) -> None:
     subprocess.run(["bash", "-eu", "-c", snippet.body], cwd=tmp_path, env=environment(), check=True)
 
 
-def walks() -> dict[str, str]:
-    """By its page: a script of all snippets that are marked so."""
+def walked(snippet: Snippet) -> str:
+    """The shell commands that play a snippet of a walk."""
+    if snippet.language == "bash":
+        return snippet.body
+    start = "python -" if snippet.language == "python" else f"cat > {snippet.mark.split()[1]}"
+    return f"{start} <<'WALKED'\n{snippet.body}WALKED\n"
+
+
+def walks(languages: Sequence[str] = ("bash", "python", "toml")) -> dict[str, str]:
+    """Page → a script of all its snippets that are marked `walk`."""
     scripts: dict[str, str] = {}
-    for snippet in (s for s in snippets() if s.mark == "walk"):
-        page = snippet.place.partition(":")[0]
-        python = snippet.language == "python"
-        body = f"python - <<'WALKED'\n{snippet.body}WALKED\n" if python else snippet.body
-        scripts[page] = scripts.get(page, "") + body
+    for snippet in snippets():
+        if snippet.mark.split()[:1] == ["walk"] and snippet.language in languages:
+            page = snippet.place.partition(":")[0]
+            scripts[page] = scripts.get(page, "") + walked(snippet)
     return scripts
+
+
+def commands(text: str) -> set[str]:
+    """The command lines of a shell script, without comments."""
+    lines = (shlex.join(shlex.split(line, comments=True)) for line in text.replace("\\\n", " ").splitlines())
+    return {line for line in lines if line}
+
+
+WITHOUT_TORCH = ("unisono config ", "unisono new ", "unisono completion ")
+BY_HAND = ("make ", "pip install ", "git clone ")
+"""What changes the environment of the tests: each runs such commands at its set-up."""
+
+
+def test_commands_of_walks_that_need_no_torch_run(tmp_path: Path) -> None:
+    for page, script in walks(("bash",)).items():
+        quick = [line for line in sorted(commands(script)) if line.startswith(WITHOUT_TORCH)]
+        files = walks(("toml",)).get(page, "")
+        if quick and files:
+            lines = "\n".join(quick)
+            done = subprocess.run(
+                ["bash", "-eu", "-c", files + lines], cwd=tmp_path, env=environment(), check=False
+            )
+            assert done.returncode == 0, (page, quick)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_every_command_of_the_first_pages_is_executed(page: str) -> None:
+    """As it stands, in a fence of some page that a test executes."""
+    executed = [s.body for s in snippets() if s.language == "bash" and s.mark in ("run", "walk")]
+    known = set().union(*map(commands, executed))
+    shown = set().union(
+        *(commands(s.body) for s in snippets() if s.place.startswith(page) and s.language == "bash")
+    )
+    assert shown
+    assert {line for line in shown if not line.startswith(BY_HAND)} <= known
 
 
 @pytest.mark.slow
@@ -155,7 +201,7 @@ def test_python_runs(snippet: Snippet, tmp_path: Path) -> None:
 @of("toml")
 def test_recipes_hold(snippet: Snippet, tmp_path: Path) -> None:
     tomllib.loads(snippet.body)
-    if snippet.mark:
+    if snippet.mark == "part":
         return
     path = tmp_path / "recipe.toml"
     path.write_text(snippet.body, encoding="utf-8")
@@ -164,4 +210,4 @@ def test_recipes_hold(snippet: Snippet, tmp_path: Path) -> None:
 
 
 def test_targets_of_the_make_file_are_there() -> None:
-    assert {"setup", "demo", "test", "test-all", "test-gpu", "check", "fmt", "bench"} <= TARGETS
+    assert {"setup", "demo", "test", "test-all", "test-gpu", "check", "fmt", "bench", "docs"} <= TARGETS

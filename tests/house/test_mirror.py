@@ -1,20 +1,23 @@
-"""tests/ mirrors src/: every package has its folder, and every module of it that does something is drawn in there or
+"""tests/ mirrors src/: every room, of the core or of its sister package, has its folder, and every module of it that does something is drawn in there or
 by the tests of who uses it."""
-
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCE, TESTS = ROOT / "src" / "unisono", ROOT / "tests"
-PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+from tests.house.source import ROOT, SISTER, SOURCE
+
+TESTS = ROOT / "tests"
+PACKAGES = sorted({path.parent.name for home in (SOURCE, SISTER) for path in home.glob("*/__init__.py")})
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_package_has_tests_of_its_own(package: str) -> None:
     tests = [path for path in (TESTS / package).rglob("test_*.py") if "def test_" in path.read_text()]
     assert tests, f"tests/{package} has no test"
-    of_it = (f"unisono.{package}", "unisono(")  # the latter starts a verb, as a user does
+    of_it = (
+        f"unisono.{package}",
+        f"unisono_contrib.{package}",
+        "unisono(",
+    )  # the latter starts a verb, as a user does
     drawn = [path for path in tests if any(word in path.read_text() for word in of_it)]
     assert drawn, f"tests/{package} draws in nothing of unisono.{package}"
 

@@ -4,10 +4,10 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.house.test_families import FAMILIES, SOURCE
+from tests.house.source import FILES, SOURCE, place_of
+from tests.house.test_families import FAMILIES
 from unisono.plan.grammar import known
 
-FILES = sorted(SOURCE.rglob("*.py"))
 # What a family's key is called in code: `plan.sync == "canonical"`, `model.kind in ("gpt", "moe")`.
 WORDS = {
     "plan.sync": "sync",
@@ -26,7 +26,7 @@ def test_class_names_are_unique() -> None:
     for path in FILES:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(str(path.relative_to(SOURCE)))
+                homes[node.name].append(place_of(path))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
@@ -34,10 +34,10 @@ def test_nobody_branches_on_a_members_name() -> None:
     """Comparisons of a family's key with the name of one of its members, but in the member's own file."""
     found = []
     for path in FILES:
-        place = path.relative_to(SOURCE)
+        place = place_of(path)
         for line, key, name in _questions(ast.parse(path.read_text())):
             package = next(f.package for f in FAMILIES.values() if f.key == key)
-            if not str(place).startswith(package.removeprefix("unisono.").replace(".", "/")):
+            if not place.startswith(package.removeprefix("unisono.").replace(".", "/")):
                 found.append(f"{place}:{line}: {key} compared with {name!r}")
     assert found == []
 

@@ -1,11 +1,17 @@
 """The guide keeps up with the program: tables, drawings and codes are the program's own, and links lead somewhere."""
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from unisono import config
+from unisono.spec.errors import UnisonoError
 
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("docs_blocks", ROOT / "docs" / "blocks.py")
@@ -16,6 +22,7 @@ sys.modules[_spec.name] = blocks
 _spec.loader.exec_module(blocks)
 
 PAGES = [page for page in blocks.PAGES if page.exists()]
+LINKED = [*PAGES, *sorted((ROOT / "docs" / "adr").glob("*.md"))]
 GUIDE = sorted((ROOT / "docs").glob("*.md"))
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
@@ -51,7 +58,7 @@ def test_every_error_code_is_explained() -> None:
     assert not set(listed) - set(raised), "listed, and nowhere in the source"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", LINKED, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         place = (page.parent / target).resolve() if target else page
@@ -64,6 +71,39 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in GUIDE:
         assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+@pytest.mark.parametrize("what", blocks.REFUSED)
+def test_what_is_said_not_to_be_there_is_refused(what: str) -> None:
+    loaded = config.load(ROOT / "examples" / "proof.toml")
+    with pytest.raises(UnisonoError) as raised:
+        config.resolve(loaded.recipe, loaded.plan.parse(blocks.REFUSED[what]), None, loaded.origins)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_site_is_built_and_asks_nobody(tmp_path: Path) -> None:
+    """Every link leads somewhere, and a reader without a network misses nothing."""
+    pytest.importorskip("mkdocs", reason="pip install '.[docs]'")
+    site = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True,
+    )  # fmt: skip
+    loaded = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//")
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > len(GUIDE)
+    assert not [page.name for page in pages if loaded.search(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
+def test_notebooks_run(path: Path, tmp_path: Path) -> None:
+    """Their cells of code, one after the other, in a process of its own."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    script = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
 def test_pictures_are_small() -> None:

@@ -1,6 +1,6 @@
 """A toy of every family, each in one file, and a program that tries all of them in one copy of the package.
 
-The copy lies in the working folder, as `src/unisono`. Live parts of toys leave their family's noun in `used.txt`.
+The copy lies in the working folder, as `src`. Live parts of toys leave their family's noun in `used.txt`.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class {base}(Verb):
 _BENCH = '''
 """A toy."""
 
-from unisono.measure.benches.net import NetBench
+from unisono_contrib.measure.benches.net import NetBench
 
 
 class ToyBench(NetBench):
@@ -128,7 +128,7 @@ def name_of(noun: str) -> str:
 def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
     """Writes every toy into a copy of the package; and one under the name of a verb that is still to come."""
     for noun, family in families.items():
-        folder = package.joinpath(*family.package.split(".")[1:])
+        folder = package.joinpath(*family.package.split("."))
         if noun == "verb":
             for name in (name_of(noun), later):
                 (folder / f"{name}.py").write_text(_VERB.format(base="GreetVerb", name=name))
@@ -138,7 +138,7 @@ def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
         own = {"starter": _STARTER + inspect.getsource(starters.Toy), "bench": _BENCH}
         text = own[noun] if noun in own else TOYS[noun].text(noun, name_of(noun))
         place.write_text(text.replace('name = "toy"', f'name = "{name_of(noun)}"'))
-    package.parent.with_name("mine.py").write_text(
+    package.with_name("mine.py").write_text(
         TOYS["sink"].text("sink", "mine")
         + _VERB.format(base="OwnVerb", name="own").replace('"""A toy."""', "")
     )
@@ -254,20 +254,8 @@ def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
         who: said("simulate", *SIZES, "--plan", plan, *place) for plan, who in PRICED.items()
     }
     answers["priced"]["model kind"] = said("simulate", "recipe.toml", "--plan", "dp=2", *place)
-    answers["sent"] = {
-        who: sent(plan) for plan, who in PRICED.items() if "collective" in plan or who == "usual"
-    }
     del sys.modules["torch"]
     return answers
-
-
-def sent(text: str) -> float:
-    """Bytes of the gradients of a small model, all-reduced on dp between CPUs, as the planner lists them."""
-    from unisono.plan import Plan
-    from unisono.planner.work.calls import sent as listed
-    from unisono.planner.work.transformer import Transformer
-
-    return listed(Transformer(1, 1, 8, 8, 16, 1, 32), Plan.parse(text), 1, 2)["dp", "all_reduce"][0]
 
 
 def started() -> list[Any]:

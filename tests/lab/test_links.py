@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.lab import links
-from unisono.lab.links import LabLink, dealt, delay_of, rate_of
 from unisono.spec.errors import UsageError
+from unisono_contrib.lab import links
+from unisono_contrib.lab.links import LabLink, dealt, delay_of, rate_of
 
 
 @pytest.mark.parametrize(

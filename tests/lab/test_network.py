@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from unisono.lab import links, play
-from unisono.lab.links import LabLink
-from unisono.lab.network import LabNetwork
-from unisono.lab.play import Play
-from unisono.lab.spaces import inside
+from unisono_contrib.lab import links, play
+from unisono_contrib.lab.links import LabLink
+from unisono_contrib.lab.network import LabNetwork
+from unisono_contrib.lab.play import Play
+from unisono_contrib.lab.spaces import inside
 
 SOURCE = str(Path(links.__file__).parents[2])
 pytestmark = [

@@ -2,9 +2,9 @@
 
 import pytest
 
-from unisono.lab.network import DeviceBytes, device_bytes
-from unisono.lab.play import commands, commands_by_host, exit_code, filled
 from unisono.launch.starters import detect
+from unisono_contrib.lab.network import DeviceBytes, device_bytes
+from unisono_contrib.lab.play import commands, commands_by_host, exit_code, filled
 
 WORDS = ["train", "--rank={rank}", "{host}/{hosts}", '{"json": 1}']
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.lab.relay import Transit
+from unisono_contrib.lab.relay import Transit
 
 MOMENTS = st.lists(st.floats(0, 1, allow_nan=False), max_size=30).map(sorted)
 

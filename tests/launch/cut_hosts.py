@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unisono.lab import links
-from unisono.lab.links import LabLink, rate_of
-from unisono.lab.network import LabNetwork
-from unisono.lab.spaces import enter, inside
+from unisono_contrib.lab import links
+from unisono_contrib.lab.links import LabLink, rate_of
+from unisono_contrib.lab.network import LabNetwork
+from unisono_contrib.lab.spaces import enter, inside
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -45,7 +45,7 @@ report = true
 
 def weights_of(run_dir: Path) -> str:
     """SHA-256 over names, values and optimiser state of the last checkpoint."""
-    from unisono.train.checkpoint.read import read_full
+    from unisono.train.state.checkpoint.read import read_full
 
     digest = hashlib.sha256()
     for name, x in sorted(read_full(max((run_dir / "checkpoints").glob("step-*"))).items()):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
-from unisono.launch.rank_lookout import Lookout
+from unisono.launch.rank.watchdog import Watchdog
 from unisono.spec.layout import Anatomy, Split
 from unisono.spec.source import SOURCES, DataSource
 from unisono.spec.training import Metric
@@ -30,7 +30,7 @@ PATIENT = os.environ.get("HANG_PATIENT")
 ONCE = os.environ.get("HANG_ONCE")  # who takes the culprit's place does not hang in its turn
 turns: dict[str, int] = {}
 if PATIENT:
-    Lookout._obey = lambda *told: None
+    Watchdog._obey = lambda *told: None
 
 
 def due(where: str) -> bool:

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from unisono.lab.spaces import enter
+from unisono_contrib.lab.spaces import enter
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import psutil
 
 from tests.ports import kept_port
 from tests.verbs import jobs
-from unisono.train.checkpoint import latest, read_full, verify_folder
+from unisono.train.state.checkpoint import latest, read_full, verify_folder
 
 ROOT = Path(__file__).parents[2]
 WITHIN = 10.0

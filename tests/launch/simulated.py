@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from unisono.launch.rank_status import RankStatus
 from unisono.launch.run import commands, events
 from unisono.launch.run.machine import handle
 from unisono.launch.run.membership import Role, RunSpread
 from unisono.launch.run.state import Phase, RunState, Terms, begin
-from unisono.launch.stand import Stand
 
 KILLED = -signal.SIGKILL
 ECHO = {"kind": "UserCodeError", "what": "gone", "where": "", "likely": "", "fix": "", "code": "R03", "rank": None,
@@ -66,7 +66,7 @@ class World:
                 self.due.append(events.HostUp(0, "here", 4))
             case commands.ReadStacks(workers=workers):
                 self.due.append(
-                    events.StacksRead(tuple(Stand(n, "runs", place="m.py:3 in f") for n in workers))
+                    events.StacksRead(tuple(RankStatus(n, "runs", place="m.py:3 in f") for n in workers))
                 )
             case _:
                 pass

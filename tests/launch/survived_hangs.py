@@ -15,7 +15,7 @@ import torch
 
 from tests.launch.hangs import CASES, Case, began, left_of
 from unisono.plan import Plan
-from unisono.train.checkpoint import read_full
+from unisono.train.state.checkpoint import read_full
 
 DEADLINE = 3.0
 FIXED = ("sleep", "stop", "busy", "lock", "read")

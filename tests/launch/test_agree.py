@@ -235,7 +235,7 @@ def test_a_run_is_not_resumed_on_other_data(world: Any, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_folder_that_another_run_writes_into_is_refused_by_all(world: Any, tmp_path: Path) -> None:
-    from unisono.train.writing import locked
+    from unisono.train.state.writing import locked
 
     odd_folder(tmp_path)
     (tmp_path / "all" / "run").mkdir()

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from tests.ranks import World
 from unisono.comm import begun
-from unisono.launch.rank_calls import Calls, Ledger
+from unisono.launch.rank.calls import Calls, Ledger
+from unisono.launch.rank_status import RankStatus
 from unisono.launch.run import verdict
 from unisono.launch.run.verdict import differing
-from unisono.launch.stand import Stand
 from unisono.spec.errors import HangError
 
 pytestmark = pytest.mark.timeout(60)
@@ -70,7 +70,7 @@ def looked_at(ctx):
     thread.join()
     calls.compare()
     dist.barrier()
-    theirs = json.loads(store.get(f"lookout/calls/{(ctx.rank - 1) % ctx.world}"))
+    theirs = json.loads(store.get(f"watchdog/calls/{(ctx.rank - 1) % ctx.world}"))
     both = sum(str(n) in theirs.get(label, {}) for label, own in calls._known.items() for n in own)
     return {"found": found, "looks": min(len(looks), 3), "groups": max(looks), "both": both > 40}
 
@@ -165,7 +165,7 @@ def after(batches, ranks=2):
         everyone.append(Calls(rank, store, ledger))
     for calls in (*everyone, *everyone):
         found += calls.compare()
-    answers = [calls.answers(found, Stand(rank, "waits")) for rank, calls in enumerate(everyone)]
+    answers = [calls.answers(found, RankStatus(rank, "waits")) for rank, calls in enumerate(everyone)]
     return found, differing(answers)
 
 
@@ -183,6 +183,6 @@ def test_ranks_that_lag_or_do_not_know_do_not_differ() -> None:
 
 
 def test_what_only_one_rank_still_knows_is_no_mismatch() -> None:
-    told = {"says": "x", **asdict(Stand(0, "called", op="x"))}
+    told = {"says": "x", **asdict(RankStatus(0, "called", op="x"))}
     assert differing([[told], [None]]) == []
     assert len(differing([[told], [{**told, "says": "y"}]])) == 2

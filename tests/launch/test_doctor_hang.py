@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from tests.launch.hangs import CASES, Case, ask, began, doctor
-from unisono.launch import alive, doctor_hang, hang_report, witness
-from unisono.launch.alive import Living
-from unisono.launch.rank_alive import Presence
-from unisono.launch.stand import ASK, LINES, Stand, catches, process_state
-from unisono.launch.witness import Witness
+from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder
+from unisono.launch.inspect import InspectedRank
+from unisono.launch.inspect_folder import RankProcess
+from unisono.launch.rank.presence import Presence
+from unisono.launch.rank_status import ASK, LINES, RankStatus, catches, process_state
 from unisono.spec.errors import UsageError
 
 pytestmark = pytest.mark.timeout(60)
@@ -72,8 +72,8 @@ def test_a_healthy_run_that_is_asked_ends_with_the_same_bits(asks: int, tmp_path
                 code, told, _ = doctor(folder, "runs")
                 assert code == 0 and told["pass"] and told["culprit"] is None, told
                 assert [one["answered"] for one in told["stands"]] == [True, True]
-                for one in alive.living(next(folder.glob("runs/run/*/alive"))):
-                    assert alive.seen(one)["frames"], "by the signal too"
+                for one in inspect_folder.living(next(folder.glob("runs/run/*/alive"))):
+                    assert inspect_folder.seen(one)["frames"], "by the signal too"
             (folder / "hold").unlink()
             assert processes[0].wait(100) == 0, (folder / "output").read_text()
         assert not list(folder.glob("runs/run/*/alive")), "nothing is left of a run that has ended"
@@ -91,7 +91,7 @@ def test_ranks_of_another_host_answer_through_the_folder(
         until = time.monotonic() + 50
         while not (tmp_path / "began").exists() and time.monotonic() < until:
             time.sleep(0.05)
-        monkeypatch.setattr(alive, "home", lambda: ["elsewhere"])
+        monkeypatch.setattr(inspect_folder, "home", lambda: ["elsewhere"])
         found, lines = doctor_hang.run(tmp_path / "seen" / "alive", 3.0)
     assert found["culprit"] == 0 and not found["pass"], found
     assert "rank 0 is stopped by a signal" in found["cause"] and found["remedy"].startswith("kill -CONT")
@@ -124,9 +124,11 @@ def sleeper(*command: str) -> Iterator[int]:
             process.kill()
 
 
-def me(rank: int = 0, world: int = 1, **other: Any) -> Living:
+def me(rank: int = 0, world: int = 1, **other: Any) -> RankProcess:
     pid = other.pop("pid", os.getpid())
-    plain = Living(rank, world, pid, alive.started(pid), "here", alive.home(), 0, 0, "one", time.time())
+    plain = RankProcess(
+        rank, world, pid, inspect_folder.started(pid), "here", inspect_folder.home(), 0, 0, "one", time.time()
+    )
     return replace(plain, **other)
 
 
@@ -135,16 +137,16 @@ def test_a_rank_answers_until_it_leaves(tmp_path: Path) -> None:
 
     def facts() -> dict[str, Any]:
         asked.append(1)
-        return {"stand": asdict(Stand(0, "runs", "here", idle=0.1, step=7)), "calls": {}, "since": 0.2}
+        return {"status": asdict(RankStatus(0, "runs", "here", idle=0.1, step=7)), "calls": {}, "since": 0.2}
 
     presence = Presence(folder, me(), facts)
     assert folder.stat().st_mode & 0o077 == 0
     for _ in range(2):
-        (found,) = witness.look(folder, alive.living(folder))
-        assert (found.spoke, found.stand.step, found.since) == (True, 7, 0.2)
+        (found,) = inspect.look(folder, inspect_folder.living(folder))
+        assert (found.spoke, found.status.step, found.since) == (True, 7, 0.2)
     assert len(asked) == 2
     presence.close()
-    assert not folder.exists() and alive.living(folder) == []
+    assert not folder.exists() and inspect_folder.living(folder) == []
 
 
 def test_an_answer_that_fails_is_no_answer_and_harms_nobody(tmp_path: Path) -> None:
@@ -152,9 +154,9 @@ def test_an_answer_that_fails_is_no_answer_and_harms_nobody(tmp_path: Path) -> N
         raise RuntimeError("no")
 
     presence = Presence(tmp_path / "alive", me(), facts)
-    (found,) = witness.look(tmp_path / "alive", alive.living(tmp_path / "alive"))
+    (found,) = inspect.look(tmp_path / "alive", inspect_folder.living(tmp_path / "alive"))
     presence.close()
-    assert not found.spoke and found.stand.state == "silent"
+    assert not found.spoke and found.status.state == "silent"
 
 
 def test_what_ended_processes_have_left_is_known_by_their_start(tmp_path: Path) -> None:
@@ -162,38 +164,38 @@ def test_what_ended_processes_have_left_is_known_by_their_start(tmp_path: Path) 
         here = me(pid=pid)
         assert not here.has_gone() and replace(here, start=here.start - 1).has_gone()
         assert not replace(here, home=["elsewhere"], start=1).has_gone(), "of others nothing is known"
-        alive.appear(tmp_path / "alive", here)
-        alive.sweep(tmp_path / "alive")
-        assert alive.living(tmp_path / "alive") == [here]
+        inspect_folder.appear(tmp_path / "alive", here)
+        inspect_folder.sweep(tmp_path / "alive")
+        assert inspect_folder.living(tmp_path / "alive") == [here]
     assert here.has_gone()
-    alive.sweep(tmp_path / "alive")
+    inspect_folder.sweep(tmp_path / "alive")
     assert not (tmp_path / "alive").exists()
 
 
 def test_ranks_of_the_last_start_count(tmp_path: Path) -> None:
     for rank, run, when in ((0, "new", 5.0), (1, "new", 6.0), (2, "old", 4.0)):
-        alive.appear(tmp_path, me(rank, 2, run=run, began=when))
+        inspect_folder.appear(tmp_path, me(rank, 2, run=run, began=when))
     (tmp_path / "rank3.json").write_text("{ half")
     (tmp_path / "rank4.json").write_text('{"rank": 4}')
     (tmp_path / "rank5.json").write_text(json.dumps(asdict(me(5)) | {"pid": "1"}))
-    assert [one.rank for one in alive.living(tmp_path)] == [0, 1]
+    assert [one.rank for one in inspect_folder.living(tmp_path)] == [0, 1]
 
 
 def test_a_stranger_is_sent_no_signal(tmp_path: Path) -> None:
     with sleeper() as pid:
         assert not catches(pid, ASK), "it would end it"
-        assert alive.seen(me(pid=pid))["stand"]["state"] == "silent"
+        assert inspect_folder.seen(me(pid=pid))["status"]["state"] == "silent"
         assert process_state(pid) in "SR"
         os.kill(pid, signal.SIGSTOP)
         while process_state(pid) != "T":
             pass
-        assert alive.seen(me(pid=pid))["stand"]["state"] == "stopped"
-        assert process_state(pid) == "T" and alive.kernel(pid)["state"] == "stopped"
+        assert inspect_folder.seen(me(pid=pid))["status"]["state"] == "stopped"
+        assert process_state(pid) == "T" and inspect_folder.kernel(pid)["state"] == "stopped"
 
 
 HELD = """
 import faulthandler, os, sys
-from unisono.launch.stand import ASK
+from unisono.launch.rank_status import ASK
 faulthandler.register(ASK, file=os.memfd_create(sys.argv[1]), all_threads=True)
 sum(range(10**12))
 """
@@ -213,51 +215,54 @@ def test_lines_are_those_of_now_while_c_code_holds_python() -> None:
         lines, until = held(pid, LINES), time.monotonic() + 30
         at = 0
         while at != 5 and time.monotonic() < until:
-            at = alive.seen(me(pid=pid, lines=lines))["frames"][0][1]
+            at = inspect_folder.seen(me(pid=pid, lines=lines))["frames"][0][1]
         for _ in range(3):
-            found = alive.seen(me(pid=pid, lines=lines))
-            assert (found["stand"]["state"], found["frames"]) == ("runs", [["<string>", 5, "<module>"]])
+            found = inspect_folder.seen(me(pid=pid, lines=lines))
+            assert (found["status"]["state"], found["frames"]) == ("runs", [["<string>", 5, "<module>"]])
 
 
 def test_a_process_that_only_a_file_calls_a_rank_gets_no_signal() -> None:
     with sleeper(sys.executable, "-c", HELD, "anything") as pid:
         lines = held(pid, "anything")
-        assert alive.seen(me(pid=pid, lines=lines))["frames"] == []
+        assert inspect_folder.seen(me(pid=pid, lines=lines))["frames"] == []
         assert Path(f"/proc/{pid}/fd/{lines}").stat().st_size == 0
 
 
 def test_a_folder_that_somebody_else_has_made_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alive, "TMP", tmp_path)
-    own = alive.private_folder()
-    assert alive.private("secret").parent == own and "secret" not in alive.private("secret").name
+    monkeypatch.setattr(inspect_folder, "TMP", tmp_path)
+    own = inspect_folder.private_folder()
+    assert (
+        inspect_folder.private("secret").parent == own
+        and "secret" not in inspect_folder.private("secret").name
+    )
     own.chmod(0o777)
     with pytest.raises(PermissionError):
-        alive.private_folder()
+        inspect_folder.private_folder()
 
 
 def test_the_one_run_without_a_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alive, "TMP", tmp_path)
+    monkeypatch.setattr(inspect_folder, "TMP", tmp_path)
     with pytest.raises(UsageError, match="no loop of your own"):
         doctor_hang.only_one()
     with sleeper() as pid:
-        alive.appear(alive.private("a"), me(pid=pid, private=True))
-        assert doctor_hang.only_one() == doctor_hang.find(str(pid)) == alive.private("a")
+        inspect_folder.appear(inspect_folder.private("a"), me(pid=pid, private=True))
+        assert doctor_hang.only_one() == doctor_hang.find(str(pid)) == inspect_folder.private("a")
         with sleeper() as other:
-            alive.appear(alive.private("b"), me(pid=other, private=True))
+            inspect_folder.appear(inspect_folder.private("b"), me(pid=other, private=True))
             with pytest.raises(UsageError, match="which of 2 runs"):
                 doctor_hang.only_one()
     with pytest.raises(UsageError, match="no rank of a run without"):
         doctor_hang.find(str(pid))
-    assert alive.private_runs() == []
+    assert inspect_folder.private_runs() == []
 
 
-def seen(rank: int, state: str, idle: float = 0.0, spoke: bool = True, **more: Any) -> Witness:
-    stand = Stand(
+def seen(rank: int, state: str, idle: float = 0.0, spoke: bool = True, **more: Any) -> InspectedRank:
+    status = RankStatus(
         rank, state, "here", "the exchange of gradients" if state == "waits" else "", "", "a.py:1 in f"
     )
-    return Witness(replace(stand, idle=idle, step=9), me(rank, 2), spoke=spoke, **more)
+    return InspectedRank(replace(status, idle=idle, step=9), me(rank, 2), spoke=spoke, **more)
 
 
 def test_a_rank_may_keep_others_waiting_for_a_time_that_its_pace_explains() -> None:
@@ -282,7 +287,7 @@ def test_one_that_validates_alone_and_computes_has_more_patience() -> None:
     busy, asleep = seen(1, "runs", 0.0, frames=frames), seen(1, "runs", 30.0, frames=frames)
     assert doctor_hang.judge([waits, busy], None, 10.0).error is None
     assert doctor_hang.judge([waits, asleep], None, 10.0).error is not None
-    begun = [replace(one, stand=replace(one.stand, idle=0.0), since=0.5) for one in (waits, busy)]
+    begun = [replace(one, status=replace(one.status, idle=0.0), since=0.5) for one in (waits, busy)]
     assert doctor_hang.judge([replace(one, usual=None) for one in begun], None, 0.0).again, "not known yet"
 
 
@@ -302,7 +307,7 @@ def test_a_run_in_which_nobody_waits_and_nobody_moves_hangs() -> None:
 
 
 def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None:
-    for gone in (Witness(Stand(1, "gone"), None), seen(1, "gone", spoke=False)):
+    for gone in (InspectedRank(RankStatus(1, "gone"), None), seen(1, "gone", spoke=False)):
         judged = doctor_hang.judge([seen(0, "waits", 1.0), gone], None, 0.0)
         assert judged.error is not None and judged.again and judged.mark == "gone [1]"
     calls = [
@@ -316,7 +321,7 @@ def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None
     judged = doctor_hang.judge(ranks, None, 0.0)
     assert judged.error is not None and judged.mark == "called g-1 4" and judged.error.where == "b.py:2 in g"
     assert "a.py:1 in f" in judged.error.likely
-    facts, lines = hang_report.told(Path("run/alive"), ranks, judged.error, 1.0, 5.0)
+    facts, lines = hang_report.report(Path("run/alive"), ranks, judged.error, 1.0, 5.0)
     assert facts["calls"][0]["latest"][1]["op"] == "all_reduce of float32 [4]" and facts["run"] == "run"
     assert any("#4 all_reduce of float32 [3], under way, a.py:1 in f" in line for line in lines)
     assert any(line.startswith("ranks 0, 1") and "waits in the exchange" in line for line in lines), lines
@@ -324,7 +329,7 @@ def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None
 
 def test_a_folder_without_a_live_run_says_how_it_ended(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
-    alive.appear(tmp_path / "alive", me(start=1))
+    inspect_folder.appear(tmp_path / "alive", me(start=1))
     for name, content, words in (
         ("", None, "gone without a word"),
         ("summary.json", {"steps": 40}, "all well, 40 steps"),

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import World
-from unisono.launch import rank, wire
+from unisono.launch import wire
 from unisono.launch.fork_server import ForkServer
+from unisono.launch.rank import main as rank
 from unisono.launch.worker_handle import line_pairs
 from unisono.spec.errors import ConfigProblems, HangError, Problem, UnisonoError, UsageError, UserCodeError
 

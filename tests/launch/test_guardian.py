@@ -16,7 +16,7 @@ from tests.verbs.jobs import Done, Job, losses, started, unisono
 from unisono.launch.run.membership import LIMIT
 from unisono.observe.metrics import read_lines
 from unisono.programs.chaos import counted, sequel
-from unisono.train.checkpoint import read_full
+from unisono.train.state.checkpoint import read_full
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from tests.launch.hangs import CASES, PROGRAM, ROOT, Case, left_of, play
 from tests.ranks import World
 from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
-from unisono.launch.rank_lookout import Lookout
+from unisono.launch.rank.watchdog import Watchdog
+from unisono.launch.rank_status import Frame, RankStatus, from_dump, status_of
 from unisono.launch.run import verdict
-from unisono.launch.stand import Frame, Stand, from_dump, stand
 
 QUICK = (
     "recipe-own-dp2-stop:model:0:8",
@@ -66,7 +66,7 @@ class Hurried(StepPace):
 def takes_its_time(ctx, seconds):
     told = []
     store = dist.PrefixStore("hurried", ctx.store)
-    lookout = Lookout(
+    watchdog = Watchdog(
         ctx.rank, ctx.world, ctx.host, store, Hurried(), lambda *words: told.append(str(words[0]))
     )
     until = time.monotonic() + (seconds if ctx.rank == 1 else 0)
@@ -74,7 +74,7 @@ def takes_its_time(ctx, seconds):
         sum(range(100))
     x = torch.ones(1)
     dist.all_reduce(x)
-    lookout.close()
+    watchdog.close()
     return [x.item(), told]
 
 
@@ -101,21 +101,23 @@ def test_the_deadline_follows_the_steps() -> None:
     assert StepPace(7.0).deadline() == 7.0
 
 
-def waits(rank: int, part: str, odd: int = 0, place: str = "a.py:1 in main", state: str = "waits") -> Stand:
-    return Stand(rank, state, "here", part, "", place, odd)
+def waits(
+    rank: int, part: str, odd: int = 0, place: str = "a.py:1 in main", state: str = "waits"
+) -> RankStatus:
+    return RankStatus(rank, state, "here", part, "", place, odd)
 
 
 def test_who_does_not_wait_is_the_culprit_before_any_who_does() -> None:
     others = [waits(0, "x"), waits(2, "x")]
     for state in ("runs", "silent", "stopped", "gone"):
-        error = verdict.hang([*others, Stand(1, state, "here", place="b.py:2 in f")], 30)
+        error = verdict.hang([*others, RankStatus(1, state, "here", place="b.py:2 in f")], 30)
         assert (error.rank, error.code, error.where, error.exit) == (1, "H01", "b.py:2 in f", 6)
         assert "ranks 0, 2 wait in x" in error.what and "ranks 0, 2 at a.py:1 in main" in error.likely
         assert ("it may take so long" in error.fix) == (state in ("runs", "silent")), "more time is no remedy"
 
 
 def test_of_two_that_run_the_one_that_stands_still_is_named_first() -> None:
-    moving, still = Stand(0, "runs", idle=0.0), Stand(1, "runs", idle=30.0)
+    moving, still = RankStatus(0, "runs", idle=0.0), RankStatus(1, "runs", idle=30.0)
     assert verdict.hang([moving, still, waits(2, "x")], 30).rank == 1
 
 
@@ -129,14 +131,14 @@ def test_in_a_mismatch_the_fewer_are_odd_then_the_unusual_then_not_rank_0() -> N
 
 def test_a_stand_is_read_from_the_lines_of_a_thread() -> None:
     user = Frame("/home/me/own.py", 7, "main")
-    assert stand(0, [Frame(TORCH, 1, "barrier"), user]).state == "waits"
-    assert stand(0, [Frame(TORCH, 1, "barrier"), user]).doing() == "barrier"
+    assert status_of(0, [Frame(TORCH, 1, "barrier"), user]).state == "waits"
+    assert status_of(0, [Frame(TORCH, 1, "barrier"), user]).doing() == "barrier"
     beginning = [
         Frame(TORCH, 1, "_new_process_group_helper"),
         Frame("/x/site-packages/unisono/library/enter.py", 9, "init"),
     ]
-    assert stand(0, [*beginning, user]).part == "the meeting of ranks"
-    asleep = stand(0, [user, Frame(TORCH, 1, "hook")])
+    assert status_of(0, [*beginning, user]).part == "the meeting of ranks"
+    asleep = status_of(0, [user, Frame(TORCH, 1, "hook")])
     assert (asleep.state, asleep.place) == ("runs", "/home/me/own.py:7 in main")
 
 

@@ -8,18 +8,19 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from unisono.launch import wire
-from unisono.launch.context import SocketChannel
 from unisono.launch.pace import StepPace
+from unisono.launch.rank.channel import SocketChannel
 from unisono.observe.metrics import read_lines
 from unisono.spec.errors import PeerGone
 from unisono.spec.rendezvous import RankMeeting
-from unisono.train.checkpoint import read_full
+from unisono.train.state.checkpoint import read_full
 
 RECIPE = """
 name = "tiny"
@@ -153,7 +154,7 @@ def test_a_rank_that_nothing_frees_gives_its_place_to_another():
     pid = os.fork()
     if pid == 0:
         channel = SocketChannel(theirs, pace=StepPace(0.2))
-        channel.recover(0, away=lambda: None, anew=lambda epoch: None)
+        channel.listen(FirstMeeting(leave=lambda: None), recovers=True)
         os.write(says, b"+")
         signal.pause()
         os._exit(0)
@@ -163,23 +164,35 @@ def test_a_rank_that_nothing_frees_gives_its_place_to_another():
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+class FirstMeeting:
+    """A meeting of two ranks. leave(): what it does to leave. met: the epochs of all that followed, in order."""
+
+    def __init__(self, epoch: int = 0, leave: Callable[[], object] = lambda: None) -> None:
+        self.place, self.store = RankMeeting(epoch, 0, 2, 2, 0, 2), None
+        self.leave, self.met = leave, list[int]()
+
+    def next(self, place: RankMeeting) -> "FirstMeeting":
+        self.leave()
+        following = FirstMeeting(place.epoch, self.leave)
+        following.met = self.met
+        self.met.append(place.epoch)
+        return following
+
+
 class Called:
-    """A rank's channel, and what its supervisor would say; `away` and `anew` wait where a test lets them."""
+    """A rank's channel, and what its supervisor would say; its meetings are left where a test lets them."""
 
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair()
         self.begun, self.go, self.told = threading.Semaphore(0), threading.Semaphore(0), list[str]()
         self.channel = SocketChannel(theirs, pace=StepPace(60.0))
-        self.channel.recover(0, self._away, self._anew)
+        self.first = FirstMeeting(leave=self._leave)
+        self.channel.listen(self.first, recovers=True)
 
-    def _away(self) -> None:
-        self.told.append("away")
+    def _leave(self) -> None:
+        self.told.append("left")
         self.begun.release()
         self.go.acquire()
-
-    def _anew(self, meeting: RankMeeting) -> int:
-        self.told.append(f"anew {meeting.epoch}")
-        return meeting.epoch
 
     def regroup(self, epoch: int) -> None:
         self.ours.sendall(
@@ -193,26 +206,26 @@ class Called:
 
 
 def test_a_rank_called_twice_while_it_leaves_goes_to_the_later_meeting() -> None:
-    one = Called()
-    one.regroup(1)
-    one.begun.acquire()
-    one.regroup(2)  # while it still leaves for the first
-    main = ThreadPoolExecutor(1).submit(one.goes_to)
-    one.go.release(9)
+    called = Called()
+    called.regroup(1)
+    called.begun.acquire()
+    called.regroup(2)  # while it still leaves for the first
+    main = ThreadPoolExecutor(1).submit(called.goes_to)
+    called.go.release(99)
     if main.result(20) == 1:  # where it had not heard of the later one yet
-        assert one.goes_to() == 2
-    assert one.told.count("anew 2") == 1 and one.told[-1] == "anew 2"
+        assert called.goes_to() == 2
+    assert called.first.met in ([2], [1, 2])
 
 
 def test_a_rank_called_again_at_its_meeting_leaves_that_too() -> None:
-    one = Called()
-    one.go.release(99)
-    one.regroup(1)
-    assert one.goes_to() == 1
-    before = len(one.told)
-    one.regroup(2)
-    assert one.goes_to() == 2
-    assert one.told[before] == "away" and one.told[-1] == "anew 2"
+    called = Called()
+    called.go.release(99)
+    called.regroup(1)
+    assert called.goes_to() == 1
+    called.told.clear()
+    called.regroup(2)
+    assert called.goes_to() == 2
+    assert called.told and called.first.met == [1, 2]
 
 
 def test_a_rank_that_no_longer_hears_of_losses_is_lost() -> None:
@@ -221,9 +234,8 @@ def test_a_rank_that_no_longer_hears_of_losses_is_lost() -> None:
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        SocketChannel(theirs, pace=StepPace(60.0)).recover(
-            0, away=lambda: os.close(-1), anew=lambda meeting: None
-        )
+        meeting = FirstMeeting(leave=lambda: os.close(-1))
+        SocketChannel(theirs, pace=StepPace(60.0)).listen(meeting, recovers=True)
         signal.pause()
         os._exit(0)
     with ours, theirs:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import Forked
-from unisono.launch.signals import TO_RANKS, at_once
+from unisono.launch.signals import TO_RANKS, watch_signals
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -192,7 +192,7 @@ def forks(how: str) -> tuple[int, list[int]]:
     pid = os.fork()
     if pid == 0:
         heard: list[int] = []
-        at_once(heard.append, TO_RANKS)
+        watch_signals(heard.append, TO_RANKS)
         child = multiprocessing.get_context("fork").Process(target=signal.pause)
         child.start()
         number = signal.SIGTERM if how == "terminate" else signal.Signals[how]
@@ -241,7 +241,7 @@ def test_the_workers_of_a_loader_outlive_what_asks_a_whole_job_to_stop() -> None
     pid = os.fork()
     if pid == 0:
         heard: list[int] = []
-        at_once(heard.append, TO_RANKS)
+        watch_signals(heard.append, TO_RANKS)
         batches = iter(
             torch.utils.data.DataLoader(Numbers(), 2, num_workers=1, multiprocessing_context="fork")
         )

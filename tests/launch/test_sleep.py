@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launch import rank_lookout, sleep
+from unisono.launch import sleep
 from unisono.launch.pace import ASLEEP, FIRST, LEAST, StepPace
-from unisono.launch.rank_lookout import Lookout
+from unisono.launch.rank import watchdog
+from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.run import verdict
 from unisono.launch.sleep import SHARE, Sleep
 from unisono.spec.errors import UnisonoError
@@ -72,13 +73,13 @@ class Quick(StepPace):
         return 4.0
 
 
+@pytest.mark.parametrize("pace", [Quick(), StepPace(2.0)], ids=["default", "timeout"])
 def test_a_rank_that_is_alone_and_sleeps_is_told_of_and_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    pace: StepPace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ended = list[UnisonoError]()
-    monkeypatch.setattr(rank_lookout, "stand", _runs(rank_lookout.stand))
-    pace = Quick()
-    look = Lookout(0, 1, "here", None, pace, lambda error, mine, kill: ended.append(error))
+    monkeypatch.setattr(watchdog, "status_of", _runs(watchdog.status_of))
+    look = Watchdog(0, 1, "here", None, pace, lambda error, mine, kill: ended.append(error))
     look.appear("run", tmp_path)
     until = time.monotonic() + 60
     while not ended and time.monotonic() < until:
@@ -89,8 +90,8 @@ def test_a_rank_that_is_alone_and_sleeps_is_told_of_and_ended(
     assert verdict.listed([0]) in ended[0].what
 
 
-def _runs(stand):
-    """As `stand`, of a rank that is in the user's code: a test is in none."""
+def _runs(status_of):
+    """As `status_of`, of a rank that is in the user's code: a test is in none."""
     from dataclasses import replace
 
-    return lambda *args, **known: replace(stand(*args, **known), state="runs")
+    return lambda *args, **known: replace(status_of(*args, **known), state="runs")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unisono.comm.members import Members, Shape, assign
 from unisono.config import Recipe, resolve
-from unisono.launch.advice import Situation
+from unisono.launch.background_replanner import Situation
 from unisono.launch.run.membership import among_host, places
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.launch import wire
-from unisono.launch.rank_store import SocketStore
+from unisono.launch.rank.store import SocketStore
 from unisono.launch.store import ANEW, LATE, OK, StoreServer
 
 pytestmark = pytest.mark.timeout(60)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launch.stand import process_state
+from unisono.launch.rank_status import process_state
 from unisono.launch.suspend import stops_with
 
 pytestmark = pytest.mark.timeout(60)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from unisono.lab.links import DEVICE, LabLink, address
-from unisono.lab.network import LabNetwork, require
-from unisono.lab.spaces import inside
 from unisono.launch.doctor import ways
 from unisono.launch.transport import NetworkTransport, astray, choose, leading_to, transports
 from unisono.spec.errors import Skipped
+from unisono_contrib.lab.links import DEVICE, LabLink, address
+from unisono_contrib.lab.network import LabNetwork, require
+from unisono_contrib.lab.spaces import inside
 
 ETHER, LOOPBACK, INFINIBAND = 1, 772, 32
 

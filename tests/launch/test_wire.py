@@ -71,7 +71,7 @@ def test_last_words_behind_much_else_are_heard() -> None:
     rank.close()
     socket.socket(fileno=store).close()
     wire.send_message(server, {"op": "exit", "worker": 1, "status": 1})
-    loop._poll(0, loop.own)
+    loop._poll(0, loop.local)
     assert loop.state.error is not None and loop.state.error.what == "why", "not: it left without a word"
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from tests.library.loops import Net, samples
 from unisono.library import init
-from unisono.library.lightning import UnisonoStrategy
+from unisono_contrib.library.lightning import UnisonoStrategy
 
 
 class Classifier(LightningModule):

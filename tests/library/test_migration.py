@@ -104,7 +104,7 @@ def begin(section: str, theirs: bool, found: dict[str, Any]) -> None:
     if section == "Lightning":
         lines += [
             "from lightning.pytorch import Trainer",
-            "from unisono.library.lightning import UnisonoStrategy",
+            "from unisono_contrib.library.lightning import UnisonoStrategy",
         ]
     if section == "Accelerate" and theirs:
         lines += ["from accelerate import Accelerator", "from accelerate.utils import set_seed"]

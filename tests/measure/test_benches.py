@@ -15,12 +15,12 @@ from tests.ranks import World
 from unisono import cli
 from unisono.codecs import CODECS
 from unisono.comm.collectives import COLLECTIVES
-from unisono.measure import bench
-from unisono.measure.benches import BENCHES, chosen, columns, compared, sizes_of, spread, within
-from unisono.measure.benches.codecs import usual
-from unisono.measure.benches.collectives import OPS, least_bytes
-from unisono.measure.benches.net import pairs
 from unisono.spec.errors import UsageError
+from unisono_contrib.measure import bench
+from unisono_contrib.measure.benches import BENCHES, chosen, columns, compared, sizes_of, spread, within
+from unisono_contrib.measure.benches.codecs import usual
+from unisono_contrib.measure.benches.collectives import OPS, least_bytes
+from unisono_contrib.measure.benches.net import pairs
 
 
 def test_sizes_are_read() -> None:
@@ -96,7 +96,7 @@ def test_every_codec_of_the_family_comes_by_itself() -> None:
 
 def measured(ctx: Any, what: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """On every rank."""
-    from unisono.train.session import place_of
+    from unisono.train.build.build import place_of
 
     live = import_module(BENCHES.find(what)().live)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

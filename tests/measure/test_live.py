@@ -14,7 +14,7 @@ from unisono.measure.live import LiveBytes, live_peak
 from unisono.plan import Plan
 from unisono.planner.alive import alive, fullest
 from unisono.planner.work.transformer import transformer
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 
 SIZES = {"n_layer": 3, "n_head": 4, "d_model": 96, "context": 64, "vocab": 256}
 

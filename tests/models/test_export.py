@@ -13,8 +13,8 @@ from unisono.models.build import Facts, build
 from unisono.models.gpt.export import export_state
 from unisono.models.init import initialise
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, save
 from unisono.train.export import run
+from unisono.train.state.checkpoint import Box, save
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(180)  # importing the judge alone takes some seconds

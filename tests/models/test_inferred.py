@@ -21,11 +21,11 @@ from tests.models.foreign import (
     resnet,
 )
 from unisono.models.batch_norm import LeafNorm
-from unisono.models.inferred import InferredChain
+from unisono.models.cut_chain import InferredChain, folded, unfolded
 from unisono.models.noise import Noise
-from unisono.models.plain import UserModel, cut_model, one_input
-from unisono.models.unit import folded, unfolded
+from unisono.models.plain import UserModel, one_input
 from unisono.spec.errors import UserCodeError
+from unisono_contrib.models.cutting import cut_model
 
 WORDS, PICTURE = torch.zeros(1, PLACES, dtype=torch.int64), torch.zeros(1, 1, 8, 8)
 

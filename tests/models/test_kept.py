@@ -22,7 +22,7 @@ from unisono.parallel.attend import CONTEXT_WAYS
 from unisono.plan import Plan
 from unisono.planner.memory import of_row
 from unisono.planner.stack import stack
-from unisono.planner.work import kept
+from unisono.planner.work import activations
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.layout import Places
 
@@ -69,7 +69,7 @@ def test_a_block_keeps_what_is_said(fields: dict[str, Any], bf16: bool) -> None:
     noise = Noise(0, torch.arange(BATCH))
     x = torch.randn(BATCH, 48, 64, requires_grad=True)
     got = saved(model, lambda: model.blocks[0](x, noise), bf16)
-    said = kept.block_bytes(sizes, micro_batch=BATCH, itemsize=2 if bf16 else 4, composed=True)
+    said = activations.block_bytes(sizes, micro_batch=BATCH, itemsize=2 if bf16 else 4, composed=True)
     # Tables of angles and the causal mask do not grow with the batch, and are not counted.
     assert said == pytest.approx(got, rel=0.02)
 
@@ -94,7 +94,7 @@ def test_a_block_of_a_rank_of_cp_keeps_what_is_said(kind: str, fields: dict[str,
         return saved(model, lambda: model.blocks[0](x, Noise(0, torch.arange(BATCH))), False)
 
     _, sizes = pair(**fields)
-    said = kept.block_bytes(sizes, micro_batch=BATCH, cp=2, composed=True, cp_kind=kind)
+    said = activations.block_bytes(sizes, micro_batch=BATCH, cp=2, composed=True, cp_kind=kind)
     assert threads.run(2, live) == [pytest.approx(said, rel=0.02)] * 2
 
 
@@ -105,21 +105,23 @@ def test_the_ends_keep_what_is_said(fields: dict[str, Any], bf16: bool) -> None:
     item = 2 if bf16 else 4
     tokens = torch.randint(0, 90, (BATCH, 48))
     stem = saved(model, lambda: model.stem(tokens, Noise(0, torch.arange(BATCH))), bf16)
-    assert kept.stem_bytes(sizes, micro_batch=BATCH, itemsize=item) == pytest.approx(stem, rel=0.01)
+    assert activations.stem_bytes(sizes, micro_batch=BATCH, itemsize=item) == pytest.approx(stem, rel=0.01)
     x = torch.randn(BATCH, 48, 64, requires_grad=True)
     head = saved(model, lambda: model.loss(model.head(x), tokens), bf16)
-    said = kept.head_bytes(sizes, micro_batch=BATCH, itemsize=item, composed=True)
+    said = activations.head_bytes(sizes, micro_batch=BATCH, itemsize=item, composed=True)
     assert said == pytest.approx(head, rel=0.01)
 
 
 def test_recomputation_keeps_the_input() -> None:
     _, sizes = pair()
-    assert kept.block_bytes(sizes, micro_batch=BATCH, recompute="full", itemsize=2) == BATCH * 48 * 64 * 4
+    assert (
+        activations.block_bytes(sizes, micro_batch=BATCH, recompute="full", itemsize=2) == BATCH * 48 * 64 * 4
+    )
 
 
 def test_tensor_parallelism_deals_out_all_but_gathered_inputs() -> None:
     _, sizes = pair(activation="swiglu", dropout=0.1)
-    one, two = (kept.block_bytes(sizes, micro_batch=BATCH, tp=tp) for tp in (1, 2))
+    one, two = (activations.block_bytes(sizes, micro_batch=BATCH, tp=tp) for tp in (1, 2))
     whole = BATCH * 48 * 64 * 4
     # Of one rank: two inputs, of two: three, each whole.
     assert two - 3 * whole == pytest.approx((one - 2 * whole) / 2)

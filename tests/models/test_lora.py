@@ -35,12 +35,11 @@ def recipe(folder: Path, **train: Any) -> Recipe:
 def steps(ctx: Any, text: str, plan: str) -> Any:
     """Losses of a rank, names of what it steps and sends, and bytes on `dp`."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build as build_run
-    from unisono.train.build import feeds
+    from unisono.train.build.build import build as build_run
+    from unisono.train.build.build import feeds, place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
-    from unisono.train.step import train_step
-    from unisono.train.update import state_of
+    from unisono.train.step.train_step import train_step
+    from unisono.train.step.update import state_of
 
     got = resolve(Recipe.model_validate_json(text), f"{plan} precision=fp64", ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from unisono.models.build import build
 from unisono.models.convnet import norm_groups
-from unisono.models.dlrm import DLRMConfig
-from unisono.models.dlrm.net import DLRM
 from unisono.spec.model import Facts, ModelConfig
+from unisono_contrib.models.dlrm import DLRMConfig
+from unisono_contrib.models.dlrm.net import DLRM
 
 WIDE = torch.float64
 

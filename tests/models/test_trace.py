@@ -13,7 +13,7 @@ from tests.models.test_workload import GPTS, gpt_pair, image_pair
 from unisono.models.convnet.resnet import resnet
 from unisono.models.noise import Noise
 from unisono.models.trace import trace, units
-from unisono.planner.hf import transformer_of
+from unisono.planner.hf_config import transformer_of
 from unisono.spec.workload import Workload
 
 

@@ -18,7 +18,7 @@ PLANS = ("dp=1", "dp=2 zero=3:gather=int8", "shard=2 zero=3:wire=int8,prefetch=1
 
 
 def losses(ctx: Any, folder: str, plan: str, compiled: bool) -> Any:
-    from unisono.train.step import train_step
+    from unisono.train.step.train_step import train_step
 
     run, feed, _ = started(ctx, recipe(Path(folder), global_batch=4, compile=compiled), plan)
     found = [train_step(run, feed.fetch(step, run.leaves)).loss for step in range(2)]

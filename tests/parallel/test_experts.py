@@ -9,8 +9,8 @@ import torch
 from tests.ranks import World
 from tests.train.small import recipe, started
 from unisono.config import ModelConfig, Recipe
-from unisono.train.state import pieces_of
-from unisono.train.step import train
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.train_step import train
 
 STEPS = 2
 

@@ -14,11 +14,11 @@ from tests.parallel.test_uneven import LLAMA
 from tests.threads import prove
 from tests.train.small import recipe as small
 from unisono.config import ModelConfig, Recipe, TrainConfig
-from unisono.parallel.grid import GridGroups, GridLinear, GridNorm
 from unisono.parallel.parts import part_of
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.spec.layout import Units
+from unisono_contrib.parallel.grid import GridGroups, GridLinear, GridNorm
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -76,7 +76,7 @@ def block(ctx, rows, columns):
 
     from unisono.comm.mesh import Mesh, Shape
     from unisono.observe.span import Recorder
-    from unisono.parallel.grid import grid_groups
+    from unisono_contrib.parallel.grid import grid_groups
 
     mesh = Mesh(Shape(tp=ctx.world), ctx.rank, Recorder(), timedelta(seconds=60))
     groups: GridGroups = grid_groups(mesh, Grid(rows, columns))

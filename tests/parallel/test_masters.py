@@ -12,8 +12,8 @@ from unisono.plan import Plan
 
 
 def stored(ctx: Any, folder: str, plan: str) -> Any:
-    from unisono.train.state import pieces_of
-    from unisono.train.step import train_step
+    from unisono.train.state.run_state import pieces_of
+    from unisono.train.step.train_step import train_step
 
     run, feed, _ = started(ctx, recipe(Path(folder), dtype="float32"), plan)
     train_step(run, feed.fetch(0, run.leaves))

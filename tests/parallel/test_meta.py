@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from unisono.comm.imagined import imagined
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.train.build.rehearsal import Onlooker, Rehearsed, rehearse
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
 from unisono.train.data.load import load
-from unisono.train.rehearsal import Onlooker, Rehearsed, rehearse
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"n_layer": 4, "n_head": 4, "d_model": 16, "context": 8, "dropout": 0.1, "vocab": 24},
@@ -27,13 +27,17 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Where a step waits for its device: once for what it comes to, once for whether a gradient lacks. Torch's optimiser
 # reads its counters on this device, which has no fused kernel.
-MAY_WAIT = {"train/clip.py in read", "train/gradients.py in _drop_unused", "train/update.py in clip_and_step"}
+MAY_WAIT = {
+    "train/step/grad_norm.py in read",
+    "train/step/gradients.py in _drop_unused",
+    "train/step/update.py in clip_and_step",
+}
 ALSO = {
-    "precision=fp16": {"train/scaling.py in overflowed", "train/scaling.py in says"},
+    "precision=fp16": {"train/step/scaling.py in overflowed", "train/step/scaling.py in says"},
     "dualpipe": {"parallel/mirror.py in add_up"},
     "offload=": {"parallel/offload/streaming.py in step"},  # the optimiser's own, for each part
-    "ep=": {"train/routing.py in told"},
-    "bf16:stochastic": {"train/stand_ins.py in step"},  # the same
+    "ep=": {"train/step/routing.py in balance"},
+    "bf16:stochastic": {"train/step/padded_params.py in step"},  # the same
 }
 
 

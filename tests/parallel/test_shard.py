@@ -10,7 +10,7 @@ from unisono.config import LaunchConfig
 
 
 def placed(ctx: Any, folder: str, plan: str, batch: int, order: str = "") -> Any:
-    from unisono.train.step import train_step
+    from unisono.train.step.train_step import train_step
 
     told = recipe(Path(folder), global_batch=batch, micro_batch=1)
     if order:

@@ -20,8 +20,8 @@ from unisono.plan.fidelity import beside_like, fidelity_of
 from unisono.planner.states import states, states_of_ours
 from unisono.spec.fidelity import Fidelity
 from unisono.sync import Verdict
-from unisono.train.numbers import Numbers
-from unisono.train.update import state_of, update_of
+from unisono.train.step.numbers import Numbers
+from unisono.train.step.update import state_of, update_of
 
 
 def whole(x: torch.Tensor, step: int = 0, name: str = "w", seed: int = 5) -> torch.Tensor:

@@ -15,11 +15,10 @@ from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.rows import add_up
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
+from unisono_contrib.train.step.rows import add_up
 
 ROWS = (40, 30, 7)
 

@@ -8,11 +8,11 @@ from unisono.comm.group import Group
 from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
 from unisono.models.build import build
 from unisono.observe.span import Recorder
-from unisono.parallel.virtual.attention import VirtualCore
-from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.model import Facts
+from unisono_contrib.parallel.virtual.attention import VirtualCore
+from unisono_contrib.parallel.virtual.deal import VirtualDeal
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -59,7 +59,7 @@ def test_an_infinity_arrives_as_none_that_is_finite() -> None:
 
 def sent(ctx: Any, folder: str, plan: str) -> Any:
     """Bytes of a step on `shard`, by operation, and spans of gathers that others work beside."""
-    from unisono.train.step import train_step
+    from unisono.train.step.train_step import train_step
 
     run, feed, _ = started(ctx, recipe(Path(folder), dtype="float32"), plan)
     train_step(run, feed.fetch(0, run.leaves))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from tests.planner.published import table
 from unisono.programs.pipeline import Timetable, peak_held
-from unisono.programs.pricing import Costs, played, slowest
 from unisono.programs.schedules import SCHEDULES
-from unisono.programs.schedules.zb1p import Zb1p
-from unisono.programs.schedules.zb2p import Zb2p
+from unisono_contrib.programs.pricing import Costs, played, slowest
+from unisono_contrib.programs.schedules.zb1p import Zb1p
+from unisono_contrib.programs.schedules.zb2p import Zb2p
 
 COSTS = Costs(forward=1.0, backward=0.966, weight=0.5, send=0.0326)
 CHUNKS, KEPT = 3, 0.37

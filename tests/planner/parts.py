@@ -1,6 +1,6 @@
 """What a price says a step is made of."""
 
-from unisono.planner.parts import Price
+from unisono.planner.price_parts import Price
 
 
 def together(got: Price) -> float:

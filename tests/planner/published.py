@@ -16,7 +16,7 @@ from unisono.plan import Plan
 from unisono.planner import memory, states
 from unisono.planner.clusters import cluster, device
 from unisono.planner.timetables import in_flight
-from unisono.planner.work.fused_kept import block_bytes
+from unisono.planner.work.megatron_activations import block_bytes
 from unisono.planner.work.transformer import Transformer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"

@@ -7,17 +7,17 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.formatting import waterfall
+from unisono.planner.simulate import PlanRequest, PlanResult, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 
 MODEL = replace(gpt(24, 16, 2048, 2048, noisy=False), tied=False)
 RANK = 16
 
 
-def answer(text: str, rank: int, made: str = "plain") -> Answer:
+def answer(text: str, rank: int, made: str = "plain") -> PlanResult:
     plan = Plan.parse(f"{text} precision=bf16")
-    return simulate(Question(replace(MODEL, lora=rank), plan, cluster("dgx-h100"), stack(made), 1, 4))
+    return simulate(PlanRequest(replace(MODEL, lora=rank), plan, cluster("dgx-h100"), stack(made), 1, 4))
 
 
 @pytest.mark.parametrize("made", ["plain", "megatron-2024"])
@@ -27,7 +27,7 @@ def answer(text: str, rank: int, made: str = "plain") -> Answer:
 )
 def test_what_does_not_learn_has_no_gradient_no_state_and_no_message(text: str, made: str) -> None:
     every, few = answer(text, 0, made), answer(text, RANK, made)
-    learns = few.question.model.learns
+    learns = few.request.model.learns
     had, has = every.verdict.memory, few.verdict.memory
     assert has.params == had.params
     assert has.grads == pytest.approx(learns * had.grads)

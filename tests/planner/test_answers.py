@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner import clusters
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.formatting import share, summary, waterfall
+from unisono.planner.simulate import PlanRequest, PlanResult, simulate
 from unisono.planner.stack import names, stack
-from unisono.planner.tell import share, summary, waterfall
 from unisono.planner.work.transformer import Transformer
 
 LLAMA = Transformer(
@@ -25,7 +25,7 @@ CLUSTERS = ("dgx-a100", "dgx-h100", "h100-roce", "dgx-v100", "dgx-b200", "tpu-v4
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> Question:
+def questions(draw: st.DrawFn) -> PlanRequest:
     """Of any model, mesh, timetable, stack, precision and batch that has a price."""
     model, name = draw(st.sampled_from(MODELS)), draw(st.sampled_from(CLUSTERS))
     where = clusters.cluster(f"{name}:{draw(st.sampled_from([1, 2, 8]))}")
@@ -38,22 +38,22 @@ def questions(draw: st.DrawFn) -> Question:
         precision="bf16:fp8" if eight else "bf16", schedule=draw(st.sampled_from(SCHEDULES)) if pp > 1 else "1f1b",
     )  # fmt: skip
     sizes = draw(st.sampled_from([1, 2, 8])), draw(st.sampled_from([1, 8, 16]))
-    ask = Question(model, plan, where, stack(draw(st.sampled_from(names()))), *sizes)
+    ask = PlanRequest(model, plan, where, stack(draw(st.sampled_from(names()))), *sizes)
     assume(ask.served)
     return ask
 
 
-def played(ask: Question, recompute: str) -> Answer:
+def played(ask: PlanRequest, recompute: str) -> PlanResult:
     return simulate(replace(ask, plan=replace(ask.plan, recompute=recompute)))
 
 
-def need(answer: Answer) -> float:
+def need(answer: PlanResult) -> float:
     return answer.verdict.memory.allocated
 
 
 @given(questions(), st.sampled_from(["none", "selective", "full", "auto"]))
 @settings(max_examples=40, deadline=None)
-def test_a_waterfall_has_no_negative_line_and_adds_up(ask: Question, recompute: str) -> None:
+def test_a_waterfall_has_no_negative_line_and_adds_up(ask: PlanRequest, recompute: str) -> None:
     got = played(ask, recompute)
     lines = waterfall(got)
     assert all(seconds > 0.0 for _, seconds in lines)
@@ -62,7 +62,7 @@ def test_a_waterfall_has_no_negative_line_and_adds_up(ask: Question, recompute: 
 
 @given(questions())
 @settings(max_examples=25, deadline=None)
-def test_less_is_computed_again_in_no_more_time_and_no_less_memory(ask: Question) -> None:
+def test_less_is_computed_again_in_no_more_time_and_no_less_memory(ask: PlanRequest) -> None:
     none, some, full = (played(ask, mode) for mode in ("none", "selective", "full"))
     close = 1 + 1e-9
     assert none.price.step <= some.price.step * close <= full.price.step * close**2
@@ -71,7 +71,7 @@ def test_less_is_computed_again_in_no_more_time_and_no_less_memory(ask: Question
 
 @given(questions(), st.floats(0.05, 1.1))
 @settings(max_examples=15, deadline=None)
-def test_auto_lies_between_and_fits_where_all_blocks_computed_again_do(ask: Question, part: float) -> None:
+def test_auto_lies_between_and_fits_where_all_blocks_computed_again_do(ask: PlanRequest, part: float) -> None:
     none, full = played(ask, "none"), played(ask, "full")
     device = ask.cluster.device
     room = need(full) + part * (need(none) - need(full)) + 1.0
@@ -84,7 +84,7 @@ def test_auto_lies_between_and_fits_where_all_blocks_computed_again_do(ask: Ques
 
 @given(questions())
 @settings(max_examples=40, deadline=None)
-def test_what_is_dealt_and_what_learns_needs_no_more(ask: Question) -> None:
+def test_what_is_dealt_and_what_learns_needs_no_more(ask: PlanRequest) -> None:
     each = [simulate(replace(ask, plan=replace(ask.plan, zero=zero))).verdict.memory for zero in (1, 2, 3)]
     states = [memory.params + memory.grads + memory.optim for memory in each]
     assert states == sorted(states, reverse=True)
@@ -94,7 +94,7 @@ def test_what_is_dealt_and_what_learns_needs_no_more(ask: Question) -> None:
 
 @given(questions(), st.sampled_from([2, 3]))
 @settings(max_examples=40, deadline=None)
-def test_more_micro_batches_take_longer_and_no_less_memory(ask: Question, times: int) -> None:
+def test_more_micro_batches_take_longer_and_no_less_memory(ask: PlanRequest, times: int) -> None:
     more = replace(ask, micros=times * ask.micros)
     assume(more.served)
     one, other = simulate(ask), simulate(more)
@@ -103,7 +103,7 @@ def test_more_micro_batches_take_longer_and_no_less_memory(ask: Question, times:
 
 @given(questions())
 @settings(max_examples=15, deadline=None)
-def test_the_head_of_a_page_and_its_table_say_one_bubble(ask: Question) -> None:
+def test_the_head_of_a_page_and_its_table_say_one_bubble(ask: PlanRequest) -> None:
     """Both are shares of the step."""
     got = played(ask, "none")
     table = dict(waterfall(got)).get("bubble", 0.0) / got.price.step

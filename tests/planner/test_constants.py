@@ -11,7 +11,7 @@ from unisono.parallel import shard
 from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.stack import names, stack
-from unisono.train import departures
+from unisono.train.step import bucketing
 
 MODEL = (
     "work/blocks",
@@ -80,7 +80,7 @@ def test_gradients_and_messages_cross_as_tp_does_where_a_stack_says_nothing_else
 
 
 def test_buckets_are_those_of_our_reducer() -> None:
-    assert memory.BUCKET == departures.CAP_BYTES == shard.AT_ONCE
+    assert memory.BUCKET == bucketing.CAP_BYTES == shard.AT_ONCE
 
 
 @pytest.mark.parametrize("name", MODEL)

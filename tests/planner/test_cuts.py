@@ -11,8 +11,8 @@ from unisono.parallel.cut import cut
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import balanced, even, head_share, rows_of, shares
-from unisono.planner.priced import price
-from unisono.planner.question import Question
+from unisono.planner.pricing import price
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import transformer
 from unisono.programs.balance import balance
@@ -63,7 +63,7 @@ def test_a_cut_of_several_stages_a_rank_has_its_price() -> None:
 
     def step(words: str) -> float:
         plan = Plan.parse(f"pp=2 tp=4 micros=8 precision=bf16 schedule=interleaved:v=2{words}")
-        return price(Question(model, plan, where, replace(stack("plain"), balanced=False), 1, 8)).step
+        return price(PlanRequest(model, plan, where, replace(stack("plain"), balanced=False), 1, 8)).step
 
     assert step(",cut=4/4/4/4") == pytest.approx(step(""), rel=1e-12)
     assert step(",cut=4/4/4/4") < step(",cut=7/1/1/7") and step(",cut=4/4/4/4") < step(",cut=7/1/7/1")

@@ -8,13 +8,13 @@ from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import exchange
-from unisono.planner.hf import transformer_of
+from unisono.planner.formatting import waterfall
+from unisono.planner.hf_config import transformer_of
 from unisono.planner.price import price
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 from unisono.planner.work.experts import Experts
-from unisono.planner.work.fused_kept import block_bytes
+from unisono.planner.work.megatron_activations import block_bytes
 from unisono.planner.work.transformer import Transformer
 
 MIXTRAL = {
@@ -181,7 +181,7 @@ def test_the_parts_add_up() -> None:
         "tp=4 ep=8 shard=4 zero=2 pp=2 recompute=full",
         "tp=8 ep=2",
     ):
-        ask = Question(SMALL, Plan.parse(f"precision=bf16 {text}"), WHERE, stack("plain"), 2, 4)
+        ask = PlanRequest(SMALL, Plan.parse(f"precision=bf16 {text}"), WHERE, stack("plain"), 2, 4)
         got = simulate(ask)
         assert sum(seconds for _, seconds in waterfall(got)) == pytest.approx(got.price.step), text
         assert got.price.host >= -1e-9 * got.price.step, text

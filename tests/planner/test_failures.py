@@ -5,7 +5,7 @@ from math import log1p
 
 import pytest
 
-from unisono.planner.studies import failures
+from unisono_contrib.planner.studies import failures
 
 HOUR = 3600.0
 

@@ -6,21 +6,20 @@ import pytest
 
 from unisono.models.convnet import convnet
 from unisono.models.convnet.resnet import resnet
-from unisono.models.dlrm import dlrm
 from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner import general
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import waterfall
 from unisono.planner.general import shared
 from unisono.planner.price import price
-from unisono.planner.priced import closed, verdict
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
-from unisono.planner.work.channels import longest_share
-from unisono.planner.work.networks import Network, cut, held
+from unisono.planner.work.networks import Network, cut, kept_by, longest_share
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
+from unisono_contrib.models.dlrm import dlrm
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))
 NETWORKS = {
@@ -63,7 +62,7 @@ def test_flops_are_those_of_the_products(name: str) -> None:
 )
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_parts_add_up_to_the_step(name: str, text: str) -> None:
-    got = simulate(Question(NETWORKS[name], Plan.parse(text), WHERE, STACK, 32, 4))
+    got = simulate(PlanRequest(NETWORKS[name], Plan.parse(text), WHERE, STACK, 32, 4))
     assert sum(seconds for _, seconds in waterfall(got)) == pytest.approx(got.price.step)
     assert min(got.price.arithmetic, got.price.kernels, got.price.idle, got.price.uneven) >= 0.0
     assert got.price.host >= -1e-9 * got.price.step
@@ -85,7 +84,7 @@ def test_more_of_what_costs_costs_more() -> None:
 
     def needed(text: str) -> float:
         plan = Plan.parse(f"precision=bf16 {text}")
-        return verdict(Question(network, plan, WHERE, STACK, 64, 4)).memory.total
+        return verdict(PlanRequest(network, plan, WHERE, STACK, 64, 4)).memory.total
 
     assert needed("shard=8") < needed("shard=8 zero=2") < needed("shard=8 zero=1") < needed("dp=8")
     assert needed("recompute=full") < needed("dp=1")
@@ -93,7 +92,7 @@ def test_more_of_what_costs_costs_more() -> None:
 
 def test_dealt_tables_cost_an_exchange_and_save_memory() -> None:
     def asked(text: str):
-        return simulate(Question(NETWORKS["dlrm"], Plan.parse(text), WHERE, STACK, 4096, 1))
+        return simulate(PlanRequest(NETWORKS["dlrm"], Plan.parse(text), WHERE, STACK, 4096, 1))
 
     whole, dealt = asked("shard=8 zero=1"), asked("shard=8 zero=1 ep=8")
     assert dealt.verdict.memory.params < 0.2 * whole.verdict.memory.params
@@ -176,7 +175,7 @@ def test_a_model_that_says_nothing_of_itself_is_one_unit() -> None:
     """As `train` plays a user's module without an anatomy: gathered at once, and not cut."""
     network = NETWORKS["mlp"]
     whole, plan = network.whole, Plan.parse("shard=8")
-    [stage] = held(whole, plan)
+    [stage] = kept_by(whole, plan)
     assert stage.units == () and stage.rim == network.workload.parameters
     assert general.problems(whole, Plan.parse("pp=2")) and not general.problems(whole, plan)
     one, several = (price(each, plan, WHERE, STACK, micro_batch=1, micros=1) for each in (whole, network))
@@ -202,8 +201,8 @@ def test_tp_deals_channels_by_their_longest_part() -> None:
 
 @pytest.mark.parametrize("name", ["convnet", "mlp"])
 def test_tp_saves_memory_and_sends_its_sums(name: str) -> None:
-    def asked(plan: str) -> Question:
-        return Question(NETWORKS[name], Plan.parse(plan), WHERE, STACK, 64, 1)
+    def asked(plan: str) -> PlanRequest:
+        return PlanRequest(NETWORKS[name], Plan.parse(plan), WHERE, STACK, 64, 1)
 
     alone, dealt = asked("dp=1"), asked("tp=2")
     before, after = verdict(alone).memory, verdict(dealt).memory

@@ -1,4 +1,4 @@
-"""What ranks of `tp=RxC` are said to compute and to keep is what they do; what they send stands in test_calls."""
+"""What ranks of `tp=RxC` are said to compute and to keep is what they do; what they send stands in test_one_count."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,24 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.planner.test_calls import corpus, model, recipe
-from tests.planner.test_host import here
+from tests.planner.rehearsed import corpus, model, recipe
 from unisono.comm import threads
 from unisono.config import resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.host import price_on_host
-from unisono.planner.kinds import kind
-from unisono.planner.priced import closed, verdict
-from unisono.planner.question import Question
+from unisono.planner.model_kinds import kind
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.planner.work.blocks import block
 from unisono.planner.work.grid_kept import block_bytes, head_bytes, stem_bytes
 from unisono.planner.work.stage import OURS
-from unisono.train.build import build, feeds
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.build.build import build, feeds, place_of
+from unisono.train.step.train_step import train_step
 
 SAMPLES = 24  # one micro-batch is the whole batch
 
@@ -80,20 +77,18 @@ def test_a_grid_makes_the_products_of_one_row(text: str) -> None:
         assert flops[0] == pytest.approx(flops[1]) and made.kernels > usual.kernels
 
 
-def test_a_grid_has_a_price_on_devices_and_on_cores() -> None:
+def test_a_grid_has_a_price_on_devices() -> None:
     """Where weights are larger than activations a grid sends more; it keeps less, as no input is kept whole."""
     sizes: Any = model("llama")
     on, where, found = stack("plain"), cluster("dgx-a100:1"), {}
     for text in ("tp=4", "tp=2x2"):
         plan = Plan.parse(f"{text} precision=bf16")
-        found[text] = Question(sizes, plan, where, on, 4, 1)
+        found[text] = PlanRequest(sizes, plan, where, on, 4, 1)
         assert not kind(sizes).problems(sizes, plan)
     row, grid = (closed(ask) for ask in found.values())
     assert grid.step > row.step and grid.comm["tp"].bytes > row.comm["tp"].bytes
     memories = [verdict(ask).memory for ask in found.values()]
     assert memories[1].params < memories[0].params
-    cores = [price_on_host(sizes, Plan.parse(text), here(), micro_batch=4, micros=1) for text in found]
-    assert cores[1].comm["tp"].seconds > cores[0].comm["tp"].seconds > 0.0
 
 
 def test_what_no_grid_plays_has_no_price_and_says_so() -> None:

@@ -14,13 +14,13 @@ from unisono.comm.device import Lane
 from unisono.config import ModelConfig, Recipe, resolve
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.priced import closed, verdict
-from unisono.planner.question import Question
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
-from unisono.planner.work.away import copied
+from unisono.planner.work.offload_copies import copied
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.errors import UsageError
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 
 SIZES = {"n_layer": 3, "n_head": 4, "d_model": 96, "context": 64, "vocab": 256}
 
@@ -74,9 +74,9 @@ def test_what_is_said_to_be_copied_is_copied(
 GPT = Transformer(24, 16, 2048, 2048, 50257, 16, 8192)
 
 
-def ask(plan: str, where: str = "dgx-a100:1", model: Any = GPT) -> Question:
+def ask(plan: str, where: str = "dgx-a100:1", model: Any = GPT) -> PlanRequest:
     got = Plan.parse(f"precision=bf16 {plan}").fill(8)
-    return Question(model, got, cluster(where), stack("plain"), 1, 8)
+    return PlanRequest(model, got, cluster(where), stack("plain"), 1, 8)
 
 
 @pytest.mark.parametrize("offload", ["optimizer", "activations"])

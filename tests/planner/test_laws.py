@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner import clusters, stack
+from unisono.planner.error_bars import trust
 from unisono.planner.machines.chip import chip, matmul
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.parts import Price
 from unisono.planner.price import price
-from unisono.planner.trust import trust
+from unisono.planner.price_parts import Price
 from unisono.planner.work.transformer import Transformer
 
 MODELS = {

@@ -12,23 +12,23 @@ from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import waterfall
 from unisono.planner.machines.cluster import Loader
-from unisono.planner.simulate import Answer, Question, closed, simulate
+from unisono.planner.simulate import PlanRequest, PlanResult, closed, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
-from unisono.planner.waits import fed
+from unisono.planner.stalls import fed
 
 MODEL = gpt(24, 16, 2048, 1024)
 RESNET = "--model convnet --model.resnet 50 --train.global_batch 2048 --train.optimizer sgd --cluster".split()
 DEALT = ["--plan", "dp=8 precision=bf16"]
 
 
-def asked(plan: str, nodes: int = 4, loader: Loader | None = None) -> Question:
+def asked(plan: str, nodes: int = 4, loader: Loader | None = None) -> PlanRequest:
     where = cluster(f"dgx-a100:{nodes}")
     if loader is not None:
         where = replace(where, loader=replace(loader, devices=where.loader.devices))
     keys = Plan.parse(f"{plan} precision=bf16").fill(where.devices)
-    return Question(MODEL, keys, where, stack(where.stack), 2, 8)
+    return PlanRequest(MODEL, keys, where, stack(where.stack), 2, 8)
 
 
 def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_hosts_of_the_first_stage_load_the_batch(plan: str, hosts: int, copies: 
 
 def test_a_loader_that_keeps_up_changes_nothing() -> None:
     calm = simulate(asked("dp=8 tp=4"))
-    needs = fed(calm.question).each / calm.price.step
+    needs = fed(calm.request).each / calm.price.step
     assert simulate(asked("dp=8 tp=4", loader=Loader(samples=1.01 * needs))).price == calm.price
 
 
@@ -70,16 +70,16 @@ def test_a_loader_that_keeps_up_changes_nothing() -> None:
 def test_a_loader_that_does_not_sets_the_pace(given: Loader) -> None:
     """One sample a second, however it is said."""
     calm, got = simulate(asked("dp=8 tp=4")), simulate(asked("dp=8 tp=4", loader=given))
-    assert calm.price.step < got.price.step == pytest.approx(fed(got.question).each)
+    assert calm.price.step < got.price.step == pytest.approx(fed(got.request).each)
     assert together(got.price) == pytest.approx(got.price.step)
     assert waterfall(got)[-1] == ("data loading", pytest.approx(got.price.step - calm.price.step))
     assert got.price.bare == replace(calm.price, step=pytest.approx(calm.price.step))
     assert got.mfu < calm.mfu
-    assert closed(got.question).step == pytest.approx(got.price.step)
+    assert closed(got.request).step == pytest.approx(got.price.step)
 
 
 def test_what_crosses_the_host_link_counts() -> None:
-    def with_link(rate: float) -> Answer:
+    def with_link(rate: float) -> PlanResult:
         ask = asked("dp=32")
         device = replace(ask.cluster.device, host=rate)
         return simulate(replace(ask, cluster=replace(ask.cluster, device=device)))

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
-from unisono.planner.clusters import cluster
+from unisono.planner.clusters import cluster, is_mixture
 from unisono.planner.cuts import with_cut
-from unisono.planner.machines.mixture import Mixture, placements
-from unisono.planner.pools import is_mixture, mixture
+from unisono.planner.formatting import waterfall
 from unisono.planner.search import candidates
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.simulate import PlanRequest, PlanResult, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
-from unisono.planner.studies.mixtures import PlacedAnswer, everywhere, find, pays
-from unisono.planner.tell import waterfall
 from unisono.programs.balance import balance
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.mixture import Mixture, placements
+from unisono_contrib.planner.pools import mixture
+from unisono_contrib.planner.studies.mixtures import PlacedAnswer, everywhere, find, pays
 
 MODEL = gpt(24, 16, 2048, 1024)
 PLANS = (
@@ -33,19 +33,17 @@ PLANS = (
 )  # fmt: skip
 
 
-def asked(text: str, where: Mixture, name: str = "plain", micros: int = 8) -> Question:
-    return Question(MODEL, Plan.parse(f"{text} precision=bf16"), where.whole(), stack(name), 1, micros)
+def asked(text: str, where: Mixture, name: str = "plain", micros: int = 8) -> PlanRequest:
+    return PlanRequest(MODEL, Plan.parse(f"{text} precision=bf16"), where.whole(), stack(name), 1, micros)
 
 
-def best(text: str, where: Mixture, micros: int = 8) -> Answer:
+def best(text: str, where: Mixture, micros: int = 8) -> PlanResult:
     return everywhere(where, asked(text, where, micros=micros))[0].answer
 
 
 def blocks(one: PlacedAnswer, pool: int) -> list[float]:
     """Of the rows on a pool."""
-    return [
-        n for n, at in zip(one.answer.stages, one.answer.question.cluster.rows, strict=True) if at == pool
-    ]
+    return [n for n, at in zip(one.answer.stages, one.answer.request.cluster.rows, strict=True) if at == pool]
 
 
 @pytest.mark.parametrize("name", ["plain", "megatron-2022"])
@@ -54,7 +52,7 @@ def test_equal_pools_are_one_cluster_of_their_size(text: str, name: str) -> None
     where = mixture("dgx-a100:2+dgx-a100:2")
     for one in everywhere(where, asked(text, where, name)):
         if one.where.kind == "rows":
-            ask = one.answer.question
+            ask = one.answer.request
             whole = simulate(replace(ask, cluster=cluster("dgx-a100:4")))
             # The optimiser of the largest row, where one cluster's price takes the first row's.
             assert one.answer.price.optimizer >= whole.price.optimizer * (1 - 1e-12)
@@ -88,7 +86,7 @@ def test_the_faster_pool_has_more_layers_and_the_cut_pays() -> None:
     where = mixture("dgx-a100:2+dgx-v100:2")
     first = everywhere(where, asked("pp=4 tp=8", where))[0]
     assert min(blocks(first, 0)) > max(blocks(first, 1))
-    even = replace(first.answer.question, plan=Plan.parse("pp=4 tp=8 precision=bf16"))
+    even = replace(first.answer.request, plan=Plan.parse("pp=4 tp=8 precision=bf16"))
     assert simulate(even).price.step > first.answer.price.step
 
 
@@ -101,8 +99,8 @@ def test_the_busiest_row_is_no_dearer_than_with_one_block_elsewhere() -> None:
             if a != b and cut[a] > 1:
                 other = list(cut)
                 other[a], other[b] = cut[a] - 1, cut[b] + 1
-                plan = replace(first.question.plan, schedule=with_cut("1f1b", other))
-                assert simulate(replace(first.question, plan=plan)).price.step >= first.price.step * 0.98
+                plan = replace(first.request.plan, schedule=with_cut("1f1b", other))
+                assert simulate(replace(first.request, plan=plan)).price.step >= first.price.step * 0.98
 
 
 def _with_memory(where: Mixture, pool: int, factor: float) -> Mixture:
@@ -299,9 +297,9 @@ def test_the_best_of_the_search_is_nearly_the_best_of_all(name: str) -> None:
     every: list[float] = []
     for plan, size in candidates(replace(base, cluster=where.whole())):
         if any(placements(where, plan)):
-            ask = Question(MODEL, plan, where.whole(), base.stack, size, plan.micros or 1)
+            ask = PlanRequest(MODEL, plan, where.whole(), base.stack, size, plan.micros or 1)
             every += [one.answer.price.step for one in everywhere(where, ask)[:1] if one.answer.verdict.fits]
-    assert len(every) > 20 and found.found.counts.priced <= len(every)
+    assert len(every) > 20 and found.ranking.counts.priced <= len(every)
     assert found.placed[0].answer.price.step <= 1.01 * min(every)
 
 

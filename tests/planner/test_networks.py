@@ -7,11 +7,11 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner import shape
+from unisono.planner import collectives
 from unisono.planner.clusters import cluster, device, of_size
 from unisono.planner.collectives import all_reduce, bus, exchange, message
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
-from unisono.planner.simulate import Question
+from unisono.planner.simulate import PlanRequest
 from unisono.planner.stack import stack
 from unisono.spec.errors import UsageError
 
@@ -25,10 +25,10 @@ def built(nodes: int, kind: str, ratio: float = 1.0) -> Cluster:
     return replace(where, links=links)
 
 
-def asked(plan: str, nodes: int = 64, micros: int = 16) -> Question:
+def asked(plan: str, nodes: int = 64, micros: int = 16) -> PlanRequest:
     where = cluster(f"dgx-a100:{nodes}")
     made = Plan.parse(f"{plan} precision=bf16 micros={micros}")
-    return Question(gpt(32, 64, 8192, 2048), made, where, stack(where.stack), 1, micros)
+    return PlanRequest(gpt(32, 64, 8192, 2048), made, where, stack(where.stack), 1, micros)
 
 
 def test_crossing_rails_costs_a_way_through_the_node() -> None:
@@ -67,11 +67,15 @@ def test_a_torus_has_its_bandwidth_along_all_sides_at_once() -> None:
 
 
 def test_sides_are_as_near_as_can_be() -> None:
-    assert shape.sides(64, 3) == (4, 4, 4) and shape.sides(48, 2) == (6, 8) and shape.sides(7, 2) == (1, 7)
+    assert (
+        collectives.torus_sides(64, 3) == (4, 4, 4)
+        and collectives.torus_sides(48, 2) == (6, 8)
+        and collectives.torus_sides(7, 2) == (1, 7)
+    )
     for units in range(1, 200):
         for dims in (1, 2, 3):
             product = 1
-            for side in shape.sides(units, dims):
+            for side in collectives.torus_sides(units, dims):
                 product *= side
             assert product == units
 
@@ -135,7 +139,7 @@ def test_shares_of_a_ring_are_those_of_counted_cables(units: int, apart: int, wa
     # A device's bandwidth is that of its two cables; a walk carries half of a group's bytes where there are two.
     most = max(loads(units, walks).values())
     share = (2.0 if closed else 1.0) * 0.5 / most
-    reached, _ = shape.group(where.links[1], where.devices, 8, 8 * apart, ways)
+    reached, _ = collectives.ring_share(where.links[1], where.devices, 8, 8 * apart, ways)
     assert reached == pytest.approx(share)
 
 
@@ -143,7 +147,7 @@ def test_shares_of_a_ring_are_those_of_counted_cables(units: int, apart: int, wa
 def test_messages_share_the_cables_that_they_pass(apart: int) -> None:
     where = built(32, "ring")
     used = loads(32, [[unit, unit + apart] for unit in range(32)])
-    reached, hops = shape.neighbour(where.links[1], where.devices, 8, 8 * apart)
+    reached, hops = collectives.message_share(where.links[1], where.devices, 8, 8 * apart)
     assert reached == pytest.approx(0.5 / max(used.values())) and hops == apart
 
 

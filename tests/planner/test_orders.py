@@ -9,28 +9,27 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.planner.published import gpt
-from tests.planner.test_host import here
 from unisono.cli import main
 from unisono.comm.members import Shape, ordered
-from unisono.models.dlrm import dlrm
 from unisono.plan import Plan
 from unisono.planner.clusters import device
 from unisono.planner.collectives import Bus
-from unisono.planner.kinds import Model
+from unisono.planner.formatting import more_than
 from unisono.planner.machines.chip import networks
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
 from unisono.planner.machines.order import USUAL, evenly, stride
+from unisono.planner.model_kinds import Model
 from unisono.planner.price import price
 from unisono.planner.search import search
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.planner.studies import orders
-from unisono.planner.tell import more_than
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
+from unisono_contrib.models.dlrm import dlrm
 
 DENSE = gpt(24, 16, 2048, 2048)
 SPARSE = Transformer(
@@ -54,7 +53,7 @@ def two_levels(node: int, world: int, slower: float, topology: str = "switched")
 def step(
     model: Model, plan: Plan, where: Cluster, order: tuple[str, ...], micro_batch: int = 1, micros: int = 8
 ) -> float:
-    ask = Question(model, plan, replace(where, order=order), stack("plain"), micro_batch, micros)
+    ask = PlanRequest(model, plan, replace(where, order=order), stack("plain"), micro_batch, micros)
     return simulate(ask).price.step
 
 
@@ -122,7 +121,7 @@ def test_experts_lie_where_the_axes_that_they_re_use_lie(text: str, order: str, 
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Question:
+def asked(draw: st.DrawFn) -> PlanRequest:
     """A plan of up to four axes on a cluster of two levels, of any topology."""
     model = draw(st.sampled_from([DENSE, SPARSE, TABLES]))
     pick = st.sampled_from([1, 2, 4])
@@ -139,14 +138,16 @@ def asked(draw: st.DrawFn) -> Question:
     kind = draw(st.sampled_from(TOPOLOGIES))
     node = draw(st.sampled_from([2, 4, 8]))
     where = two_levels(min(node, plan.world), plan.world, draw(st.sampled_from([1.0, 4.0, 50.0])), kind)
-    return Question(
+    return PlanRequest(
         model, plan, where, stack("plain"), draw(st.sampled_from([1, 4])), draw(st.sampled_from([1, 8]))
     )
 
 
 @given(asked(), st.permutations(USUAL))
 @settings(max_examples=150, deadline=None)
-def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(ask: Question, order: list[str]) -> None:
+def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(
+    ask: PlanRequest, order: list[str]
+) -> None:
     plan, own = ask.plan, tuple(order)
     few = orders.distinct(ask)
     assert few[0][0].cluster.order == USUAL
@@ -157,7 +158,7 @@ def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(ask: Questio
 
 @given(asked())
 @settings(max_examples=30, deadline=None)
-def test_the_usual_order_named_is_the_usual_order(ask: Question) -> None:
+def test_the_usual_order_named_is_the_usual_order(ask: PlanRequest) -> None:
     named = orders.under(ask, orders.read("tp,cp,shard,dp,pp"))
     assert named == ask and simulate(named).price == simulate(ask).price
     bare = orders.read(USUAL[0])
@@ -166,12 +167,12 @@ def test_the_usual_order_named_is_the_usual_order(ask: Question) -> None:
 
 @given(asked(), st.permutations(USUAL))
 @settings(max_examples=50, deadline=None)
-def test_on_one_flat_level_every_order_costs_the_same(ask: Question, order: list[str]) -> None:
+def test_on_one_flat_level_every_order_costs_the_same(ask: PlanRequest, order: list[str]) -> None:
     flat = replace(ask, cluster=two_levels(ask.plan.world, ask.plan.world, 1.0))
     assume(evenly(ask.plan, tuple(order)))
     assert simulate(orders.under(flat, tuple(order))).price == simulate(flat).price
     assert [one.cluster.order for one, _ in orders.distinct(flat)] == [USUAL]
-    assert orders.told_of([simulate(flat)]) == ({"order": {"quicker": None}}, "")
+    assert orders.describe_best([simulate(flat)]) == ({"order": {"quicker": None}}, "")
 
 
 def test_two_axes_on_two_levels_by_hand() -> None:
@@ -190,8 +191,8 @@ def test_two_axes_on_two_levels_by_hand() -> None:
     assert across["dp"].bytes == sent
     assert across["dp"].seconds == pytest.approx(2 * (1e-6 + 10e-6) + sent / (20e9 * made.dp_bus))
     assert across["tp"].seconds > 5 * inside["tp"].seconds
-    ask = Question(DENSE, plan, where, made, 1, 1)
-    told = orders.told(simulate(orders.under(ask, orders.read("dp"))))[0]["order"]
+    ask = PlanRequest(DENSE, plan, where, made, 1, 1)
+    told = orders.describe(simulate(orders.under(ask, orders.read("dp"))))[0]["order"]
     assert told["levels"]["tp"] == {"ranks": 2, "apart": 4, "ways": {"outer": 2}}
     assert told["levels"]["dp"] == {"ranks": 4, "apart": 1, "ways": {"inner": 2, "outer": 2}}
 
@@ -223,9 +224,9 @@ def test_where_weights_are_more_than_activations_another_axis_belongs_inside() -
     """ZeRO-3 gathers all weights for a micro-batch of few tokens: more bytes than what tp sums."""
     wide = gpt(8, 64, 8192, 128)
     plan = Plan.parse("tp=8 shard=8 zero=3 precision=bf16")
-    found = orders.compared(Question(wide, plan, two_levels(8, 64, 20.0), stack("plain"), 1, 4))
+    found = orders.compared(PlanRequest(wide, plan, two_levels(8, 64, 20.0), stack("plain"), 1, 4))
     best = orders.best(found)
-    assert best is not found[0] and best.question.cluster.order[:2] == ("shard", "tp")
+    assert best is not found[0] and best.request.cluster.order[:2] == ("shard", "tp")
     assert orders.gain(best, found[0]) > 0.1
     more = more_than(best, found[0])
     assert more["exposed on shard"] < 0.0 < more["exposed on tp"]
@@ -234,7 +235,7 @@ def test_where_weights_are_more_than_activations_another_axis_belongs_inside() -
 def test_stages_in_a_node_send_over_its_links() -> None:
     """And the event simulation plays those messages."""
     plan, where = Plan.parse("pp=8 dp=8 precision=bf16"), two_levels(8, 64, 100.0)
-    ask = Question(DENSE, plan, where, stack("plain"), 4, 8)
+    ask = PlanRequest(DENSE, plan, where, stack("plain"), 4, 8)
     near, far = simulate(orders.under(ask, orders.read("pp"))).price, simulate(ask).price
     assert near.comm["pp"].bytes == far.comm["pp"].bytes
     assert near.comm["pp"].exposed < 0.1 * far.comm["pp"].exposed
@@ -243,7 +244,7 @@ def test_stages_in_a_node_send_over_its_links() -> None:
 
 @given(asked())
 @settings(max_examples=20, deadline=None)
-def test_all_orders_are_compared_and_another_is_best_where_it_is_quicker(ask: Question) -> None:
+def test_all_orders_are_compared_and_another_is_best_where_it_is_quicker(ask: PlanRequest) -> None:
     found = orders.compared(ask)
     usual, steps = found[0], [one.price.step for one in found]
     assert usual.price == simulate(ask).price
@@ -263,11 +264,11 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
     dp_first = orders.read("dp,tp,pp")
     assert ("dp", "inner") in list(orders.uneven(plan, where, dp_first))
     assert not any(orders.uneven(plan, where, orders.read("tp,pp,dp")))
-    ask = Question(DENSE, plan, where, stack("plain"), 1, 8)
+    ask = PlanRequest(DENSE, plan, where, stack("plain"), 1, 8)
     for other, _ in orders.distinct(ask)[1:]:
         assert not any(orders.uneven(plan, where, other.cluster.order))
     answer = simulate(orders.under(ask, dp_first))
-    _, text = orders.told(answer)
+    _, text = orders.describe(answer)
     assert "groups of dp lie unevenly over inner" in text
 
 
@@ -275,7 +276,9 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
     ("model", "plan"), [(SPARSE, "shard=8 dp=8 ep=8 zero=1"), (TABLES, "shard=8 dp=8 ep=8")]
 )
 def test_experts_and_tables_cross_what_their_axes_cross(model: Model, plan: str) -> None:
-    ask = Question(model, Plan.parse(f"{plan} precision=bf16"), two_levels(8, 64, 20.0), stack("plain"), 8, 1)
+    ask = PlanRequest(
+        model, Plan.parse(f"{plan} precision=bf16"), two_levels(8, 64, 20.0), stack("plain"), 8, 1
+    )
     near = simulate(ask).price.comm["ep"]
     far = simulate(orders.under(ask, orders.read("dp,shard"))).price.comm["ep"]
     assert far.bytes == near.bytes and far.seconds > 10 * near.seconds
@@ -284,7 +287,7 @@ def test_experts_and_tables_cross_what_their_axes_cross(model: Model, plan: str)
 def test_an_order_that_is_hardly_quicker_is_not_called_best() -> None:
     """The usual one stays until another is quicker by a hundredth."""
     plan, where = Plan.parse("pp=8 dp=8 precision=bf16"), two_levels(8, 64, 100.0)
-    usual, other, *_ = orders.compared(Question(DENSE, plan, where, stack("plain"), 4, 8))
+    usual, other, *_ = orders.compared(PlanRequest(DENSE, plan, where, stack("plain"), 4, 8))
     step = usual.price.step
     near, far = (replace(other, price=replace(other.price, step=share * step)) for share in (0.995, 0.985))
     assert orders.best([usual, near]) is usual and orders.best([usual, far]) is far
@@ -300,16 +303,16 @@ def best_of(where: Cluster, model: Transformer, batch: int, held: str) -> Space:
 def test_plan_names_an_order_only_where_it_is_quicker_than_its_best() -> None:
     wide = gpt(8, 64, 8192, 128)
     found = search(best_of(two_levels(8, 64, 20.0), wide, 32, "tp=8 shard=8 zero=3 precision=bf16")).best
-    facts, said = orders.told_of(found)
+    facts, said = orders.describe_best(found)
     other = facts["order"]["quicker"]
     assert other["gain"] >= orders.WORTH and other["axes"][0] == "shard"
     assert "quicker" in said and "--launch.order shard,tp" in said
-    asked = next(one.question for one in found if str(one.question.plan) == other["plan"])
+    asked = next(one.request for one in found if str(one.request.plan) == other["plan"])
     turned = simulate(orders.under(asked, orders.read(",".join(other["axes"]))))
     assert turned.price.step == other["step_s"] and turned.verdict.fits
     alike = search(best_of(two_levels(8, 64, 20.0), DENSE, 512, "tp=8 dp=8 precision=bf16")).best
-    assert orders.told_of(alike)[0]["order"]["quicker"] is None
-    assert orders.told_of(alike)[1].startswith("no other order")
+    assert orders.describe_best(alike)[0]["order"]["quicker"] is None
+    assert orders.describe_best(alike)[1].startswith("no other order")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -372,14 +375,8 @@ def test_mistakes_have_a_remedy(words: list[str], hint: str, capsys: pytest.Capt
     assert hint in got["what"] + got["try"]
 
 
-def test_hosts_of_shared_cores_and_experts_apart_are_refused() -> None:
-    ask = Question(DENSE, Plan.parse("tp=2"), here(), stack("plain-cpu"), 1, 1)
-    with pytest.raises(UsageError, match="share cores"):
-        orders.compared(ask)
-    # `plan` on such hosts says nothing of orders, over a wire between them too.
-    wired = simulate(Question(DENSE, Plan.parse("tp=2 dp=2"), here(megabits=100.0), stack("plain-cpu"), 1, 1))
-    assert orders.told_of([wired]) == ({"order": {"quicker": None}}, "")
-    apart = Question(
+def test_experts_apart_are_refused() -> None:
+    apart = PlanRequest(
         SPARSE, Plan.parse("tp=2 dp=2 shard=2 ep=4"), two_levels(4, 8, 10.0), stack("plain"), 1, 1
     )
     with pytest.raises(UsageError, match="side by side"):

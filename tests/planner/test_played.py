@@ -4,13 +4,13 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner import played
+from unisono.planner import pipeline_play
 from unisono.planner.clusters import cluster
-from unisono.planner.played import span
+from unisono.planner.formatting import waterfall
+from unisono.planner.pipeline_play import span
 from unisono.planner.price import price
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import waterfall
 from unisono.planner.transformers import detail
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
@@ -26,7 +26,7 @@ NAMES = (
 def test_the_simulated_step_is_near_its_closed_form(schedule: str, made: str) -> None:
     plan = Plan.parse(f"pp=4 dp=2 schedule={schedule} precision=bf16")
     for micros, within in ((8, 0.1), (16, 0.06), (40, 0.03)):
-        ask = Question(MODEL, plan, cluster("dgx-a100"), stack(made), 2, micros)
+        ask = PlanRequest(MODEL, plan, cluster("dgx-a100"), stack(made), 2, micros)
         got = simulate(ask).price
         closed = price(MODEL, plan, ask.cluster, ask.stack, micro_batch=2, micros=micros)
         # Of uneven rows and parts the closed form knows the means alone.
@@ -41,7 +41,7 @@ def test_the_simulated_step_is_what_is_played() -> None:
     table = SCHEDULES.read("1f1b").timetable(4, 12)
     costs = ([f + each.send for f in each.forward], [b + each.send for b in each.backward])
     whole = max(p.stop for p in play_costs(table, *costs))
-    got = simulate(Question(MODEL, plan, where, made, 1, 12)).price
+    got = simulate(PlanRequest(MODEL, plan, where, made, 1, 12)).price
     beside = got.optimizer + got.fixed + price(MODEL, plan, where, made, micro_batch=1, micros=12).exposed
     beside -= 2 * each.send * (12 + 3)
     assert got.step == pytest.approx(whole + beside)
@@ -56,7 +56,7 @@ def test_many_micro_batches_are_as_if_all_were_played(schedule: str, monkeypatch
     )
     each = detail(MODEL, plan, where, made, 2).rows
     whole = span(schedule, 48, 48, each)
-    monkeypatch.setattr(played, "FEW", 0)
+    monkeypatch.setattr(pipeline_play, "FEW", 0)
     span.cache_clear()
     assert span(schedule, 48, 48, each) == pytest.approx(whole, rel=2e-3)
 

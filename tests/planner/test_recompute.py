@@ -7,7 +7,7 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.simulate import PlanRequest, PlanResult, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import ConfigProblems, UsageError
@@ -15,11 +15,11 @@ from unisono.spec.errors import ConfigProblems, UsageError
 MADE = stack("megatron-2022")
 
 
-def answer(text: str, gib: float, fused: bool) -> Answer:
+def answer(text: str, gib: float, fused: bool) -> PlanResult:
     where = cluster("dgx-a100:8")
     where = replace(where, device=replace(where.device, memory=gib * 2.0**30))
     plan, made = Plan.parse(f"precision=bf16 {text}"), replace(MADE, fused_attention=fused)
-    return simulate(Question(gpt(32, 32, 4096, 2048), plan, where, made, 2, 8))
+    return simulate(PlanRequest(gpt(32, 32, 4096, 2048), plan, where, made, 2, 8))
 
 
 def between(text: str, part: float, fused: bool) -> float:
@@ -78,7 +78,7 @@ def test_llama_3_of_405b_is_priced_as_it_was_measured() -> None:
     )  # a block on each of 128 stages, none on the first and the last
     for v, where in (("4", "dgx-h100:1024"), ("4", "h100-roce:1024"), (f"8,cut={own}", "dgx-h100:1024")):
         text = f"shard=64 zero=1 tp=8 pp=16 schedule=interleaved:v={v} recompute=auto precision=bf16"
-        got = simulate(Question(model, Plan.parse(text), cluster(where), stack("megatron-2024"), 1, 32))
+        got = simulate(PlanRequest(model, Plan.parse(text), cluster(where), stack("megatron-2024"), 1, 32))
         assert got.verdict.fits and got.tflops == pytest.approx(430, rel=0.1)
 
 

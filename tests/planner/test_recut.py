@@ -10,20 +10,20 @@ from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.cuts import given, rows_of, with_cut
-from unisono.planner.simulate import Question, gain, simulate
+from unisono.planner.cuts import cut_of, rows_of, with_cut
+from unisono.planner.simulate import PlanRequest, gain, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.recut import best, better
-from unisono.planner.timeline import timeline
+from unisono_contrib.planner.studies.recut import best, better
+from unisono_contrib.planner.timeline import timeline
 
 MADE = stack("megatron-2022")
 
 
-def ask(text: str, gib: float = 80.0, layers: int = 9, vocab: int = 51200) -> Question:
+def ask(text: str, gib: float = 80.0, layers: int = 9, vocab: int = 51200) -> PlanRequest:
     where = cluster("dgx-a100:1")
     where = replace(where, device=replace(where.device, memory=gib * 2.0**30))
     model = gpt(layers, 32, 4096, 2048, vocab=vocab)
-    return Question(model, Plan.parse(f"precision=bf16 {text}"), where, MADE, 1, 8)
+    return PlanRequest(model, Plan.parse(f"precision=bf16 {text}"), where, MADE, 1, 8)
 
 
 @pytest.mark.parametrize("gib", [18.0, 20.0, 22.0, 24.0, 32.0, 80.0])
@@ -42,17 +42,17 @@ def test_no_cut_has_a_cheaper_dearest_stage(text: str, gib: float) -> None:
     found = best(asked)
     assert (found is None) == (not busiest)
     if found is not None:
-        assert busiest[given(found.plan.schedule)] <= min(busiest.values()) * (1 + 1e-9)
+        assert busiest[cut_of(found.plan.schedule)] <= min(busiest.values()) * (1 + 1e-9)
 
 
 def test_a_large_head_gets_fewer_blocks_before_it() -> None:
     answer = simulate(ask("pp=4", layers=24, vocab=256000))
     found = better(answer)
     assert found is not None and gain(found, answer) > 0.01
-    assert found.stages[-1] < 6 == rows_of(answer.question.model, "1f1b", 4, False)[-1]  # type: ignore[arg-type]
+    assert found.stages[-1] < 6 == rows_of(answer.request.model, "1f1b", 4, False)[-1]  # type: ignore[arg-type]
     assert found.price.step < answer.price.step
     assert better(found) is None
-    drawn = timeline(found.question, found.price)
+    drawn = timeline(found.request, found.price)
     assert len({p.row for p in drawn.placed}) == 4
 
 

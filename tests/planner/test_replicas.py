@@ -10,13 +10,13 @@ from unisono.codecs import CODECS
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
-from unisono.planner import replicas, tell
+from unisono.planner import formatting, replicas
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.chip import Traffic
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.priced import price
+from unisono.planner.pricing import price
 from unisono.planner.replicas import Cover
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.simulate import PlanRequest, PlanResult, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.networks import Network
 from unisono.spec.errors import UsageError
@@ -52,7 +52,7 @@ class Busy(Seldom):
 
 def dp(words: str, software: str = "plain") -> Traffic:
     plan = Plan.parse(f"dp=16 precision=bf16 {words}".strip())
-    return simulate(Question(MODEL, plan, cluster("dgx-a100:8"), stack(software), 4, 4)).price.comm["dp"]
+    return simulate(PlanRequest(MODEL, plan, cluster("dgx-a100:8"), stack(software), 4, 4)).price.comm["dp"]
 
 
 def test_bytes_are_those_that_a_codec_declares() -> None:
@@ -78,17 +78,17 @@ def test_a_codec_that_is_chosen_costs_what_the_chosen_one_does_and_is_named() ->
         )
         where = replace(cluster("dgx-a100:8"), links=links)
 
-        def asked(codec: str, where: Cluster = where) -> Answer:
+        def asked(codec: str, where: Cluster = where) -> PlanResult:
             plan = Plan.parse(f"dp=16 precision=bf16 codec={codec}")
-            return simulate(Question(MODEL, plan, where, stack("plain"), 4, 4))
+            return simulate(PlanRequest(MODEL, plan, where, stack("plain"), 4, 4))
 
         answer, member = asked(allowed), CODECS.read(allowed)
         steps = {codec: asked(codec).price.step for codec in member.rungs}
         taken = list(steps)[member.taken(list(steps.values()))]
         assert answer.played.codec == taken and (taken == "plain") == (slower == 1.0)
         assert answer.price.step == steps[taken]
-        assert any(f"{allowed} takes {taken} here" in said for _, said in tell.shared_out(answer))
-        shown = replicas.least(MODEL, answer.question.plan, where, stack("plain"), 1e9, Cover(0.1, 0.2, 0.5))
+        assert any(f"{allowed} takes {taken} here" in said for _, said in formatting.shared_out(answer))
+        shown = replicas.least(MODEL, answer.request.plan, where, stack("plain"), 1e9, Cover(0.1, 0.2, 0.5))
         assert (
             shown
             <= replicas.traffic(MODEL, answer.played, where, stack("plain"), 1e9, Cover(0.1, 0.2, 0.5))[2]
@@ -137,7 +137,7 @@ def test_what_meets_on_shard_is_covered_by_itself_where_replicas_meet_otherwise(
 
     def shown(words: str) -> float:
         plan = Plan.parse(f"{words} shard=8 zero=2 precision=bf16")
-        return price(Question(MODEL, plan, where, stack("plain"), 1, 1)).comm["shard"].exposed
+        return price(PlanRequest(MODEL, plan, where, stack("plain"), 1, 1)).comm["shard"].exposed
 
     assert shown(f"dp=8 sync={tmp_path}/own.py:Seldom") == shown("dp=1") < shown("dp=8")
 
@@ -155,5 +155,5 @@ def test_networks_pay_for_codecs_too() -> None:
     )
     network, where = Network(Workload(layers)), cluster("dgx-a100:8")
     plans = [Plan.parse(f"dp=16 {words}".strip()) for words in ("", f"codec={OWN}:Rounded")]
-    found = [price(Question(network, plan, where, stack("plain"), 4, 1)).comm["dp"] for plan in plans]
+    found = [price(PlanRequest(network, plan, where, stack("plain"), 4, 1)).comm["dp"] for plan in plans]
     assert found[1].bytes == pytest.approx(found[0].bytes / 2, rel=1e-3)

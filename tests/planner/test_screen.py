@@ -9,13 +9,13 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner.bench import Axes, SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.order import USUAL, Order
 from unisono.planner.price import price
-from unisono.planner.priced import verdict
-from unisono.planner.question import Question
+from unisono.planner.pricing import verdict
+from unisono.planner.request import PlanRequest
 from unisono.planner.screen import least_memory, least_seconds, screen
+from unisono.planner.search_arrays import Axes, SearchShared
 from unisono.planner.stack import stack
 from unisono.planner.studies.orders import read
 from unisono.planner.work.experts import Experts
@@ -115,7 +115,7 @@ def held_together(
                 continue
             plan, micro_batch, micros = plan_at(mesh, own, at)
             alone = price(model, plan, where, made, micro_batch=micro_batch, micros=micros)
-            own_verdict = verdict(Question(model, plan, where, made, micro_batch, micros))
+            own_verdict = verdict(PlanRequest(model, plan, where, made, micro_batch, micros))
             assert step[at] == pytest.approx(alone.step, rel=1e-9), plan
             need = own_verdict.memory.allocated * (1.0 + made.slack)
             assert memory[at] == pytest.approx(need, rel=1e-9), plan

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.planner.cores import MODEL, here
 from tests.planner.published import gpt
-from tests.planner.test_host import MODEL, here
 from unisono.cli import main
 from unisono.plan import Plan
-from unisono.planner import ties
-from unisono.planner.bench import SearchShared
+from unisono.planner import tie_breaks
 from unisono.planner.clusters import cluster, names
 from unisono.planner.price import price
 from unisono.planner.screen import screen
 from unisono.planner.search import Space, candidates, on_fewer, search
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.search_arrays import SearchShared
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.space import meshes, plans
 from unisono.planner.stack import stack
 
@@ -48,7 +48,7 @@ def test_the_best_is_the_best() -> None:
     within = replace(space(), model=gpt(8, 8, 2048, 1024))
     found = search(within, top=3)
     asked = [
-        simulate(Question(within.model, plan, within.cluster, within.stack, size, plan.micros or 1))
+        simulate(PlanRequest(within.model, plan, within.cluster, within.stack, size, plan.micros or 1))
         for plan, size in candidates(within)
     ]
     steps = sorted(answer.price.step for answer in asked if answer.verdict.fits)
@@ -74,8 +74,8 @@ def test_all_keys_find_what_pricing_each_plan_finds() -> None:
         points.append(memory[fits].min(initial=np.inf))
     best = found.best[0]
     closed = price(
-        within.model, best.question.plan, within.cluster, within.stack,
-        micro_batch=best.question.micro_batch, micros=best.question.micros,
+        within.model, best.request.plan, within.cluster, within.stack,
+        micro_batch=best.request.micro_batch, micros=best.request.micros,
     )  # fmt: skip
     assert best.price.step <= min(steps) * 1.02 and closed.step <= min(steps) * 1.1
     for answer in found.front:
@@ -97,8 +97,8 @@ def test_on_fewer_devices_time_memory_and_cost_are_three_wishes() -> None:
     within = space(4)
     found = search(within)
     got = on_fewer(within, found)
-    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.question.plan.world) for a in got.front]
-    assert {answer.question.plan.world for answer in got.front} >= {8, 16, 32}
+    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.request.plan.world) for a in got.front]
+    assert {answer.request.plan.world for answer in got.front} >= {8, 16, 32}
     assert got.counts.searched > found.counts.searched and got.best == found.best
     for one in points:
         assert not any(p != one and all(x <= y for x, y in zip(p, one, strict=True)) for p in points)
@@ -109,7 +109,7 @@ def test_all_keys_hold_what_is_held_and_leave_what_is_computed() -> None:
     base = space(2)
     found = search(replace(base, held=held, all_keys=True))
     for answer in (*found.best, *found.front):
-        plan = answer.question.plan
+        plan = answer.request.plan
         assert (plan.cp, plan.recompute, plan.precision, plan.sync) == (2, "full", "bf16", "every_step")
         assert plan.pp == 1 or plan.schedule == "zbv"
     values = {name for mesh in meshes(replace(base, all_keys=True)) for name in mesh.axes.schedules}
@@ -129,8 +129,8 @@ def test_what_is_held_stays() -> None:
     found = search(Space(within.model, within.cluster, within.stack, 64, 2, held))
     assert found.best
     for answer in found.best:
-        plan = answer.question.plan
-        assert (plan.tp, plan.pp, plan.recompute, answer.question.micro_batch) == (4, 2, "full", 2)
+        plan = answer.request.plan
+        assert (plan.tp, plan.pp, plan.recompute, answer.request.micro_batch) == (4, 2, "full", 2)
 
 
 def test_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,14 +205,16 @@ def test_of_a_file_the_smallest_number_of_nodes_is_named(
 
 @pytest.mark.parametrize("batch", [12, 36, 100])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_best_plan_costs_no_more_than_what_train_does_by_itself(batch: int, ranks: int) -> None:
+def test_the_best_plan_costs_no_more_than_what_train_does_by_itself(
+    batch: int, ranks: int, tmp_path: Path
+) -> None:
     """Which is one micro-batch of all that a rank has."""
-    where = here(ranks=ranks)
+    where = here(tmp_path, ranks)
     within = Space(MODEL, where, stack("plain-cpu"), batch, None, Plan())
     best = search(within, top=1).best[0]
     for text in (f"dp={ranks}", f"shard={ranks}"):
-        own = simulate(Question(MODEL, Plan.parse(text), where, within.stack, batch // ranks, 1))
-        assert best.price.step <= own.price.step * (1 + ties.margin(own.question) + 1e-9), text
+        own = simulate(PlanRequest(MODEL, Plan.parse(text), where, within.stack, batch // ranks, 1))
+        assert best.price.step <= own.price.step * (1 + tie_breaks.unsure(own.request) + 1e-9), text
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "laptop"])
@@ -240,7 +242,7 @@ def test_between_two_plans_some_blocks_are_played_the_quicker_way() -> None:
     within = replace(space(), cluster=small, held=Plan.parse("precision=bf16 shard=8"), micro_batch=4)
     best, *_ = search(within, top=4).best
     alike = search(replace(within, held=Plan.parse("precision=bf16 shard=8 blocks=alike")), top=1).best[0]
-    assert alike.question.plan.recompute == "full" and alike.question.plan.blocks == "alike"
-    assert best.question.plan.blocks != "alike" and best.verdict.is_safe
+    assert alike.request.plan.recompute == "full" and alike.request.plan.blocks == "alike"
+    assert best.request.plan.blocks != "alike" and best.verdict.is_safe
     assert best.price.step < 0.99 * alike.price.step
-    assert not best.question.plan.check()
+    assert not best.request.plan.check()

@@ -7,30 +7,30 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import Row
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.sensitivity import change, faster, sensitivities, told
-from unisono.planner.tell import Row
+from unisono_contrib.planner.studies.sensitivity import change, describe, faster, sensitivities
 
 
-def asked(plan: str, nodes: int = 16, micro_batch: int = 1, micros: int = 32) -> Question:
+def asked(plan: str, nodes: int = 16, micro_batch: int = 1, micros: int = 32) -> PlanRequest:
     where = cluster(f"dgx-a100:{nodes}")
     made = Plan.parse(f"{plan} precision=bf16 micros={micros}")
-    return Question(gpt(48, 64, 8192, 2048), made, where, stack("megatron-2022"), micro_batch, micros)
+    return PlanRequest(gpt(48, 64, 8192, 2048), made, where, stack("megatron-2022"), micro_batch, micros)
 
 
-def roomier(ask: Question, size: float) -> Cluster:
+def roomier(ask: PlanRequest, size: float) -> Cluster:
     """So many bytes more on each device."""
     device = ask.cluster.device
     return replace(ask.cluster, device=replace(device, memory=device.memory + size))
 
 
-def found(ask: Question) -> dict[str, Row]:
+def found(ask: PlanRequest) -> dict[str, Row]:
     return {row["what"]: row for row in sensitivities(ask)}
 
 
-def wired(ask: Question, name: str, factor: float) -> Question:
+def wired(ask: PlanRequest, name: str, factor: float) -> PlanRequest:
     """With so many times the bandwidth of the links called so."""
     links = tuple(faster(one, factor) if one.name == name else one for one in ask.cluster.links)
     return replace(ask, cluster=replace(ask.cluster, links=links))
@@ -83,8 +83,8 @@ def test_sentences() -> None:
     assert change("buy", "10 % faster nvlink", 0.0131)["says"] == "10 % faster nvlink: 1.3 % faster training"
     assert "does not fit" in change("plan", "x", 0.2, fits=False)["says"]
     assert "loss" in change("recipe", "x", 0.2)["says"]
-    assert "nothing" in told([change("buy", "x", 0.0)])[1]
-    page = told(sensitivities(asked("dp=4 tp=8 pp=4")))[1]
+    assert "nothing" in describe([change("buy", "x", 0.0)])[1]
+    page = describe(sensitivities(asked("dp=4 tp=8 pp=4")))[1]
     assert page.startswith("what would help\n  ") and len(page.splitlines()) <= 7
 
 

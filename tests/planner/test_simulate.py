@@ -11,10 +11,11 @@ from tests.planner.published import SETS, gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.formatting import lasting, waterfall
 from unisono.planner.memory import verdict
-from unisono.planner.simulate import DoesNotFit, Question, demand, simulate
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.tell import lasting, waterfall
+from unisono_contrib.planner.demand import DoesNotFit, demand
 
 GPT3 = (
     "--model.kind gpt --model.n_layer 96 --model.n_head 96 --model.d_model 12288 --model.context 2048"
@@ -156,7 +157,7 @@ def test_mistakes_have_a_remedy(words: list[str], said: str, capsys: pytest.Capt
 
 
 def test_a_plan_of_one_device_has_no_traffic_and_no_bubble() -> None:
-    ask = Question(
+    ask = PlanRequest(
         gpt(4, 4, 256, 256), Plan.parse("precision=bf16"), cluster("dgx-a100"), stack("plain"), 2, 4
     )
     got = simulate(ask)
@@ -166,7 +167,7 @@ def test_a_plan_of_one_device_has_no_traffic_and_no_bubble() -> None:
 
 
 def test_a_model_that_nothing_helps_says_so() -> None:
-    ask = Question(gpt(96, 96, 12288, 2048), Plan.parse("tp=4"), cluster("laptop"), stack("plain"), 1, 1)
+    ask = PlanRequest(gpt(96, 96, 12288, 2048), Plan.parse("tp=4"), cluster("laptop"), stack("plain"), 1, 1)
     with pytest.raises(DoesNotFit, match="short by") as caught:
         demand(simulate(ask))
     assert "more devices" in caught.value.fix
@@ -181,7 +182,7 @@ def test_simulate_loads_neither_torch_nor_numpy() -> None:
 def test_the_classifiers_products_are_no_gain_of_the_others() -> None:
     """The ideal counts them; where a model is little else, products would be quicker than at peak without them."""
     where = cluster("dgx-a100")
-    ask = Question(
+    ask = PlanRequest(
         gpt(2, 8, 1024, 1024, vocab=200_000), Plan.parse("dp=8 precision=bf16"), where, stack("plain"), 8, 1
     )
     parts = dict(waterfall(simulate(ask)))
@@ -194,7 +195,7 @@ def test_attention_has_a_line_of_its_own() -> None:
     where, made = cluster("dgx-a100"), stack("megatron-2022")
     parts: list[dict[str, float]] = []
     for context, batch in ((1024, 16), (4096, 4)):
-        ask = Question(gpt(8, 32, 4096, context), Plan.parse("tp=8 precision=bf16"), where, made, batch, 1)
+        ask = PlanRequest(gpt(8, 32, 4096, context), Plan.parse("tp=8 precision=bf16"), where, made, batch, 1)
         parts.append(dict(waterfall(simulate(ask))))
     short, long = parts
     assert long["products below peak"] == pytest.approx(short["products below peak"], rel=0.02)
@@ -204,7 +205,9 @@ def test_attention_has_a_line_of_its_own() -> None:
 def test_a_smaller_micro_batch_is_a_remedy_however_much_smaller() -> None:
     """One of 64 needs an eighth of an eighth of the activations; more devices are not what is missing."""
     small = replace(cluster("dgx-a100"), device=replace(cluster("dgx-a100").device, memory=20e9))
-    ask = Question(gpt(24, 16, 2048, 2048), Plan.parse("tp=2 precision=bf16"), small, stack("plain"), 64, 1)
+    ask = PlanRequest(
+        gpt(24, 16, 2048, 2048), Plan.parse("tp=2 precision=bf16"), small, stack("plain"), 64, 1
+    )
     with pytest.raises(DoesNotFit) as caught:
         demand(simulate(ask))
     assert caught.value.fix.startswith("micro_batch=")

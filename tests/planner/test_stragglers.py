@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.planner import stragglers as st
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner import stragglers as st
 
 LAWS = ("normal:0.1", "lognormal:0.3", "exponential:0.2")
 

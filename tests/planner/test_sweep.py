@@ -12,9 +12,9 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster, of_size
 from unisono.planner.search import Space, search
 from unisono.planner.stack import stack
-from unisono.planner.studies import sweep as sw
-from unisono.report import scaling
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.studies import sweep as sw
+from unisono_contrib.report import scaling
 
 MODEL = gpt(24, 16, 2048, 1024)
 
@@ -51,8 +51,8 @@ def test_each_point_is_the_best_plan_there() -> None:
     assert [row["devices"] for row in rows] == [4, 8, 32]
     for row in rows:
         alone = search(replace(base, cluster=sized(row["devices"])), top=1).best[0]
-        assert (row["plan"], row["step_s"]) == (str(alone.question.plan), alone.price.step)
-        assert alone.question.plan.tp == 2 and row["global_batch"] == 256
+        assert (row["plan"], row["step_s"]) == (str(alone.request.plan), alone.price.step)
+        assert alone.request.plan.tp == 2 and row["global_batch"] == 256
         per = row["tokens_per_s"] / row["devices"] / (rows[0]["tokens_per_s"] / rows[0]["devices"])
         assert row["efficiency"] == pytest.approx(per)
 
@@ -104,12 +104,12 @@ def test_no_memory_is_a_point_without_a_plan() -> None:
     rows = sw.sweep(big, over, sized)
     assert rows[0]["plan"] is None and "GiB short" in rows[0]["why_none"]
     assert rows[1]["efficiency"] == 1.0
-    assert "GiB short" in sw.told(big, over, rows)[1]
+    assert "GiB short" in sw.describe(big, over, rows)[1]
 
 
 def told_of(base: Space, text: str) -> tuple[dict[str, Any], str]:
     over = sw.axis(text)
-    facts, page = sw.told(base, over, sw.sweep(base, over, sized))
+    facts, page = sw.describe(base, over, sw.sweep(base, over, sized))
     return facts["sweep"], page
 
 

@@ -11,8 +11,8 @@ from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import exchange
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.parts import Price
 from unisono.planner.price import price
+from unisono.planner.price_parts import Price
 from unisono.planner.replicas import Cover
 from unisono.planner.search import search
 from unisono.planner.space import Space
@@ -145,7 +145,7 @@ def test_chunks_of_tp_show_the_first_and_what_products_do_not_hide() -> None:
 def test_the_planner_takes_chunks_where_they_pay_and_leaves_what_is_held() -> None:
     def best(held: str, model: Transformer) -> Plan:
         asked = Space(model, cluster("dgx-a100:2"), stack("plain"), 64, None, Plan.parse(held))
-        return search(asked, top=1).best[0].question.plan
+        return search(asked, top=1).best[0].request.plan
 
     wide = gpt(32, 32, 4096, 4096, noisy=False)
     assert best("pp=1 shard=1 dp=2 precision=bf16", wide).chunks > 1

@@ -16,17 +16,17 @@ from unisono.plan import Plan
 from unisono.plan.grammar import played
 from unisono.planner.clusters import cluster
 from unisono.planner.devices import rows
-from unisono.planner.parts import Price
-from unisono.planner.played import span
+from unisono.planner.pipeline_play import span
 from unisono.planner.price import price
-from unisono.planner.simulate import Question
+from unisono.planner.price_parts import Price
+from unisono.planner.simulate import PlanRequest
 from unisono.planner.stack import stack
-from unisono.planner.timeline import timeline
 from unisono.programs.check import check
 from unisono.programs.pipeline import Placed
 from unisono.programs.schedules import SCHEDULES
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
+from unisono_contrib.planner.timeline import timeline
 
 TIMETABLES = "accumulate gpipe 1f1b interleaved:v=2 looped_bfs:v=2 zb1p zb2p zbv dualpipe dualpipev".split()
 
@@ -137,10 +137,10 @@ def test_a_timetable_that_nobody_could_look_at_is_refused() -> None:
         timeline(ask, got)
 
 
-def asked(schedule: str, micros: int = 16) -> tuple[Question, Price]:
+def asked(schedule: str, micros: int = 16) -> tuple[PlanRequest, Price]:
     where = cluster("dgx-a100:1")
     plan = Plan.parse(f"dp=2 pp=4 schedule={schedule} precision=bf16")
-    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, micros)
+    ask = PlanRequest(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, micros)
     return ask, price(ask.model, plan, where, ask.stack, micro_batch=1, micros=micros)
 
 
@@ -151,6 +151,6 @@ def asked(schedule: str, micros: int = 16) -> tuple[Question, Price]:
 def test_without_a_pipeline_a_simulated_step_is_as_long_as_its_price(mesh: str) -> None:
     """Nothing that is priced is left out of the picture."""
     where, plan = cluster("dgx-a100:1"), Plan.parse(f"{mesh} precision=bf16")
-    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, 8)
+    ask = PlanRequest(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, 8)
     got = price(ask.model, plan, where, ask.stack, micro_batch=1, micros=8)
     assert timeline(ask, got).length == pytest.approx(got.step, rel=1e-9)

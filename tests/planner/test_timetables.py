@@ -6,10 +6,10 @@ import pytest
 
 from unisono.planner.timetables import chunks, copies, ends, idle, in_flight, serves
 from unisono.programs.pipeline import Timetable, peak_held
-from unisono.programs.pricing import Costs, played, slowest
 from unisono.programs.schedules import SCHEDULES
-from unisono.programs.schedules.zb1p import Zb1p
 from unisono.spec.numbers import either, larger, smaller
+from unisono_contrib.programs.pricing import Costs, played, slowest
+from unisono_contrib.programs.schedules.zb1p import Zb1p
 
 NAMES = (
     "gpipe", "1f1b", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "looped_bfs:v=3", "zb1p", "zb2p",

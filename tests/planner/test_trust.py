@@ -10,10 +10,11 @@ from tests.planner import published
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.simulate import DoesNotFit, Question, demand, simulate
+from unisono.planner.error_bars import APART, DEVICE, Trust, techniques, trust
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import names, stack
-from unisono.planner.trust import APART, DEVICE, Trust, techniques, trust
 from unisono.spec import words
+from unisono_contrib.planner.demand import DoesNotFit, demand
 
 DENSE = gpt(32, 32, 4096, 4096, noisy=False)
 
@@ -115,7 +116,7 @@ def test_what_no_row_anywhere_has_is_named(text: str) -> None:
 
 
 def test_a_plan_that_does_not_fit_still_says_how_long_a_step_would_take() -> None:
-    ask = Question(DENSE, Plan.parse("dp=8 precision=bf16"), cluster("dgx-h100:1"), stack("plain"), 8, 1)
+    ask = PlanRequest(DENSE, Plan.parse("dp=8 precision=bf16"), cluster("dgx-h100:1"), stack("plain"), 8, 1)
     with pytest.raises(DoesNotFit) as refused:
         demand(simulate(ask))
     told = refused.value.as_dict()

@@ -5,18 +5,18 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.devices import price as priced
-from unisono.planner.devices import verdict
-from unisono.planner.question import Question
+from unisono.planner.pricing import price as priced
+from unisono.planner.pricing import verdict
 from unisono.planner.replicas import fidelity
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.spec.fidelity import Fidelity
 
 
-def asked(schedule: str, micros: int = 8) -> Question:
+def asked(schedule: str, micros: int = 8) -> PlanRequest:
     where = cluster("dgx-a100:1")
     plan = Plan.parse(f"pp=4 schedule={schedule} precision=bf16")
-    return Question(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, micros)
+    return PlanRequest(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, micros)
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream:buffers=2"])

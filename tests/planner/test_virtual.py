@@ -1,5 +1,5 @@
 """What ranks that compute by virtual shards are said to multiply, to start and to keep is what they do; what they send
-stands in test_calls."""
+stands in test_one_count."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,24 +10,20 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.planner.test_calls import corpus, model, recipe
-from tests.planner.test_host import here
+from tests.planner.rehearsed import corpus, model, recipe
 from unisono.comm import threads
 from unisono.config import resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.planner.alive import fullest
 from unisono.planner.clusters import cluster
-from unisono.planner.host import price_on_host
-from unisono.planner.host import verdict as on_cores
-from unisono.planner.priced import closed, price, verdict
-from unisono.planner.question import Question
+from unisono.planner.pricing import closed, price, verdict
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
-from unisono.planner.work import kept, virtual
+from unisono.planner.work import activations, virtual
 from unisono.planner.work.stage import OURS
-from unisono.train.build import build, feeds
-from unisono.train.session import place_of
-from unisono.train.step import train_step
+from unisono.train.build.build import build, feeds, place_of
+from unisono.train.step.train_step import train_step
 
 SHARDS = "sync=canonical:shards=4"
 # What starts no kernel: a tensor's memory seen otherwise, or none that is written.
@@ -167,15 +163,15 @@ def test_a_rank_keeps_what_is_said(name: str, text: str) -> None:
         "itemsize": item,
         "shards": shards,
     }
-    block = kept.block_bytes(sizes, **own, recompute=plan.recompute, composed=True)
-    ends = kept.stem_bytes(sizes, **own) + kept.head_bytes(sizes, **own, composed=True)
+    block = activations.block_bytes(sizes, **own, recompute=plan.recompute, composed=True)
+    ends = activations.stem_bytes(sizes, **own) + activations.head_bytes(sizes, **own, composed=True)
     said = sizes.n_layer * block + ends
     assert said == pytest.approx(played(name, text, samples, kept_bytes)[-1], rel=0.03)
 
 
-def ask(text: str, where: str = "dgx-a100:1") -> Question:
+def ask(text: str, where: str = "dgx-a100:1") -> PlanRequest:
     plan = Plan.parse(f"{text} precision=bf16" if where != "host" else text)
-    return Question(model("llama"), plan, cluster(where), stack("plain"), 4, 4)
+    return PlanRequest(model("llama"), plan, cluster(where), stack("plain"), 4, 4)
 
 
 def test_shards_cost_seconds_and_bytes() -> None:
@@ -191,20 +187,6 @@ def test_shards_cost_seconds_and_bytes() -> None:
     assert price(question).step == pytest.approx(closed(question).step, rel=0.05)
     plain, same = (verdict(ask(f"dp=8 sync=canonical{count}")).memory for count in ("", ":shards=2"))
     assert plain.params == same.params and plain.activations < same.activations
-
-
-def test_shards_have_a_price_on_cores() -> None:
-    sizes: Any = model("llama")
-    steps = [
-        price_on_host(sizes, Plan.parse(f"cp=2 sync=canonical{count}"), here(), micro_batch=4, micros=2)
-        for count in ("", ":shards=2")
-    ]
-    assert steps[0].step < steps[1].step and steps[0].comm["cp"].bytes < steps[1].comm["cp"].bytes
-    held = [
-        on_cores(Question(sizes, Plan.parse(text), here(), stack("plain"), 4, 2)).memory.activations
-        for text in ("cp=2 sync=canonical:shards=2", "cp=2 sync=canonical:shards=2 recompute=full")
-    ]
-    assert held[0] > held[1] > 0.0
 
 
 def test_ranks_of_cp_deal_no_states() -> None:

@@ -18,17 +18,15 @@ from unisono.programs.collectives import (
     Program,
     backwards,
     direct,
-    double_tree,
     draw,
-    halving_doubling,
     hierarchical,
     price,
     ring,
     row,
-    torus,
     tree,
 )
 from unisono.programs.collectives.check import check
+from unisono_contrib.programs.collectives import double_tree, halving_doubling, torus
 
 ALGORITHMS = (direct, ring, tree, double_tree, halving_doubling, torus, hierarchical)
 SIZES = (*range(1, 10), 16)

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from tests.planner.forms import bubble_rate
 from unisono.programs.check import check
 from unisono.programs.pipeline import Action, Timetable, lower, peak_held
-from unisono.programs.pricing import Costs, played, slowest
 from unisono.programs.schedules import SCHEDULES
-from unisono.programs.schedules.dualpipe import DualPipe
-from unisono.programs.schedules.dualpipev import DualPipeV
 from unisono.programs.schedules.interleaved import Interleaved
-from unisono.programs.schedules.looped_bfs import LoopedBfs
-from unisono.programs.schedules.zb1p import Zb1p
-from unisono.programs.schedules.zb2p import Zb2p
-from unisono.programs.schedules.zbv import ZbV
 from unisono.spec.errors import UsageError
+from unisono_contrib.programs.pricing import Costs, played, slowest
+from unisono_contrib.programs.schedules.dualpipe import DualPipe
+from unisono_contrib.programs.schedules.dualpipev import DualPipeV
+from unisono_contrib.programs.schedules.looped_bfs import LoopedBfs
+from unisono_contrib.programs.schedules.zb1p import Zb1p
+from unisono_contrib.programs.schedules.zb2p import Zb2p
+from unisono_contrib.programs.schedules.zbv import ZbV
 
 RANKS, MICROS, CHUNKS = st.integers(1, 8), st.integers(1, 24), st.integers(1, 4)
 COST = st.integers(1, 12)

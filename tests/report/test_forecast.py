@@ -9,7 +9,7 @@ import pytest
 
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
-from unisono.report.forecast import (
+from unisono_contrib.report.forecast import (
     ACTIONS,
     ROWS,
     Forecast,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.security import links, streams, tables, weights, words
 from tests.security.confined import Kind, Tally, given, played
-from tests.train.checkpoint.fuzz import fuzz as hostile_checkpoints
+from tests.train.state.checkpoint.fuzz import fuzz as hostile_checkpoints
 
 KINDS: tuple[Kind, ...] = (
     words.PLANS, words.FLAGS, words.VARIABLES, words.COMMANDS, words.CHAOS, tables.RECIPES, tables.CLUSTERS, streams.FRAMES, streams.STORE,

@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.security.confined import Kind
 from tests.security.mutate import JUNK, NUMBERS
-from unisono.launch import alive, doctor_hang, hang_report, wire, witness
-from unisono.launch.context import SocketChannel
+from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder, wire
+from unisono.launch.rank.channel import SocketChannel
 from unisono.launch.run import events
 from unisono.launch.store import StoreServer
 
@@ -203,7 +203,7 @@ def play_messages(texts: list[bytes]) -> str:
         far.settimeout(5)
         channel = SocketChannel(near)
         for text in texts:
-            events.said(1, wire.event(text))
+            events.from_worker(1, wire.event(text))
             for at in range(0, len(data := wire.frame(text)), 4000):
                 far.sendall(data[at : at + 4000])
                 channel.stop_requested()
@@ -218,7 +218,7 @@ _LIVING = {
 }  # fmt: skip
 _SAID = {
     "token": "t",
-    "stand": {"rank": 0, "state": "waits", "host": "h", "part": "a step", "op": "all_reduce", "place": "m.py:3 in f", "odd": 0, "idle": 2.0, "step": 4},
+    "status": {"rank": 0, "state": "waits", "host": "h", "part": "a step", "op": "all_reduce", "place": "m.py:3 in f", "odd": 0, "idle": 2.0, "step": 4},
     "frames": [["m.py", 3, "f"], ["torch/x.py", 9, "g"]],
     "calls": {"dp": {"axis": "dp", "ranks": [0, 1], "begun": 4,
                      "calls": {"3": {"op": "all_reduce", "over": True, "part": "a", "place": "p", "odd": 0, "says": "x"},
@@ -245,7 +245,7 @@ def _alive(order: random.Random) -> dict[str, str]:
     for rank in range(2):
         files[f"rank{rank}.json"] = json.dumps(_changed({**_LIVING, "rank": rank}, order))
         said = json.loads(json.dumps(_SAID))
-        said["stand"]["rank"] = rank
+        said["status"]["rank"] = rank
         files[f"rank{rank}.says"] = json.dumps(_changed(said, order))
     if order.random() < 0.2:
         name = order.choice(list(files))
@@ -275,15 +275,19 @@ def play_alive(files: dict[str, str]) -> str:
     try:
         for name, text in files.items():
             _put(folder / name, text)
-        alive.question(folder)
-        ranks = alive.living(folder)
-        alive.sweep(folder)
+        inspect_folder.question(folder)
+        ranks = inspect_folder.living(folder)
+        inspect_folder.sweep(folder)
         if not ranks:
             return "nobody"
-        told = {one.rank: said for one in ranks if (said := alive.said(folder, one.rank, "t")) is not None}
-        seen = [witness._witness(one, told.get(one.rank)) for one in ranks]
+        told = {
+            one.rank: said
+            for one in ranks
+            if (said := inspect_folder.answer_of(folder, one.rank, "t")) is not None
+        }
+        seen = [inspect._witness(one, told.get(one.rank)) for one in ranks]
         judged = doctor_hang.judge(seen, None, 1.0)
-        facts, lines = hang_report.told(folder, seen, judged.error, judged.waited, judged.limit)
+        facts, lines = hang_report.report(folder, seen, judged.error, judged.waited, judged.limit)
         json.dumps(facts).encode()
         if odd := [line for line in lines if not line.replace("\n", "").isprintable()]:
             raise AssertionError(f"it steers a terminal: {odd[0]!a}")

@@ -11,7 +11,8 @@ from tests.security.mutate import JUNK, LONG, mutated, random_text
 from tests.security.words import import_members, plan_text, with_errors
 from unisono import config
 from unisono.config.fields import keys
-from unisono.planner import clusters, pools, stack
+from unisono.planner import clusters, stack
+from unisono_contrib.planner import pools
 
 RECIPE = """\
 name = "tiny"  # of its folder
@@ -92,13 +93,6 @@ bandwidth_gb_s = 5
 latency_us = 20
 [host]
 cores = 2
-update_us = [1.0, 2.0, 3.0]
-[host.forward]
-product = 20.0
-[host.backward]
-product = 22.0
-[host.curves]
-"all_reduce:2" = [[4096, 450.0], [65536, 900.0]]
 """
 _LINES = ('x = 1', '[x]', '[[x]]', '"" = 1', "x.y.z = 1", '"a b".c = 2', "a = { b = { c = 1 } }", "d = 1979-05-27T07:32:00Z", "e = 1_000",
           'f = """\nlong\n"""', "g = '''", "h = [", "i = inf", "j = nan", "k = -0.0", "l = 0xFFFFFFFFFFFFFFFFFFFF", "m = true", "n = [[1], [2]]",

@@ -24,12 +24,13 @@ from unisono.observe.metrics import read_lines
 from unisono.report.collect import collect
 from unisono.spec.doubtful import parse
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint.boxes import tiling_fault
 from unisono.train.data.tokenised.chats import BadRecord
 from unisono.train.data.tokenised.records import parsed
-from unisono.train.foreign import inert, open_weights
-from unisono.train.foreign.inert import plain_pickle, saved, tensors_in
-from unisono.train.foreign.machine import simple
+from unisono.train.foreign import open_weights
+from unisono.train.state.checkpoint.boxes import tiling_fault
+from unisono_contrib.train.foreign import inert
+from unisono_contrib.train.foreign.inert import plain_pickle, saved, tensors_in
+from unisono_contrib.train.foreign.machine import simple
 
 pytestmark = pytest.mark.timeout(120)
 A = 2_000_000

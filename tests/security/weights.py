@@ -18,7 +18,7 @@ from tests.security.confined import Kind
 from tests.security.harm import TENSORS, good_file, program, snippet, torch_file
 from tests.security.mutate import JUNK, bytes_changed
 from tests.security.words import with_errors
-from tests.train.checkpoint.fuzz import mutate
+from tests.train.state.checkpoint.fuzz import mutate
 from unisono.train.foreign import open_weights
 
 
@@ -370,7 +370,7 @@ def play_config(data: bytes | str) -> str:
     """A model by its config.json: as a recipe names it, as a plan asks it, as the planner prices it."""
     from unisono.models.hf import HFConfig
     from unisono.models.hf.described import read_config
-    from unisono.planner.hf import transformer_of
+    from unisono.planner.hf_config import transformer_of
 
     Path("model").mkdir(exist_ok=True)
     _put("model/config.json", data)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS
 from unisono.codecs.auto import LADDER, MeasuredChoice
 from unisono.comm.bucket import Bucket
@@ -17,9 +17,9 @@ from unisono.observe.span import Recorder
 from unisono.sync import _choice, _probe
 from unisono.sync._drive import Drive
 from unisono.sync._probe import CodecSeconds, Gradient, probe
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -123,7 +123,7 @@ def trained(ctx, text, plan, steps=6, folder=None, resume=None) -> dict[str, Any
     said, told = [live.sync.says()], []
     for step in range(live.step, live.step + steps):
         report = train_step(live, feed.fetch(step, live.leaves))
-        told.append(dict(live.sync.told()))
+        told.append(dict(live.sync.metrics()))
         said.append(live.sync.says())
     if folder is not None:
         boxes = [*pieces_of(live), *kept_of(live)]

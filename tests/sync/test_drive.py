@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.codecs.own import Largest, Rounded
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS, Coder, Sum
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
@@ -18,9 +18,9 @@ from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.sync._drive import Drive
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(180)
 OWN = Path(__file__).parents[1] / "codecs" / "own.py"

@@ -7,15 +7,15 @@ import torch
 
 from tests.codecs.test_training import alike, trained
 from tests.sync.test_drive import drawn
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
 from unisono.sync.every_step import EveryStepSync
-from unisono.train.checkpoint import latest
-from unisono.train.join import join
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest
+from unisono.train.step.join import join
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from tests.threads import prove as prove_on_threads
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
 from unisono.sync.period import PeriodSync, period_for
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 from unisono.verify.prover import Proof, prove
 
 pytestmark = pytest.mark.timeout(120)

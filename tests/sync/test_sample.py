@@ -33,7 +33,7 @@ def driven(rank: int, codec: str, steps: int, ranks: int = 2):
             )
             drive.begin(bucket)
         drive.finish()
-        told.append(drive.sampler.told())
+        told.append(drive.sampler.take_error())
         laps.append(recorder.lap().ledger)
     return laps, told
 

@@ -6,8 +6,8 @@ import torch
 
 from tests.codecs.test_training import trained
 from tests.sync.test_kept import sums
-from tests.train.test_gradients import text  # noqa: F401
-from unisono.train.checkpoint import latest
+from tests.train.step.test_gradients import text  # noqa: F401
+from unisono.train.state.checkpoint import latest
 
 pytestmark = pytest.mark.timeout(120)
 CODEC = "codec=powersgd:r=2+ef"

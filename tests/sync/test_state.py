@@ -7,12 +7,11 @@ import torch
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
-from unisono.train.build import build, feeds
-from unisono.train.checkpoint import save, tensor_names
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import save, tensor_names
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 
 POLICIES = Path(__file__).with_name("keeping.py")
 

@@ -6,11 +6,10 @@ from typing import Any
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.launch.context import RankContext
 from unisono.observe.span import Recorder
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.feed import Feed
 from unisono.train.data.load import load
-from unisono.train.run import Run
-from unisono.train.session import place_of
+from unisono.train.step.run import Run
 
 TEXT = "to be or not to be, that is the question. " * 60
 

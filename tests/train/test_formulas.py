@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.models.build import build
 from unisono.models.init import initialise
 from unisono.models.lora import adapt, merged
@@ -21,10 +21,10 @@ from unisono.models.moe.routing import Router
 from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.training import LOSSES, METRICS, OPTIMISERS, RATES
 from unisono.sync import Verdict
-from unisono.train.clip import clip
 from unisono.train.data.blend import shared_out
-from unisono.train.evaluate import evaluate
-from unisono.train.step import train_step
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.grad_norm import clip
+from unisono.train.step.train_step import train_step
 
 SIZES = {"n_layer": 2, "n_head": 4, "d_model": 16, "context": 8, "vocab": 31}
 

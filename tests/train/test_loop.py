@@ -10,8 +10,8 @@ import torch
 from tests.ranks import World
 from tests.train.small import recipe, started
 from unisono.spec.training import METRICS
-from unisono.train.evaluate import evaluate
-from unisono.train.step import train
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.train_step import train
 
 PLANS = [("dp=2", 2), ("pp=2", 2), ("tp=2", 2), ("shard=2", 2), ("dp=2 sync=canonical", 2), ("dp=2 pp=2", 4)]
 

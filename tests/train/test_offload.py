@@ -16,10 +16,10 @@ from unisono.parallel.offload.lending import at_home
 from unisono.parallel.offload.store import Store, layout_of
 from unisono.plan import Plan
 from unisono.spec.errors import Infeasible
-from unisono.train.checkpoint import Saver
-from unisono.train.evaluate import evaluate
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train
+from unisono.train.state.checkpoint import Saver
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.train_step import train
 
 WAYS = [
     "optimizer:to=host", "optimizer:to=disk", "params:to=disk", "activations:to=disk", "activations:to=host",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.small import recipe, started
-from unisono.train.step import train_step
+from unisono.train.step.train_step import train_step
 
 PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
 

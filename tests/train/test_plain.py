@@ -10,13 +10,12 @@ import torch.nn.functional as F
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
-from unisono.train.build import build, feeds
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
 from unisono.train.data.order import sample_ids
-from unisono.train.evaluate import evaluate
-from unisono.train.session import place_of
-from unisono.train.state import pieces_of
-from unisono.train.step import train
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.train_step import train
 
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH, STEPS = 2, 2, 16, 8, 4, 5
 LR, WARMUP, DECAY, CLIP, BETAS, EPS = 1e-2, 2, 0.1, 0.5, (0.9, 0.95), 1e-8

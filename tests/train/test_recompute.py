@@ -9,8 +9,8 @@ from tests.ranks import World
 from tests.train.small import recipe, started
 from unisono.config import ModelConfig, Recipe
 from unisono.plan import Plan
-from unisono.plan.away import Again, again_of
-from unisono.train.step import train
+from unisono.plan.blocks import Again, again_of
+from unisono.train.step.train_step import train
 
 CASES = [
     ("", 1),

@@ -1,5 +1,5 @@
 """What a rank says that it holds when ranks meet anew: what it trains with, unless that is half an update, what lies on
-its shelf, and what it keeps for others, if that is sound."""
+its buffer, and what it keeps for others, if that is sound."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +11,16 @@ import torch
 from tests.threads import context
 from tests.train.small import recipe, started
 from unisono.comm import threads as on_threads
-from unisono.train.checkpoint.boxes import Box
-from unisono.train.rejoin import Remembered, _held
-from unisono.train.shelf import MemoryShelf, Snapshot
+from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer
+from unisono.train.rejoin import CarriedState, _held
+from unisono.train.state.checkpoint.boxes import Box
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def put(step: int, *shelves: MemoryShelf) -> None:
-    for shelf in shelves:
-        shelf.put(step, {"of": "shelf"}, [Box("model/x", (2,), (0,), torch.full((2,), float(step)))])
+def put(step: int, *buffers: SnapshotBuffer) -> None:
+    for buffer in buffers:
+        buffer.put(step, {"of": "buffer"}, [Box("model/x", (2,), (0,), torch.full((2,), float(step)))])
 
 
 class Kept:
@@ -33,22 +33,22 @@ class Kept:
         return list(self.some)
 
 
-def said(folder: Path, whole: bool, steps: list[int], abroad: Any = None) -> list[tuple[int, bool]]:
+def said(folder: Path, whole: bool, steps: list[int], replicas: Any = None) -> list[tuple[int, bool]]:
     """(step, whether it is live) of what a rank says whose run is after step 0."""
     found: list[tuple[int, bool]] = []
 
     def play(rank: int) -> None:
         run, _, _ = started(context(0, 1), recipe(folder), "dp=1")
         run.whole = whole
-        shelf = MemoryShelf.new()
+        buffer = SnapshotBuffer.new()
         for step in steps:
-            put(step, shelf)
-        kept = Remembered(run, [(2, 0.5)], [], {"why": 1})
-        for one in _held(kept, shelf, abroad):
+            put(step, buffer)
+        kept = CarriedState(run, [(2, 0.5)], [], {"why": 1})
+        for one in _held(kept, buffer, replicas):
             found.append((one.step, one.live))
             if one.live:
                 assert one.state["val"] == [(2, 0.5)] and one.state["bad"] == {"why": 1}
-        shelf.close()
+        buffer.close()
 
     on_threads.run(1, play)
     return found

@@ -12,8 +12,8 @@ from tests.verify.test_beyond import MODEL
 from unisono.comm import threads
 from unisono.config import LaunchConfig, ModelConfig, Recipe, resolve
 from unisono.launch.context import NullChannel
-from unisono.train.checkpoint import read_full
 from unisono.train.data.load import load
+from unisono.train.state.checkpoint import read_full
 from unisono.verbs.train import rank as train_rank
 from unisono.verbs.train.order import TrainOrder
 

@@ -7,15 +7,14 @@ from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UserCodeError
-from unisono.train.blame import blame
-from unisono.train.build import build, feeds
-from unisono.train.copies import checksum
+from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.evaluate import evaluate
-from unisono.train.guard import install
-from unisono.train.session import place_of
-from unisono.train.state import pieces_of
-from unisono.train.step import train_step
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.train_step import train_step
+from unisono.train.watch.copies import checksum
+from unisono.train.watch.guard import install
+from unisono.train.watch.locate_nan import locate_nan
 
 SEVERAL = ["interleaved", "looped_bfs", "zb1p", "zbv", "dualpipev"]
 
@@ -190,7 +189,7 @@ def test_the_first_bad_layer_is_named_whatever_stage_it_is_in(recipe, schedule, 
             if slot.name == name:
                 slot.master.data[0, 0] = torch.nan
         leaves = feed.fetch(0, run.leaves)
-        error = blame(run, leaves, train_step(run, leaves), run.mesh.rank, "")
+        error = locate_nan(run, leaves, train_step(run, leaves), run.mesh.rank, "")
         return error and error.where
 
     told = [where for where in on_ranks(recipe, "pp=2", schedule, sick) if where]

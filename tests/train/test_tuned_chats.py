@@ -17,10 +17,9 @@ pytest.importorskip("transformers")
 
 def losses(ctx: Any, text: str, plan: str) -> list[float]:
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, feeds
+    from unisono.train.build.build import build, feeds, place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
-    from unisono.train.step import train_step
+    from unisono.train.step.train_step import train_step
 
     got = resolve(Recipe.model_validate_json(text), f"{plan} precision=fp64", ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.test_host import HOST
+from tests.planner.cores import MACHINE
 from unisono import config
 from unisono.cli import main
-from unisono.measure.file import FittedHost, as_toml
+from unisono.measure.file import as_toml
 from unisono.plan import Plan
 from unisono.planner import simulate
-from unisono.planner.asked import question
+from unisono.planner.from_recipe import request_of
 from unisono.planner.search import candidates, search
 from unisono.planner.space import space_of, space_on
 from unisono.spec.errors import ConfigProblems, UsageError
@@ -28,12 +28,10 @@ def measured(tmp_path: Path) -> dict[str, str]:
 
 
 def calibrated(cache: Path) -> dict[str, str]:
-    """The environment of a user whose machine, of HOST's cores, was measured."""
+    """The environment of a user whose machine was measured."""
     path = cache / "unisono" / "cluster.toml"
     path.parent.mkdir()
-    path.write_text(
-        as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
-    )
+    path.write_text(as_toml(MACHINE, "a test"))
     return {"XDG_CACHE_HOME": str(cache)}
 
 
@@ -55,12 +53,27 @@ def test_nothing_that_was_searched_is_faster(measured, keys, ranks):
     file = str(Path(measured["XDG_CACHE_HOME"], "unisono", "cluster.toml"))
 
     def step(plan: str) -> float:
-        return simulate.simulate(question(loaded(plan), model_of(loaded(plan), {}), file, None)).price.step
+        return simulate.simulate(request_of(loaded(plan), model_of(loaded(plan), {}), file, None)).price.step
 
     if ranks == 2 and keys == "auto":
         assert all(
             step(str(got.plan)) <= step(other) for other in ("dp=2", "tp=2", "shard=2", "pp=2 micros=4")
         )
+
+
+def test_the_quickest_of_those_played_is_chosen_one_of_each_mesh(measured):
+    """Whatever the prices say: here the plan that is played last turns out to be the quickest."""
+    seen: list[Plan] = []
+
+    def play(_, answers):
+        seen.extend(one.request.plan for one in answers)
+        return [float(len(answers) - place) for place in range(len(answers))]
+
+    got, said = auto.choose(loaded("auto"), 4, measured, play)
+    meshes = [(plan.dp, plan.shard, plan.cp, plan.tp, plan.pp) for plan in seen]
+    assert len(meshes) == len(set(meshes)) == auto.PLAYED
+    assert str(got.plan) == str(seen[-1]) and str(seen[-1]) in said[0] and "played here" in said[0]
+    assert all(str(plan) in line for plan, line in zip(seen[:-1], said[1:], strict=True))
 
 
 def test_without_a_measurement_it_says_how_to_get_one(tmp_path):
@@ -117,7 +130,7 @@ def test_the_choice_is_priced_no_higher_than_the_recipes_own_plan_and_trains_def
 
     def step(plan: str) -> float:
         got = config.load(recipe, [*flags, ("plan", plan)])
-        return simulate.simulate(question(got, model_of(got, {}), file, None)).price.step
+        return simulate.simulate(request_of(got, model_of(got, {}), file, None)).price.step
 
     own, compared = config.load(recipe, flags), 0
     for ranks in (2, 4):
@@ -138,4 +151,4 @@ def test_a_plan_of_ones_own_is_looked_at_though_no_search_would_list_it():
     here = space_on(got, space.model, Plan(), alone.cluster, space.stack)
     assert cut in {plan.schedule for plan, _ in here.besides(4)}
     every = search(here, top=10_000).best
-    assert cut in {one.question.plan.schedule for one in every}
+    assert cut in {one.request.plan.schedule for one in every}

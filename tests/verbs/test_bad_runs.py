@@ -9,7 +9,7 @@ import pytest
 from tests.verbs import bad_runs
 from tests.verbs.bad_runs import PLAYED, SOME, BadRun, Place
 from tests.verbs.jobs import losses
-from unisono.train.checkpoint import verify_folder
+from unisono.train.state.checkpoint import verify_folder
 
 pytestmark = pytest.mark.timeout(150)
 

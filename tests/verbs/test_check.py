@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.test_host import HOST
+from tests.planner.cores import MACHINE
 from unisono.cli import main
-from unisono.measure.file import FittedHost, as_toml
+from unisono.measure.file import as_toml
 
 pytestmark = pytest.mark.timeout(120)
 RECIPE = """
@@ -32,9 +32,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_prices_stand_beside_what_was_measured(recipe: Path, tmp_path: Path, capsys) -> None:
     here = tmp_path / "here.toml"
-    here.write_text(
-        as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
-    )
+    here.write_text(as_toml(MACHINE, "a test"))
     words = ["plan", str(recipe), "--cluster", str(here), "--check", "--top", "2", "--json"]
     assert main(words) == 0
     got = json.loads(capsys.readouterr().out)

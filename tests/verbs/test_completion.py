@@ -6,12 +6,12 @@ import subprocess
 import pytest
 
 from unisono.cli import main
-from unisono.verbs.completion import words_of_verbs
+from unisono.verbs.completion import whole_parser
 
 
 def completed(script: str, *words: str) -> list[str]:
     """What bash offers behind these words."""
-    ask = f'{script}\nCOMP_WORDS=({" ".join(repr(w) for w in words)}); COMP_CWORD={len(words) - 1}; _unisono; echo "${{COMPREPLY[@]}}"'
+    ask = f'{script}\nCOMP_WORDS=({" ".join(repr(w) for w in words)}); COMP_CWORD={len(words) - 1}; _shtab_unisono; echo "${{COMPREPLY[@]}}"'
     return subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -30,5 +30,7 @@ def test_bash_offers_verbs_flags_and_keys(capsys: pytest.CaptureFixture) -> None
 def test_other_shells_get_the_same_words(shell: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for name, flags in words_of_verbs().items():
-        assert name in script and all(flag.lstrip("-") in script for flag in flags if flag.startswith("--"))
+    (verbs,) = (action for action in whole_parser()._actions if isinstance(action.choices, dict))
+    for name, parser in verbs.choices.items():
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        assert name in script and all(flag.lstrip("-") in script for flag in flags)

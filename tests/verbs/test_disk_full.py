@@ -69,6 +69,6 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_step(tmp_path: Path) -> None:
 
 
 def whole(folder: Path) -> bool:
-    from unisono.train.checkpoint import verify_folder
+    from unisono.train.state.checkpoint import verify_folder
 
     return verify_folder(folder) == []

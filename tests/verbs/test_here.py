@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.test_host import HOST
+from tests.planner.cores import MACHINE
 from tests.verbs.test_auto import calibrated
 from unisono.cli import main
-from unisono.measure.file import gpus_as_toml
+from unisono.measure.file import MeasuredMachine, as_toml, link_between
 from unisono.plan import Plan
 
 CORES = len(os.sched_getaffinity(0))
@@ -36,9 +36,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_beyond_the_cores_of_a_measured_machine_have_a_price(here: None, said) -> None:
-    page, _ = said("simulate", "--demo", "--plan", f"dp={2 * HOST.cores}", "--train.micro_batch", "1")
+    page, _ = said("simulate", "--demo", "--plan", f"dp={2 * MACHINE.count}", "--train.micro_batch", "1")
     head = page.splitlines()[1]
-    assert f"{2 * HOST.cores} ranks on {HOST.cores} cores, as unisono calibrate measured them" in head
+    assert f"{2 * MACHINE.count} ranks on {MACHINE.count} cores, as unisono calibrate measured them" in head
     assert "another's cores" not in page and "the host has to load" in page
 
 
@@ -60,12 +60,13 @@ def test_plans_of_a_measured_machine_with_gpus_have_a_rank_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said
 ) -> None:
     """However many cores it has; the figures are those that an H200 gave."""
-    device = {"memory": 150e9, "bandwidth": 3.9e12, "launch": 4e-6, "peak fp32": 52e12, "peak bf16": 776e12}
-    links = [("all_reduce", 1 << 12, 20e-6), ("all_reduce", 1 << 28, 1.6e-3)]
     gpus = 2 * CORES + 1
+    link = link_between(gpus, [(1 << 12, 20e-6), (1 << 28, 1.6e-3)])
+    machine = MeasuredMachine(
+        "H200", gpus, {"fp32": 52e12, "bf16": 776e12}, memory=150e9, bandwidth=3.9e12, units=132, link=link
+    )
     (tmp_path / "unisono").mkdir()
-    text = gpus_as_toml("H200", device, gpus, 132, links, "a test")
-    (tmp_path / "unisono" / "cluster.toml").write_text(text)
+    (tmp_path / "unisono" / "cluster.toml").write_text(as_toml(machine, "a test"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     told = json.loads(said("plan", "--demo", "--train.global_batch", f"{4 * gpus}", "--json")[0])
     assert {Plan.parse(row["plan"]).world for row in told["plans"]} == {gpus}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from unisono import cli
-from unisono.lab import network
-from unisono.lab.links import LabLink
-from unisono.lab.network import DeviceBytes
-from unisono.verbs._lab import Tally, table
+from unisono_contrib.lab import network
+from unisono_contrib.lab.links import LabLink
+from unisono_contrib.lab.network import DeviceBytes
+from unisono_contrib.verbs._lab import Tally, table
 
 
 def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.verbs import jobs
 from tests.verbs.jobs import unisono
-from unisono.train.checkpoint import read_full
+from unisono.train.state.checkpoint import read_full
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -9,7 +9,7 @@ from tests.verbs import jobs
 from tests.verbs.jobs import unisono
 from unisono.config import OutConfig, Recipe, TrainConfig
 from unisono.spec.runs import CONFIG
-from unisono.verbs.train.newest import newest
+from unisono.verbs.train.folder import newest
 
 pytestmark = pytest.mark.timeout(150)
 

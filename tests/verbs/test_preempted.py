@@ -9,8 +9,8 @@ import pytest
 from tests.verbs import jobs
 from tests.verbs.jobs import checkpoints, losses, started, unisono
 from tests.verbs.test_by_others import TORCHRUN, by_hand
-from unisono.train import history
-from unisono.train.checkpoint import read_full
+from unisono.train.state import history
+from unisono.train.state.checkpoint import read_full
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -64,7 +64,7 @@ def same_tensors(a: Path, b: Path) -> list[str]:
     """Names of the tensors of two checkpoints that differ in any bit."""
     import torch
 
-    from unisono.train.checkpoint import read_full
+    from unisono.train.state.checkpoint import read_full
 
     def bits(value: "torch.Tensor") -> "torch.Tensor":
         return value.reshape(-1).view(torch.uint8)  # so that NaN equals itself and 0.0 is not -0.0

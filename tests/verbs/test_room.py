@@ -12,7 +12,7 @@ from tests.ranks import World
 from tests.train.small import recipe as small
 from unisono.config import Loaded, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.plan import Plan
-from unisono.plan.away import Again, again_of
+from unisono.plan.blocks import Again, again_of
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.train.data.load import load
 from unisono.verbs.train import rank, room

@@ -1,7 +1,8 @@
-"""The table of docs/proven.md: the plans of `unisono verify examples/proof.toml --all`, proven on ranks that are threads.
+"""The table of proven plans: those of `unisono verify examples/proof.toml --all`, proven on ranks that are threads.
 
 python -m tests.verify.proven                     # every plan, a row of the table as each is proven
 python -m tests.verify.proven --part 0/2          # every second one, from the first on
+python -m tests.verify.proven --out docs/data/proven.md    # and the file of the documentation, once all are proven
 
 Processes give the same numbers and take several times as long on two cores.
 """
@@ -36,21 +37,29 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", default="0/1", help="I/N: every Nth plan, from the Ith on")
-    first, every = map(int, parser.parse_args().part.split("/"))
+    parser.add_argument("--out", type=Path, help="file whose table is written anew")
+    args = parser.parse_args()
+    first, every = map(int, args.part.split("/"))
     recipe = load(str(RECIPE)).recipe
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"dtype": "float64"})})
     plans = covering(recipe)[first::every]
     bad = 0
+    rows: list[str] = []
 
     def each(proof: Proof) -> None:
         nonlocal bad
-        print(row(proof), flush=True)
+        rows.append(row(proof))
+        print(rows[-1], flush=True)
         if not proof.passed:
             bad += 1
             print(f"{proof.plan}: {proof.first_divergence}: {proof.explanation}", file=sys.stderr, flush=True)
 
     prove_on(ThreadForkServer(ENTRY), recipe, plans, 3, each, stage=ProofRanks(keep_going=True))
     print(f"{len(plans) - bad} of {len(plans)} plans compute what one process computes", file=sys.stderr)
+    if args.out:
+        head, heading, _ = args.out.read_text(encoding="utf-8").partition("| --- |")
+        rule = heading + " --- |" * 7
+        args.out.write_text(f"{head}{rule}\n" + "\n".join(rows) + "\n", encoding="utf-8")
     return bool(bad)
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests.threads import prove
-from tests.train.test_gradients import started, text  # noqa: F401
+from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.train.checkpoint import latest, save
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train_step
+from unisono.train.state.checkpoint import latest, save
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.train_step import train_step
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,7 +11,7 @@ BUGS = all_bugs()
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_has_its_place_and_somebody_who_looks(bug: TextBug) -> None:
-    source = (SOURCE / bug.file).read_text()
+    source = bug.path(SOURCE).read_text()
     planted = bug.planted(source)
     assert planted != source
     ast.parse(planted)

@@ -10,7 +10,7 @@ from tests.parallel.test_meta import corpus, seen
 from unisono.cli import main
 from unisono.comm.imagined import Made
 from unisono.config import DataConfig, ModelConfig, Recipe, Resolved, TrainConfig, resolve
-from unisono.train.rehearsal import Rehearsed
+from unisono.train.build.rehearsal import Rehearsed
 from unisono.verify.static import StaticProof, between, prove
 
 PLAN = "pp=2 dp=2 tp=2"
@@ -29,7 +29,7 @@ def resolved() -> Resolved:
 def look(rank: int) -> Rehearsed:
     """Each rank is run once for all tests."""
     from unisono.comm.imagined import imagined
-    from unisono.train.rehearsal import rehearse
+    from unisono.train.build.rehearsal import rehearse
 
     if rank not in KEPT:
         with imagined(rank, 8) as calls:

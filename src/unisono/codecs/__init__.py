@@ -191,16 +191,6 @@ class Coder(ABC):
         requests in the same order. Returns the sum [n]."""
 
 
-def bound(codec: Codec) -> Coder:
-    """The live codec of one rank. One of a user's own is watched: what no drive could play is an error at its line."""
-    coder = codec.bind()
-    if type(codec).__module__.partition(".")[0] == __name__.partition(".")[0] or codec.rungs:
-        return coder
-    from unisono.codecs._watched import WatchedCoder
-
-    return WatchedCoder(coder, source=codec)
-
-
 CODECS: Family[Codec] = Family(
     "codec", "unisono.codecs", Codec, "plan.codec", ("P04", "P05"), marks="unisono.codecs._marks"
 )

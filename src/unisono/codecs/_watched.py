@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Size, Tensor
 
-from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent, Sum
+from unisono.codecs import BucketMemory, Codec, Coder, Deal, Exchange, Gather, Sent, Sum
 from unisono.spec.errors import UserCodeError
 from unisono.spec.frames import place
 
@@ -83,6 +83,14 @@ class WatchedCoder(Coder):
             return decoded
         now = decoded()
         return lambda: now
+
+
+def bound(codec: Codec) -> Coder:
+    """The live codec of one rank. One of a user's own is watched: what no drive could play is an error at its line."""
+    coder = codec.bind()
+    if type(codec).__module__.partition(".")[0] == __name__.partition(".")[0] or codec.rungs:
+        return coder
+    return WatchedCoder(coder, source=codec)
 
 
 def _line(function: Any) -> str:

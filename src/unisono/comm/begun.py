@@ -24,18 +24,21 @@ Frames = Sequence[tuple[str, int, str]]
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A collective between CPUs, the `number`-th of its group. says: what has to be the same on all ranks of the group;
-    "" if this is not known. shown: the same for a person, with all dims: "all_reduce of float32 [3, 2]". over: whether
-    it has ended. made: tells apart groups of this process that had the same name one after the other. far: where ranks
-    differ, the one that is farther has left something out. axis: what its group is of, if it has said so."""
+class RecordedCollective:
+    """A collective between CPUs, the `number`-th of its group.
+
+    says: what has to be the same on all ranks of the group; "" if this is not known. shown: the same for a person, with
+    all dims: "all_reduce of float32 [3, 2]". over: whether it has ended. incarnation: tells apart groups of this
+    process that had the same name one after the other. far: how far its rank is; where ranks differ, the one that is
+    farther has left something out. axis: the axis of its group, if the group has said so.
+    """
 
     number: int
     says: str
     shown: str
     over: bool = True
     frames: Frames = ()
-    made: int = 0
+    incarnation: int = 0
     far: int = 0
     axis: str = ""
 
@@ -55,30 +58,34 @@ def groups_made() -> int:
 
 def latest(
     frames: bool = False, backend: str = CPU_BACKEND, since: int = 0
-) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
+) -> dict[tuple[str, tuple[int, ...]], dict[int, RecordedCollective]]:
     """The latest collectives of each group of several ranks that is alive, by its name and ranks and by their number.
     frames: with the lines that began them. since: leave out groups made before, see `groups_made`."""
     if backend not in recorded_backends():
         return {}  # a torch that records nothing of it
     entries = _recorded(backend, frames).get("entries", ())
-    found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    by_name: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for entry in entries[-_LATEST:]:
         known = entry["profiling_name"].startswith(f"{backend}:") and entry["pg_id"] >= since
         if known and not entry["is_p2p"]:
-            found.setdefault(entry["process_group"][0], {}).setdefault(entry["pg_id"], []).append(entry)
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, Begun]] = {}
+            by_name.setdefault(entry["process_group"][0], {}).setdefault(entry["pg_id"], []).append(entry)
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, RecordedCollective]] = {}
     world = dist.distributed_c10d._world
     for group, name in list(world.pg_names.items()):
         ranks = tuple(world.pg_group_ranks.get(group, ()))
         # A name is used again once all groups were destroyed. The recorder still has the collectives of the old one;
         # the last of them is not this group's last.
-        own = found[name][max(found[name])] if name in found and len(ranks) > 1 else []
-        if own and (backend != CPU_BACKEND or own[-1]["op_id"] == _count(group)):
-            groups[name, ranks] = {entry["collective_seq_id"]: _begun(entry, _axis(group)) for entry in own}
+        lately = by_name[name][max(by_name[name])] if name in by_name and len(ranks) > 1 else []
+        if lately and (backend != CPU_BACKEND or lately[-1]["op_id"] == _count(group)):
+            groups[name, ranks] = {
+                entry["collective_seq_id"]: _begun(entry, _axis(group)) for entry in lately
+            }
     return groups
 
 
-def everywhere(frames: bool = False, since: int = 0) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
+def everywhere(
+    frames: bool = False, since: int = 0
+) -> dict[tuple[str, tuple[int, ...]], dict[int, RecordedCollective]]:
     """`latest` of all backends at once; a group that has several counts the collectives of each by themselves."""
     return {
         (name if backend == CPU_BACKEND else f"{backend}:{name}", ranks): calls
@@ -91,12 +98,12 @@ def counts() -> dict[tuple[str, tuple[int, ...]], tuple[int, str]]:
     """How many collectives and messages each group of several ranks has begun between CPUs, by its name and ranks; and
     what it is of."""
     world = dist.distributed_c10d._world
-    told = {}
+    numbers = {}
     for group, name in list(world.pg_names.items()):
         ranks = tuple(world.pg_group_ranks.get(group, ()))
         if len(ranks) > 1 and (number := _count(group)) >= 0:
-            told[name, ranks] = number, _axis(group)
-    return told
+            numbers[name, ranks] = number, _axis(group)
+    return numbers
 
 
 def _axis(group: Any) -> str:
@@ -131,7 +138,7 @@ def _count(group: Any) -> int:
         return -1  # it is going, or is one of GPUs
 
 
-def _begun(entry: Mapping[str, Any], axis: str) -> Begun:
+def _begun(entry: Mapping[str, Any], axis: str) -> RecordedCollective:
     op = entry["profiling_name"].partition(":")[2]
     side = "output" if op == "scatter" else "input"
     sizes = [list(size) for size in entry[f"{side}_sizes"]]
@@ -144,13 +151,15 @@ def _begun(entry: Mapping[str, Any], axis: str) -> Begun:
     shown = ", ".join(f"{str(dtype)[6:]} {size}" for dtype, size in zip(dtypes, sizes, strict=False))
     frames = [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
     text = f"{op} of {shown}" if shown else op
-    return Begun(entry["collective_seq_id"], says, text, entry["retired"], frames, entry["pg_id"], axis=axis)
+    return RecordedCollective(
+        entry["collective_seq_id"], says, text, entry["retired"], frames, entry["pg_id"], axis=axis
+    )
 
 
 def _dtype(name: str) -> torch.dtype:
     """From C++'s name of it: Float, Long, BFloat16, Byte."""
-    found = getattr(torch, {"Byte": "uint8", "Char": "int8"}.get(name, name.lower()), torch.uint8)
-    return found if isinstance(found, torch.dtype) else torch.uint8
+    dtype = getattr(torch, {"Byte": "uint8", "Char": "int8"}.get(name, name.lower()), torch.uint8)
+    return dtype if isinstance(dtype, torch.dtype) else torch.uint8
 
 
 def label(name: str, ranks: Sequence[int]) -> str:

@@ -30,7 +30,7 @@ _SOON = timedelta(milliseconds=1)
 _LINGER = timedelta(seconds=3)
 
 
-class Naming:
+class PeerFailureContext:
     """A context in which a group waits: an error that only says that a connection was closed names who has gone."""
 
     def __init__(self, pg: Any, doing: str, inner: AbstractContextManager[Any]) -> None:
@@ -45,7 +45,7 @@ class Naming:
             raise better from error
 
 
-class Awaited:
+class NamedWork:
     """A pending operation of a group that names who has gone. pending: the operation itself."""
 
     def __init__(self, pg: Any, doing: str, pending: Pending) -> None:
@@ -75,7 +75,7 @@ def started(pg: Any, doing: str, begin: Any, *args: Any) -> Pending:
             raise
         raise better from error
     return (
-        Done() if pending is None else pending if isinstance(pending, Done) else Awaited(pg, doing, pending)
+        Done() if pending is None else pending if isinstance(pending, Done) else NamedWork(pg, doing, pending)
     )
 
 
@@ -84,8 +84,11 @@ def named(pg: Any, error: RuntimeError, doing: str) -> RuntimeError:
     words = str(error).lower()
     if isinstance(error, PeerGone) or not between_cpus(pg) or not any(word in words for word in _CLOSED):
         return error
-    ranks, looked = dist.get_process_group_ranks(pg), [(some, *_sorted(some)) for some in (pg, *_parts(pg))]
-    broken = {dist.get_process_group_ranks(some)[i] for some, _, places in looked for i in places}
+    ranks, looked = (
+        dist.get_process_group_ranks(pg),
+        [(group, *_sorted(group)) for group in (pg, *_parts(pg))],
+    )
+    broken = {dist.get_process_group_ranks(group)[i] for group, _, places in looked for i in places}
     alive = [i for i in looked[0][1] if ranks[i] not in broken]
     gone = {_blamed(rank) for rank in broken or [ranks[i] for i in alive]} - {dist.get_rank()}
     if not broken:  # it was too late, or not our connection: somebody may have told why
@@ -94,8 +97,8 @@ def named(pg: Any, error: RuntimeError, doing: str) -> RuntimeError:
         return error
     first, *others = sorted(gone)
     _tell(dist.get_rank(), first)
-    for some, places, _ in looked:
-        _break_off(some, places)
+    for group, places, _ in looked:
+        _break_off(group, places)
     _linger([ranks[i] for i in alive])
     who = f"ranks {', '.join(map(str, (first, *others)))} have" if others else f"rank {first} has"
     return PeerGone(
@@ -111,7 +114,7 @@ def described(pg: Any) -> str:
 
 
 def _parts(pg: Any) -> list[Any]:
-    return [some for some in dist.distributed_c10d._world.pg_map if some.group_desc == described(pg)]
+    return [group for group in dist.distributed_c10d._world.pg_map if group.group_desc == described(pg)]
 
 
 def _sorted(pg: Any) -> tuple[list[int], list[int]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unisono.comm.collectives import Algorithm, Collective, Done, Pending
 from unisono.comm.collectives.auto import Auto
-from unisono.comm.gone import Naming, started
+from unisono.comm.gone import PeerFailureContext, started
 from unisono.observe.span import Recorder
 
 __all__ = ["Done", "Group", "Pending"]
@@ -115,7 +115,9 @@ class Group:
     def barrier(self) -> None:
         """Wait until every rank of the group is here."""
         if self.pg is not None:
-            with Naming(self.pg, "a barrier", self.recorder.span("wait", axis=self.axis, op="barrier")):
+            with PeerFailureContext(
+                self.pg, "a barrier", self.recorder.span("wait", axis=self.axis, op="barrier")
+            ):
                 dist.barrier(group=self.pg)
 
     def start_exchange(self, x: Tensor) -> tuple[Tensor, Pending]:
@@ -149,4 +151,4 @@ class Group:
     def _timed(self, op: str, nbytes: int, by: Algorithm):
         self.recorder.count(self.axis, op, nbytes, by.member.name)
         span = self.recorder.span("comm", axis=self.axis, op=op, exposed=True, bytes=nbytes)
-        return Naming(self.pg, f"{op} over {self.axis}", span)
+        return PeerFailureContext(self.pg, f"{op} over {self.axis}", span)

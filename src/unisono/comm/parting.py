@@ -30,14 +30,14 @@ _WATCHED = re.compile(r"^tfd: *(\d+) .* data: *([0-9a-f]+) .* ino:([0-9a-f]+)", 
 
 def connections() -> list[tuple[int, socket.socket]]:
     """The TCP connections of this process's Gloo groups: the descriptor of each, and a copy to close."""
-    found = dict[int, socket.socket]()
+    sockets = dict[int, socket.socket]()
     for watched in _groups():
         for fd, sock in watched.items():
-            if _listens(sock) or fd in found:
+            if _listens(sock) or fd in sockets:
                 sock.close()
             else:
-                found[fd] = sock
-    return list(found.items())
+                sockets[fd] = sock
+    return list(sockets.items())
 
 
 def hang_up(size: int) -> None:
@@ -48,10 +48,10 @@ def hang_up(size: int) -> None:
         for sock in watched.values():
             with suppress(OSError), sock:
                 for number in range(size if _listens(sock) else 0):
-                    with socket.socket(sock.family) as own:
-                        own.settimeout(READ)
-                        own.connect(sock.getsockname())
-                        own.sendall(_NUMBER.pack(number))
+                    with socket.socket(sock.family) as caller:
+                        caller.settimeout(READ)
+                        caller.connect(sock.getsockname())
+                        caller.sendall(_NUMBER.pack(number))
 
 
 def _groups() -> Iterator[dict[int, socket.socket]]:

@@ -1,24 +1,11 @@
 """Passing on: every rank of a group sends to the next one and receives from the one before."""
 
-from collections.abc import Sequence
-
 import torch.distributed as dist
 from torch import Tensor
 
 from unisono.comm.collectives.messages.live import InFlight
 from unisono.comm.gone import started
 from unisono.comm.group import Group, Pending
-
-
-class Several:
-    """Several operations under way, as one."""
-
-    def __init__(self, works: Sequence[Pending]) -> None:
-        self.works = works
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
 
 
 def start_pass(group: Group, out: Tensor, x: Tensor) -> Pending:

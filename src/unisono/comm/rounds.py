@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Algorithm, Done, Pending, ProgramCollective
+from unisono.comm.algorithm import Algorithm, Collective, Done, Pending
 from unisono.comm.tags import PROGRAMS
 from unisono.programs.collectives import Message, Program, RankTurn, row
 
@@ -204,13 +204,13 @@ def _meet(some: Sequence[Run], others: Sequence[Run]) -> bool:
 
 
 class ProgramAlgorithm(Algorithm):
-    """Every operation as a program of its member."""
+    """Every operation as a program. program: gives it, as `ProgramCollective.program` does."""
 
-    def __init__(self, member: ProgramCollective, pg: dist.ProcessGroup) -> None:
+    def __init__(self, member: Collective, pg: dist.ProcessGroup, program: Callable[..., Program]) -> None:
         super().__init__(member, pg)
         self._index, self._size, self._calls = pg.rank(), pg.size(), 0
         self._last: Playing | None = None
-        self._program = lru_cache(256)(member.program)
+        self._program = lru_cache(256)(program)
         self._turns = lru_cache(256)(self._lowered)
 
     @property

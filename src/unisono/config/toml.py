@@ -1,17 +1,17 @@
-"""The two things that tomllib does not do: say on which line a key stands, and write."""
+"""What tomllib does not do: say on which line a key stands, explain a fault, and write one value."""
 
 import json
-import math
 import re
 import tomllib
 from typing import Any
+
+import tomlkit
 
 from unisono.spec.doubtful import toml_of
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _PATH = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*")
 _PIECE = re.compile(_PART)
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 Path = tuple[str, ...]
 
 
@@ -144,35 +144,20 @@ def _scan(line: str, at: int, inside: str, depth: int) -> tuple[str, int]:
 
 
 def toml(value: Any) -> str:
-    """One value as TOML writes it. Raises TypeError for what TOML has no word for."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return _float(value)
+    """One value as TOML writes it, tables in braces. Raises TypeError for what TOML has no word for."""
+    return tomlkit.item(_inline(value)).as_string()
+
+
+def _inline(value: Any) -> Any:
+    """A value with its tables in braces, and without halves of letters that UTF-8 has no bytes for."""
     if isinstance(value, str):
-        return _string(value)
+        return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml(v) for v in value) + "]"
+        array = tomlkit.array()
+        array.extend(map(_inline, value))
+        return array
     if isinstance(value, dict):
-        inner = ", ".join(
-            f"{k if _BARE.fullmatch(str(k)) else _string(str(k))} = {toml(v)}" for k, v in value.items()
-        )
-        return "{" + inner + "}"
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    raise TypeError(f"TOML has no word for {type(value).__name__}")
-
-
-def _float(value: float) -> str:
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return repr(value)
-
-
-def _string(value: str) -> str:
-    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        table = tomlkit.inline_table()
+        table.update({str(key): _inline(inner) for key, inner in value.items()})
+        return table
+    return value

@@ -160,21 +160,21 @@ class Agent:
                     return
 
 
-def call(door: dict[str, Any], said: dict[str, Any]) -> HostLink:
+def call(door: dict[str, Any], facts: dict[str, Any]) -> HostLink:
     """A link to a supervisor, after both have proven themselves. Raises Refused, OSError."""
     sock = socket.create_connection((door["address"], door["port"]), _ANSWER)
     try:
         if door.get("certificate"):
             sock = tls.called(sock, door["certificate"])
-        asked = link.parse(_greeting(sock))
-        answered = link.answer(door["token"], asked, said)
+        challenge = link.parse(_greeting(sock))
+        answered = link.answer(door["token"], challenge, facts)
         sock.sendall(wire.frame(wire.dumps(answered)))
         try:
             proved = link.parse(_greeting(sock))
         except ConnectionError as error:
             raise Refused("the supervisor refuses this host: the token is of another run") from error
-        link.check_called(door["token"], asked, answered, proved)
-        return HostLink.between(sock, door["token"], asked["nonce"], answered["nonce"], is_caller=True)
+        link.check_called(door["token"], challenge, answered, proved)
+        return HostLink.between(sock, door["token"], challenge["nonce"], answered["nonce"], is_caller=True)
     except BaseException:
         sock.close()
         raise

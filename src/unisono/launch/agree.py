@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from unisono.launch import crossing
+from unisono.launch import error_record
 from unisono.launch.context import RankContext
 from unisono.launch.run.verdict import listed
 from unisono.spec.errors import UnisonoError, UsageError
@@ -47,7 +47,7 @@ def agree(
         result = work()
         line["facts"] = facts(result)
     except Exception as error:  # told to all below
-        failure, line["error"] = error, crossing.describe(error)
+        failure, line["error"] = error, error_record.describe(error)
     ctx.store.set(f"{topic}/{ctx.rank}", json.dumps({"host": ctx.host, **line}))
     verdict = tell(ctx, topic, lambda: _judged([_line(ctx, topic, rank) for rank in range(ctx.world)]))
     if failure is not None and not isinstance(failure, UnisonoError):
@@ -66,7 +66,7 @@ def tell(ctx: RankContext, topic: str, work: Callable[[], T]) -> T:
         try:
             word = {"value": work()}
         except Exception as error:  # told to all below
-            word = {"error": {**crossing.describe(error), "rank": 0, "host": ctx.host}}
+            word = {"error": {**error_record.describe(error), "rank": 0, "host": ctx.host}}
         ctx.store.set(topic, json.dumps(word))
     word = json.loads(ctx.store.get(topic))
     if "error" in word:
@@ -78,16 +78,16 @@ def _line(ctx: RankContext, topic: str, rank: int) -> dict[str, Any]:
     return json.loads(ctx.store.get(f"{topic}/{rank}"))
 
 
-def _judged(lines: Sequence[Mapping[str, Any]]) -> crossing.Record | None:
+def _judged(lines: Sequence[Mapping[str, Any]]) -> error_record.Record | None:
     for rank, line in enumerate(lines):
         if "error" in line:
             return {**line["error"], "rank": rank, "host": line["host"]}
     error = odd_one([line["facts"] for line in lines], [line["host"] for line in lines])
-    return None if error is None else {**crossing.describe(error), "rank": error.rank, "host": error.host}
+    return None if error is None else {**error_record.describe(error), "rank": error.rank, "host": error.host}
 
 
-def _shared(record: crossing.Record) -> Exception:
-    error = crossing.revive(record, record["rank"], record["host"])
+def _shared(record: error_record.Record) -> Exception:
+    error = error_record.revive(record, record["rank"], record["host"])
     error.shared = True
     return error
 
@@ -97,9 +97,9 @@ def odd_one(facts: Sequence[Facts], hosts: Sequence[str]) -> UsageError | None:
 
     What most ranks hold is right, on a tie what rank 0 holds. facts, hosts: one a rank.
     """
-    keys = dict.fromkeys(key for each in facts for key in each)
+    keys = dict.fromkeys(key for line in facts for key in line)
     for key in keys:
-        values = [json.dumps(each.get(key), sort_keys=True) for each in facts]
+        values = [json.dumps(line.get(key), sort_keys=True) for line in facts]
         if len(set(values)) == 1:
             continue
         counts = Counter(values)

@@ -47,17 +47,17 @@ class Backend:
     note: str = ""
 
 
-def choose(asked: str, ranks: int, has: Equipment) -> Backend:
+def choose(wanted: str, ranks: int, has: Equipment) -> Backend:
     """The backend of `ranks` ranks on one host. asked: `auto`, `gloo`, `nccl` or `nccl:shared`. Raises UsageError L08
     for what cannot be had, with a remedy."""
-    if asked in (GPUS, SHARED):
-        return _nccl(ranks, has, asked == SHARED)
-    if asked == "auto" and has.gpus >= ranks and GPUS in has.built:
+    if wanted in (GPUS, SHARED):
+        return _nccl(ranks, has, wanted == SHARED)
+    if wanted == "auto" and has.gpus >= ranks and GPUS in has.built:
         return Backend(GPUS, "each rank has a GPU of its own")
     if CPUS not in has.built:
         fix = "launch.backend=nccl with a GPU for each rank" if GPUS in has.built else "a torch with Gloo"
-        raise _refused(asked, "torch was built without Gloo, which serves CPUs", f"{fix}; or one rank")
-    if asked == CPUS:
+        raise _refused(wanted, "torch was built without Gloo, which serves CPUs", f"{fix}; or one rank")
+    if wanted == CPUS:
         idle = f"; {many(has.gpus, 'GPU')} idle" if has.gpus else ""
         return Backend(CPUS, f"as asked for: ranks compute on CPUs{idle}")
     if not has.gpus:
@@ -91,9 +91,9 @@ def many(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def settings(asked: str, host: str, rank: int) -> dict[str, str]:
+def settings(wanted: str, host: str, rank: int) -> dict[str, str]:
     """Environment variables that a rank sets before NCCL begins: where ranks share a GPU, each is a host by itself."""
-    return {HOST_ID: f"{host}-{rank}"} if asked == SHARED else {}
+    return {HOST_ID: f"{host}-{rank}"} if wanted == SHARED else {}
 
 
 def _nccl(ranks: int, has: Equipment, shared: bool) -> Backend:
@@ -114,7 +114,7 @@ def _nccl(ranks: int, has: Equipment, shared: bool) -> Backend:
     return Backend(GPUS, "as asked for: each rank has a GPU of its own")
 
 
-def _refused(asked: str, why: str, fix: str) -> UsageError:
+def _refused(wanted: str, why: str, fix: str) -> UsageError:
     return UsageError(
-        f"backend {asked} cannot serve these ranks: {why}", where="launch.backend", fix=fix, code="L08"
+        f"backend {wanted} cannot serve these ranks: {why}", where="launch.backend", fix=fix, code="L08"
     )

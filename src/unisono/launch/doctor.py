@@ -43,10 +43,10 @@ class Check:
 
 def run(*, quiet: bool = False) -> dict[str, Any]:
     """Look over this machine, printing as it goes (with `quiet` only faults); the object of `--json`."""
-    found: list[Check] = []
+    rows: list[Check] = []
 
     def tell(check: Check) -> None:
-        found.append(check)
+        rows.append(check)
         if not quiet or not check.ok:
             print(check.line(), flush=True)
 
@@ -56,12 +56,12 @@ def run(*, quiet: bool = False) -> dict[str, Any]:
     for check in together():
         tell(check)
     tell(clock(time.time() - wall, time.monotonic() - steady, time.time()))
-    faults = [check for check in found if not check.ok]
+    faults = [check for check in rows if not check.ok]
     if not quiet:
         names = ", ".join(check.name for check in faults)
         print(f"not fit: {names}" if faults else "fit: every feature works here", flush=True)
-    ways = [asdict(one) for one in transports()]
-    return {"checks": [asdict(check) for check in found], "transports": ways, "pass": not faults}
+    ways = [asdict(device) for device in transports()]
+    return {"checks": [asdict(check) for check in rows], "transports": ways, "pass": not faults}
 
 
 def look(folder: Path) -> list[Check]:
@@ -176,32 +176,32 @@ def loopback() -> Check:
     return Check("loopback", fine, "127.0.0.1 on lo")
 
 
-def ways(found: Sequence[NetworkTransport], environ: Mapping[str, str]) -> Check:
+def ways(devices: Sequence[NetworkTransport], environ: Mapping[str, str]) -> Check:
     """What may carry bytes to other hosts, and whether what the environment names is there and up."""
-    by_name = {one.name: one for one in found if one.name}
+    by_name = {device.name: device for device in devices if device.name}
     for variable in SOCKETS:
         for name in (part for part in environ.get(variable, "").removeprefix("=").split(",") if part):
-            if found and not name.startswith("^") and not _is_there(name, by_name):
-                usable = ", ".join(one.name for one in by_name.values() if one.up)
+            if devices and not name.startswith("^") and not _is_there(name, by_name):
+                usable = ", ".join(device.name for device in by_name.values() if device.up)
                 what = f"{variable} names {name}, which is " + (
                     "down" if name in by_name else "no device here"
                 )
                 return Check("transport", False, what, f"unset {variable}, or one of {usable}")
-    if not found:
+    if not devices:
         return Check(
             "transport", True, f"{SYSFS}/class/net says nothing", "mount sysfs to see devices", note=True
         )
-    others = [one for one in found if one.kind != "loopback"]
-    said = ", ".join(one.says() for one in others if one.up) or "none is up"
-    down = [one.name or one.rdma for one in others if not one.up]
+    others = [device for device in devices if device.kind != "loopback"]
+    words = ", ".join(device.says() for device in others if device.up) or "none is up"
+    down = [device.name or device.rdma for device in others if not device.up]
     return Check(
-        "transport", True, f"to other hosts: {said}" + (f"; down: {', '.join(down)}" if down else "")
+        "transport", True, f"to other hosts: {words}" + (f"; down: {', '.join(down)}" if down else "")
     )
 
 
 def _is_there(name: str, by_name: Mapping[str, NetworkTransport]) -> bool:
     """Gloo takes one name; NCCL takes the beginning of one."""
-    return any(one.up for key, one in by_name.items() if key.startswith(name))
+    return any(device.up for key, device in by_name.items() if key.startswith(name))
 
 
 def port() -> Check:
@@ -222,7 +222,7 @@ def port() -> Check:
 def together() -> list[Check]:
     """Two ranks, forked, that sum: the way that training goes."""
     try:
-        with ForkServer("unisono.launch.rank_probe:entry") as nursery:
+        with ForkServer("unisono.launch.doctor_probe:entry") as nursery:
             outcome = nursery.run(
                 {"small": 200, "large": 5}, 2, on_event=lambda rank, event: None, timeout=60.0, backend="gloo"
             )
@@ -233,22 +233,24 @@ def together() -> list[Check]:
 
 def judge(outcome: Outcome) -> list[Check]:
     """What the two ranks' doings say."""
-    error, said = outcome.error, outcome.results[0]
-    if error is not None or said is None:
+    error, results = outcome.error, outcome.results[0]
+    if error is not None or results is None:
         what = error.render().splitlines()[0] if error is not None else "no answer"
         fix = (
             error.fix if error is not None else ""
         ) or "run it again; if it stays, the lines above say where"
         return [Check("all-reduce", False, what, fix)]
-    if not said["right"]:
+    if not results["right"]:
         return [Check("all-reduce", False, "a wrong sum", "this machine computes wrongly: test its memory")]
-    speed = 4 * (4 << 20) / (said["large_ms"] / 1e3)
-    detail = f"2 ranks on gloo: {said['small_ms']:.2f} ms for 4 KiB, {speed / 1e6:.3g} MB/s for 16 MiB"
+    speed = 4 * (4 << 20) / (results["large_ms"] / 1e3)
+    detail = f"2 ranks on gloo: {results['small_ms']:.2f} ms for 4 KiB, {speed / 1e6:.3g} MB/s for 16 MiB"
     checks = [Check("all-reduce", True, detail)]
-    has = Equipment(len(said["gpus"]), frozenset(said["built"]), has_mpi())
+    has = Equipment(len(results["gpus"]), frozenset(results["built"]), has_mpi())
     checks.append(Check("backend", True, has.says()))
-    if said["gpus"]:
-        checks.append(Check("gpu", True, f"{len(said['gpus'])}: {said['gpus'][0]}, {said['software']}"))
+    if results["gpus"]:
+        checks.append(
+            Check("gpu", True, f"{len(results['gpus'])}: {results['gpus'][0]}, {results['software']}")
+        )
     else:
         checks.append(Check("gpu", True, "none: everything still works (gloo)", note=True))
     return checks

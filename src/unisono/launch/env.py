@@ -65,5 +65,5 @@ def run_in_env(
     place = detect(environ)
     if place is None:
         raise UsageError("no rank in the process environment", fix="start with torchrun", code="L02")
-    body = importlib.import_module("unisono.launch.rank_env")  # imports torch, which detection must not
+    body = importlib.import_module("unisono.launch.rank.under")  # imports torch, which detection must not
     return body.run(place, entry, argument, show, threads, backend, timeout, hung, ending)

@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from unisono.launch.advice import Adviser
+from unisono.launch.background_replanner import BackgroundReplanner
 from unisono.launch.local_host import LocalHost
 from unisono.launch.loop import EventLoop, OnEvent
 from unisono.launch.outcome import Outcome
@@ -68,7 +68,7 @@ class ForkServer:
         recovers: bool = False,
         grace: float | None = None,
         remote: RemoteHosts | None = None,
-        adviser: Adviser | None = None,
+        replanner: BackgroundReplanner | None = None,
         spread: RunSpread | None = None,
         serves: int | None = None,
     ) -> Outcome:
@@ -77,7 +77,7 @@ class ForkServer:
         `on_event(rank, event)` hears what ranks send, what they print (`kind="output"`), and as rank -1 the fork server
         and a request to stop. `timeout`: seconds that a rank may keep the others waiting; by the run's own steps if
         None (`pace`). recovers: ranks that are lost are replaced; else a lost rank ends the run. remote: other hosts,
-        on which some of the ranks are. adviser: whom to ask for a better spread. serves: ranks for which a backend of
+        on which some of the ranks are. replanner: whom to ask for a better spread. serves: ranks for which a backend of
         `auto` is to do, if more than these: runs whose numbers are compared compute on one kind of device.
         Ctrl-C, SIGTERM and SIGUSR1 ask the ranks to stop; a second Ctrl-C kills them, and so do `grace` seconds after
         one of the others. Failures are in the Outcome.
@@ -89,7 +89,7 @@ class ForkServer:
         terms = Terms(
             self._host.name, spread or RunSpread("", ranks), choice, recovers, grace, silence=pace.silence()
         )
-        told = {
+        order = {
             "backend": backend,
             "serves": serves,
             "token": secrets.token_hex(16),
@@ -103,8 +103,8 @@ class ForkServer:
                 if remote is not None:
                     remote.wait()
                 loop = EventLoop(
-                    state, hear, pace, told, argument, self._host, partial(self._start_anew, room), threads,
-                    remote, adviser,
+                    state, hear, pace, order, argument, self._host, partial(self._start_anew, room), threads,
+                    remote, replanner,
                 )  # fmt: skip
                 try:
                     return loop.run(signals)
@@ -113,8 +113,8 @@ class ForkServer:
         finally:
             if remote is not None:
                 remote.close()
-            if adviser is not None:
-                adviser.close()
+            if replanner is not None:
+                replanner.close()
 
     def _start_anew(self, room: int) -> LocalHost:
         """Another process in the place of one that was killed, and its workers with it."""

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch import crossing, wire
+from unisono.launch import error_record, wire
 from unisono.launch.alone import thread_count, threads_beyond
 from unisono.launch.entry import find
-from unisono.launch.parent import die_with
+from unisono.launch.parent import set_parent_death_signal
 from unisono.launch.signals import TO_RANKS
 from unisono.spec.errors import UsageError
 
@@ -51,7 +51,7 @@ class _Helper:
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, number of the worker)
         self._order: _Order | None = None
         began = time.monotonic()
-        self._rank = importlib.import_module("unisono.launch.rank")
+        self._rank = importlib.import_module("unisono.launch.rank.main")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
         self._module, self._entry = find(terms["entry"])
         self._threads = thread_count()
@@ -114,7 +114,7 @@ class _Helper:
             order.share = lambda: shared
         except BaseException as error:  # the supervisor reports it
             self._order = None
-            self._say(op="failed", error=crossing.describe(error))
+            self._say(op="failed", error=error_record.describe(error))
         else:
             self._ready(order)
 
@@ -125,8 +125,8 @@ class _Helper:
             text=f"reading the data started threads ({_some(names)}): each rank reads it for itself",
         )
         file = os.memfd_create("order")
-        with os.fdopen(os.dup(file), "wb") as told:
-            told.write(json.dumps({"terms": order.terms, "argument": order.argument}).encode())
+        with os.fdopen(os.dup(file), "wb") as writer:
+            writer.write(json.dumps({"terms": order.terms, "argument": order.argument}).encode())
         for kept in (file, self._control.fileno()):
             os.set_inheritable(kept, True)
         terms = json.dumps({**self._terms, "control": self._control.fileno(), "order": file})
@@ -151,7 +151,7 @@ class _Helper:
         try:
             pid = os.fork()
         except OSError as error:  # the system has no room for one more process
-            record = crossing.describe(_unborn(message["rank"], error))
+            record = error_record.describe(_unborn(message["rank"], error))
             self._say(op="failed", worker=message["worker"], error=record)
             _close([ends])
             return
@@ -165,7 +165,7 @@ class _Helper:
     def _become(self, message: dict[str, Any], ends: list[int], order: _Order) -> None:
         """In the child: keep our own files only, and never come back into the loop above."""
         try:
-            die_with(self._pid, self._libc)
+            set_parent_death_signal(self._pid, self._libc)
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
@@ -193,9 +193,9 @@ def _unborn(rank: int, error: OSError) -> UsageError:
 
 def _taken(file: int) -> dict[str, Any]:
     """What the process that this one was before has left in a file."""
-    with os.fdopen(file, "rb") as told:
-        told.seek(0)
-        return json.loads(told.read())
+    with os.fdopen(file, "rb") as reader:
+        reader.seek(0)
+        return json.loads(reader.read())
 
 
 def _some(names: list[str]) -> str:
@@ -216,7 +216,7 @@ def _close(seats: list[list[int]]) -> None:
 def main() -> None:
     terms = json.loads(sys.argv[1])
     libc = ctypes.CDLL(None, use_errno=True)
-    die_with(terms["parent"], libc)
+    set_parent_death_signal(terms["parent"], libc)
     # Blocked, not ignored: what comes to a rank before it has its handlers waits for them.
     signal.pthread_sigmask(signal.SIG_BLOCK, TO_RANKS)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -225,7 +225,7 @@ def main() -> None:
     try:
         helper = _Helper(control, terms, libc)
     except BaseException as error:  # the supervisor reports it
-        wire.send_message(control, {"op": "failed", "error": crossing.describe(error)})
+        wire.send_message(control, {"op": "failed", "error": error_record.describe(error)})
     else:
         with contextlib.suppress(OSError):  # the supervisor hung up while we spoke
             helper.serve()

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.launch.inspect import InspectedRank
+from unisono.launch.rank_status import RankStatus
 from unisono.launch.run.verdict import listed
-from unisono.launch.stand import Stand
-from unisono.launch.witness import Witness
 from unisono.spec.errors import UnisonoError
 from unisono.spec.frames import is_foreign
 
@@ -20,15 +20,15 @@ _STATES = {
 }
 
 
-def told(
-    folder: Path, ranks: Sequence[Witness], error: UnisonoError | None, waited: float, limit: float
+def report(
+    folder: Path, ranks: Sequence[InspectedRank], error: UnisonoError | None, waited: float, limit: float
 ) -> tuple[dict[str, Any], list[str]]:
     """(the object of --json, lines)."""
     calls = side_by_side(ranks)
     cause = error.what if error is not None else calm(ranks, waited, limit)
     facts = {
         "run": str(folder.parent if folder.name == "alive" else folder),
-        "stands": [_facts(one) for one in ranks],
+        "stands": [_facts(view) for view in ranks],
         "calls": calls,
         "waited": waited,
         "limit": limit,
@@ -41,9 +41,9 @@ def told(
     return facts, _lines(facts, ranks, error)
 
 
-def _lines(facts: Mapping[str, Any], ranks: Sequence[Witness], error: UnisonoError | None) -> list[str]:
-    world = next((one.who.world for one in ranks if one.who is not None), len(ranks))
-    hosts = sorted({one.who.host for one in ranks if one.who is not None})
+def _lines(facts: Mapping[str, Any], ranks: Sequence[InspectedRank], error: UnisonoError | None) -> list[str]:
+    world = next((view.who.world for view in ranks if view.who is not None), len(ranks))
+    hosts = sorted({view.who.host for view in ranks if view.who is not None})
     rows = [("run", f"{facts['run']}: {world} rank{'s' * (world != 1)} on {', '.join(hosts)}")]
     if len(ranks) < world:
         others = f"{world - len(ranks)} of them are on other hosts: ask there, or unisono.init(folder=...)"
@@ -57,96 +57,96 @@ def _lines(facts: Mapping[str, Any], ranks: Sequence[Witness], error: UnisonoErr
     return lines if error is None else [*lines, error.render()]
 
 
-def calm(ranks: Sequence[Witness], waited: float, limit: float) -> str:
+def calm(ranks: Sequence[InspectedRank], waited: float, limit: float) -> str:
     """Why nothing is wrong."""
-    since = [one.since for one in ranks if one.since is not None]
+    since = [view.since for view in ranks if view.since is not None]
     if waited >= 1.0:
         may = f"by the run's pace they may for {limit:.0f} s (--patience SECONDS)"
         return f"ranks have waited {waited:.0f} s, and {may}"
     if not since:
         return "no step is made yet, and ranks move"
-    step = max(one.stand.step for one in ranks)
+    step = max(view.status.step for view in ranks)
     return f"all ranks stepped {max(since):.1f} s ago, step {step}"
 
 
-def _facts(one: Witness) -> dict[str, Any]:
-    stand, who = one.stand, one.who
+def _facts(view: InspectedRank) -> dict[str, Any]:
+    status, who = view.status, view.who
     return {
-        "rank": stand.rank, "state": stand.state, "host": stand.host, "pid": who.pid if who is not None else None,
-        "doing": stand.doing(), "place": stand.place, "idle": stand.idle, "step": stand.step, "since": one.since,
-        "kernel": dict(one.kernel), "answered": one.spoke,
-        "stack": [f"{file}:{line} in {name}" for file, line, name in one.frames],
+        "rank": status.rank, "state": status.state, "host": status.host, "pid": who.pid if who is not None else None,
+        "doing": status.doing(), "place": status.place, "idle": status.idle, "step": status.step, "since": view.since,
+        "kernel": dict(view.kernel), "answered": view.spoke,
+        "stack": [f"{file}:{line} in {name}" for file, line, name in view.frames],
     }  # fmt: skip
 
 
 # Stacks, folded.
 
 
-def _stacks(ranks: Sequence[Witness]) -> list[Row]:
+def _stacks(ranks: Sequence[InspectedRank]) -> list[Row]:
     """A row for all ranks that stand alike, and their own lines beneath."""
-    alike: dict[tuple[str, ...], list[Witness]] = {}
-    for one in ranks:
-        alike.setdefault((one.stand.place, _how(one.stand), *_own(one)), []).append(one)
+    alike: dict[tuple[str, ...], list[InspectedRank]] = {}
+    for view in ranks:
+        alike.setdefault((view.status.place, _how(view.status), *_users_lines(view)), []).append(view)
     rows = []
-    for (place, how, *own), group in alike.items():
+    for (place, how, *places), group in alike.items():
         words = f"{', '.join(word for word in (place, how) if word)}{_pace(group)}"
-        rows.append((listed([one.stand.rank for one in group]), words))
-        rows += [("", line) for line in (*own, *_kernel(group))]
+        rows.append((listed([view.status.rank for view in group]), words))
+        rows += [("", line) for line in (*places, *_kernel(group))]
     return rows
 
 
-def _how(stand: Stand) -> str:
-    doing = stand.doing()
-    if stand.state in ("waits", "ended"):
+def _how(status: RankStatus) -> str:
+    doing = status.doing()
+    if status.state in ("waits", "ended"):
         return f"waits in {doing or 'a collective'}"
-    return _STATES.get(stand.state, stand.state) + (f", in {doing}" if doing else "")
+    return _STATES.get(status.state, status.state) + (f", in {doing}" if doing else "")
 
 
-def _own(one: Witness) -> list[str]:
+def _users_lines(view: InspectedRank) -> list[str]:
     """The user's lines that called the one which is shown, then the innermost of all if that is another."""
-    places = [(str(file), f"{file}:{line} in {name}") for file, line, name in one.frames]
-    own = [place for file, place in places if not is_foreign(file) and not file.startswith("<")]
-    rest = [f"from {place}" for place in own if place != one.stand.place]
-    inner = [f"at   {places[0][1]}"] if places and places[0][1] != one.stand.place else []
+    places = [(str(file), f"{file}:{line} in {name}") for file, line, name in view.frames]
+    users = [place for file, place in places if not is_foreign(file) and not file.startswith("<")]
+    rest = [f"from {place}" for place in users if place != view.status.place]
+    inner = [f"at   {places[0][1]}"] if places and places[0][1] != view.status.place else []
     return [*inner, *rest[: _LINES - 1]]
 
 
-def _pace(group: Sequence[Witness]) -> str:
-    idle = [one.stand.idle for one in group if one.spoke]
-    since = [one.since for one in group if one.since is not None]
+def _pace(group: Sequence[InspectedRank]) -> str:
+    idle = [view.status.idle for view in group if view.spoke]
+    since = [view.since for view in group if view.since is not None]
     words = f", {min(idle):.0f} s" if idle and min(idle) >= 1 else ""
-    steps = sorted({one.stand.step for one in group if one.spoke})
+    steps = sorted({view.status.step for view in group if view.spoke})
     if steps:
         words += f"; step {'-'.join(map(str, {steps[0]: 0, steps[-1]: 0}))}"
     return words + (f", {max(since):.1f} s ago" if since else "")
 
 
-def _kernel(group: Sequence[Witness]) -> list[str]:
+def _kernel(group: Sequence[InspectedRank]) -> list[str]:
     """What the kernel says of each, folded."""
-    said: dict[str, list[str]] = {}
-    for one in group:
-        if one.kernel and one.who is not None:
-            where, tracer = one.kernel.get("in"), one.kernel.get("tracer")
-            words = str(one.kernel.get("state")) + (f" in {where}" if where else "")
+    by_words: dict[str, list[str]] = {}
+    for view in group:
+        if view.kernel and view.who is not None:
+            where, tracer = view.kernel.get("in"), view.kernel.get("tracer")
+            words = str(view.kernel.get("state")) + (f" in {where}" if where else "")
             words += f", traced by process {tracer}" if tracer else ""
-            said.setdefault(words, []).append(f"{one.who.pid} on {one.who.host}")
+            by_words.setdefault(words, []).append(f"{view.who.pid} on {view.who.host}")
     return [
         f"{words}: process{'es' * (len(pids) > 1)} {', '.join(pids[:8])}{' …' * (len(pids) > 8)}"
-        for words, pids in said.items()
+        for words, pids in by_words.items()
     ]
 
 
 # Operations, side by side.
 
 
-def side_by_side(ranks: Sequence[Witness]) -> list[dict[str, Any]]:
+def side_by_side(ranks: Sequence[InspectedRank]) -> list[dict[str, Any]]:
     """Of each group the last call of each of its ranks: its number, what it is, whether it is over, where."""
-    labels = dict.fromkeys(label for one in ranks for label in one.calls)
+    labels = dict.fromkeys(label for view in ranks for label in view.calls)
     return [_latest(label, ranks) for label in labels]
 
 
-def _latest(label: str, ranks: Sequence[Witness]) -> dict[str, Any]:
-    groups = {one.stand.rank: one.calls[label] for one in ranks if label in one.calls}
+def _latest(label: str, ranks: Sequence[InspectedRank]) -> dict[str, Any]:
+    groups = {view.status.rank: view.calls[label] for view in ranks if label in view.calls}
     first, latest = next(iter(groups.values())), {}
     for rank, group in groups.items():
         number = max(group["calls"], key=int, default=None)
@@ -170,11 +170,11 @@ def _call_rows(group: Mapping[str, Any], healthy: bool) -> Iterable[Row]:
         counts.setdefault(number, []).append(rank)
     if (healthy and all(over for _, _, over, _ in alike)) or not (alike or len(counts) > 1):
         return
-    told = ", ".join(f"{number} on {listed(ranks)}" for number, ranks in counts.items())
+    begun = ", ".join(f"{number} on {listed(ranks)}" for number, ranks in counts.items())
     yield (
         "calls",
         f"of {group['axis'] or group['group']}, {listed(group['ranks'])}"
-        + (f": begun {told}" if told else ""),
+        + (f": begun {begun}" if begun else ""),
     )
-    for (number, op, over, place), ranks in sorted(alike.items(), key=lambda one: one[1]):
+    for (number, op, over, place), ranks in sorted(alike.items(), key=lambda item: item[1]):
         yield listed(ranks), f"#{number} {op}{'' if over else ', under way'}, {place}"

@@ -178,14 +178,14 @@ class HostListener:
         if len(pending.data) > wire.HEAD.size + length:
             raise Refused("more came than a greeting")
         answered = link.parse(bytes(pending.data[wire.HEAD.size :]))
-        said, proved = link.admitted(self.token, pending.asked, answered)
+        facts, proved = link.admitted(self.token, pending.asked, answered)
         self._leave(pending)
         pending.sock.send(wire.frame(wire.dumps(proved)))
-        made = HostLink.between(
+        host_link = HostLink.between(
             pending.sock, self.token, pending.asked["nonce"], answered["nonce"], is_caller=False
         )
-        room, cores = _count(said.get("room")), _count(said.get("cores"))
-        return RemoteHost(str(said.get("name"))[:100], room, cores, made, pending.address, self.gone)
+        room, cores = _count(facts.get("room")), _count(facts.get("cores"))
+        return RemoteHost(str(facts.get("name"))[:100], room, cores, host_link, pending.address, self.gone)
 
     @contextlib.contextmanager
     def _or_refused(self, pending: _Pending) -> Iterator[None]:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from unisono.launch import wire
-from unisono.launch.heap import with_huge_pages
+from unisono.launch.malloc_tuning import with_huge_pages
+from unisono.launch.rank_status import process_state
 from unisono.launch.run.verdict import how_died
-from unisono.launch.stand import process_state
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at whether workers are stopped by a signal."""
@@ -136,7 +136,8 @@ class LocalHost:
             received = None
         if received is None:
             self._how_gone = how_died(self.server.wait())
-            return self._ended()
+            self._await_workers()
+            return []
         message, files = received
         match message["op"]:
             case "born":
@@ -148,16 +149,14 @@ class LocalHost:
                 pass
         return [message]
 
-    def _ended(self) -> list[Message]:
-        """Exits of the workers that die with their fork server: the kernel says when."""
+    def _await_workers(self) -> None:
+        """Workers die with their fork server: return when the kernel says that they have. `gone` tells of all."""
         for process in self._workers.values():
             poll = select.poll()
             poll.register(process.pidfd, select.POLLIN)
             poll.poll()
             os.close(process.pidfd)
-        numbers = list(self._workers)
         self._workers.clear()
-        return [{"op": "exit", "worker": number, "status": -signal.SIGKILL} for number in numbers]
 
     def _look(self) -> list[Message]:
         """Workers that a signal has stopped, or that go on."""

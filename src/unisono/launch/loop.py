@@ -15,17 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from unisono.launch import wire
-from unisono.launch.advice import Adviser
+from unisono.launch.background_replanner import BackgroundReplanner
+from unisono.launch.inspect_server import InspectServer
 from unisono.launch.local_host import LocalHost, Message, WorkerHost
 from unisono.launch.outcome import Outcome, ended
 from unisono.launch.pace import StepPace
+from unisono.launch.rank_status import PRINT, RankStatus, from_dump
 from unisono.launch.remote_hosts import RemoteHosts
 from unisono.launch.run import commands, events
 from unisono.launch.run.machine import handle
 from unisono.launch.run.membership import Role
 from unisono.launch.run.state import Phase, RunState
 from unisono.launch.signals import Signals, meant
-from unisono.launch.stand import PRINT, Stand, from_dump
 from unisono.launch.store import StoreServer
 from unisono.launch.worker_handle import WorkerHandle, line_pairs
 
@@ -43,19 +44,19 @@ class _File(Protocol):
 @dataclass
 class EventLoop:
     """One run. on_event(rank, event): hears what workers report and print, and as rank -1 what becomes of the run.
-    terms, argument: what each host is told of the run. own, start_own: the supervisor's own host, and what starts it
-    anew. threads: of a worker; its share of its host's cores if None."""
+    terms, argument: what each host is told of the run. local: the supervisor's own host; start_local() starts it anew.
+    threads: of a worker; its share of its host's cores if None."""
 
     state: RunState
     on_event: OnEvent
     pace: StepPace
     terms: dict[str, Any]
     argument: dict[str, Any]
-    own: LocalHost
-    start_own: Callable[[], LocalHost]
+    local: LocalHost
+    start_local: Callable[[], LocalHost]
     threads: int | None = None
     remote: RemoteHosts | None = None
-    adviser: Adviser | None = None
+    replanner: BackgroundReplanner | None = None
     store: StoreServer = field(default_factory=StoreServer)
     hosts: dict[int, WorkerHost] = field(default_factory=dict)
     workers: dict[int, WorkerHandle] = field(default_factory=dict)
@@ -63,17 +64,19 @@ class EventLoop:
     _queue: deque[events.Event] = field(default_factory=deque)
     _is_feeding: bool = False
     _broken: BaseException | None = None
+    _inspector: InspectServer = field(default_factory=InspectServer)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def run(self, signals: Signals) -> Outcome:
         """Start the workers, serve and watch them until all are gone."""
         self._watch(signals, lambda: self._signalled(signals))
+        self._watch(self._inspector, lambda: self._inspector.turn(self._by_rank()))
         if self.remote is not None:
             self._watch(self.remote.listener, self._receive_hosts)
-        if self.adviser is not None:
-            self._watch(self.adviser, self._advised)
+        if self.replanner is not None:
+            self._watch(self.replanner, self._advised)
         try:
-            self._join(0, self.own)
+            self._join(0, self.local)
             while not self.state.is_done():
                 self._turn()
         finally:
@@ -97,6 +100,7 @@ class EventLoop:
                 host.close()
         for number in list(self.workers):
             self._close_lines(number)
+        self._inspector.close()
         self._selector.close()
 
     def _turn(self) -> None:
@@ -143,11 +147,11 @@ class EventLoop:
         try:
             while self._queue:
                 event, before = self._queue.popleft(), self.state
-                self.state, asked = handle(before, event, time.monotonic())
-                for command in asked:
+                self.state, orders = handle(before, event, time.monotonic())
+                for command in orders:
                     self._play(command)
-                if self.adviser is not None:
-                    self._tell_adviser(self.adviser, before, event)
+                if self.replanner is not None:
+                    self.replanner.heard(before, self.state, event, self.hosts)
         finally:
             self._is_feeding = False
 
@@ -157,21 +161,23 @@ class EventLoop:
                 self.feed(
                     events.Exited(report["worker"], report["status"], self._last_words(report["worker"]))
                 )
-            elif (event := events.reported(number, report)) is not None:
+            elif (event := events.from_host(number, report)) is not None:
                 self.feed(event)
             else:
                 self._show(-1, {"kind": report["op"], **report})
 
     def _hear(self, worker: WorkerHandle) -> bool:
         """Take in some of what a worker says; False when nothing lies there."""
-        said = worker.read_events()
-        for event in said or ():
+        heard = worker.read_events()
+        for event in heard or ():
+            if self._inspector.heard(worker, event, self._by_rank()):
+                continue
             silence = None
             if event["kind"] == "step" and self._rank(worker.number) == 0:
                 self.pace.stepped(event["step"])
                 silence = self.pace.silence()
-            self.feed(events.said(worker.number, event, silence))
-        return said is not None
+            self.feed(events.from_worker(worker.number, event, silence))
+        return heard is not None
 
     def _last_words(self, number: int) -> str:
         """A worker is gone: what it has said may still lie in its lines. Returns the line in which it was."""
@@ -188,6 +194,11 @@ class EventLoop:
     def _signalled(self, signals: Signals) -> None:
         for number in signals.take():
             self.feed(events.Signalled(meant(number)))
+
+    def _advised(self) -> None:
+        advice = self.replanner.answer() if self.replanner is not None else None
+        if advice is not None:
+            self.feed(events.Advised(advice.spread, advice.says))
 
     def _receive_hosts(self) -> None:
         """Hosts that come, the first time or again."""
@@ -230,8 +241,8 @@ class EventLoop:
             case commands.OnHost(host=number, verb="start"):
                 if self.remote is not None:
                     self.remote.wait()
-                self.own = self.start_own()
-                self._join(number, self.own)
+                self.local = self.start_local()
+                self._join(number, self.local)
             case commands.OnHost(host=number, verb=verb):
                 if number in self.hosts:
                     self._on_host(number, self.hosts[number], verb)
@@ -272,14 +283,14 @@ class EventLoop:
         if host is not None:
             host.send({"op": "kill", "worker": worker, "signal": int(number)})
 
-    def _stand(self, number: int) -> Stand:
+    def _stand(self, number: int) -> RankStatus:
         """What a worker wrote when it was asked where it is; where it wrote nothing, what the kernel says."""
         worker, name = self.state.workers[number], ""
         if worker.host in self.hosts:
             name = self.hosts[worker.host].name
         seen = from_dump(worker.rank, list(self.workers[number].lines), host=name)
         is_stopped = seen.state == "silent" and worker.frozen is not None
-        return Stand(worker.rank, "stopped", name) if is_stopped else seen
+        return RankStatus(worker.rank, "stopped", name) if is_stopped else seen
 
     def _show(self, rank: int, event: dict[str, Any]) -> None:
         """An error of the listener ends the run, after its workers."""
@@ -304,6 +315,13 @@ class EventLoop:
         """No longer; harmless when repeated."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(file)
+
+    def _by_rank(self) -> dict[int, WorkerHandle]:
+        return {
+            rank: self.workers[number]
+            for rank, number in enumerate(self.state.group)
+            if number in self.workers
+        }
 
     def _rank(self, number: int) -> int:
         worker = self.state.workers.get(number)
@@ -342,32 +360,3 @@ class EventLoop:
                 self._show(self._rank(worker.number), {"kind": "output", "text": line})
         if last or not more:
             self._forget(worker.output)
-
-    # A better spread.
-
-    def _tell_adviser(self, adviser: Adviser, before: RunState, event: events.Event) -> None:
-        state = self.state
-        if state.epoch != before.epoch:
-            changed = state.spread.ranks != before.spread.ranks and not state.is_advised(state.spread)
-            adviser.called(state.epoch, changed)
-        if state.phase is Phase.RUNNING and before.phase is Phase.MEETING:
-            adviser.met()
-        if isinstance(event, events.Stepped) and event.worker in state.group:
-            adviser.stepped(state.workers[event.worker].rank, event.event)
-            adviser.begin(self._about, state.spread)
-
-    def _about(self) -> dict[str, Any]:
-        """What is there, for who looks for a better spread: room, hosts, the most ranks of one, the slowest link."""
-        used = [worker.host for worker in self.state.members()]
-        hosts = [self.hosts[number] for number in set(used) if number in self.hosts]
-        rates = [host.rate for host in hosts if host.rate]
-        return {
-            "room": sum(self.state.room.values()), "hosts": len(hosts),
-            "per_host": max(map(used.count, used), default=1), "rate": min(rates, default=0.0),
-            "delay": max((host.delay for host in hosts), default=0.0),
-        }  # fmt: skip
-
-    def _advised(self) -> None:
-        advice = self.adviser.answer() if self.adviser is not None else None
-        if advice is not None:
-            self.feed(events.Advised(advice.spread, advice.says))

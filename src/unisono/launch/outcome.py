@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.spec import words
-from unisono.spec.errors import UnisonoError, UserCodeError
+from unisono.spec.errors import Interrupted, UnisonoError, UserCodeError
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,18 @@ class Outcome:
         if self.error is None:
             return f"stopped before its end (exit code {self.exit})"
         return "\n".join(filter(None, (self.error.trace or self.error.shown, self.error.render())))
+
+    def returned(self) -> list[dict[str, Any]]:
+        """What each rank returned, {} where that was None. Raises the error of a run that did not end well, with the
+        rank's own traceback as a note, and Interrupted for a run that was stopped."""
+        if self.error is not None:
+            if self.error.trace:
+                self.error.add_note(self.error.trace)
+                self.error.add_note(self.error.render())
+            raise self.error
+        if self.stopped:
+            raise Interrupted("stopped by Ctrl-C")
+        return [result or {} for result in self.results]
 
 
 def ended(

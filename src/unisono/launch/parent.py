@@ -7,7 +7,7 @@ import signal
 PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent: int, libc: ctypes.CDLL) -> None:
+def set_parent_death_signal(parent: int, libc: ctypes.CDLL) -> None:
     """Ask the kernel to kill this process when `parent` dies; leave at once if it already has."""
     libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

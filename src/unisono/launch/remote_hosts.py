@@ -73,8 +73,8 @@ class RemoteHosts:
                 ) from error  # fmt: skip
             self._shells[host.name] = process
             if process.stdin is not None:
-                with contextlib.suppress(OSError), process.stdin as told:
-                    told.write(json.dumps(self.listener.door).encode() + b"\n")
+                with contextlib.suppress(OSError), process.stdin as pipe:
+                    pipe.write(json.dumps(self.listener.door).encode() + b"\n")
 
     def wait(self) -> None:
         """From now on hosts have their time to come, the first time or again."""

@@ -33,7 +33,7 @@ def meant(number: int) -> str:
     return "interrupt" if number == signal.SIGINT else "terminate"
 
 
-def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
+def watch_signals(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     """From now on `hear(number)` is called for each of these, by a thread that does nothing else: also while the main
     thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked.
 
@@ -82,7 +82,7 @@ def _part_at_fork(numbers: Collection[int], ignored: Container[int]) -> None:
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
 
 
-class Early:
+class StartupSignals:
     """A context manager around a command: SIGTERM and its like while nobody else hears them, before the ranks are there
     and after they have gone. The first ends the command by Stopped (75), and later ones change nothing.
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Hashable
 
-from unisono.launch.stand import process_state
+from unisono.launch.rank_status import process_state
 
 SHARE = 0.05
 """Of a core, what a rank that computes uses at least; one that wakes now and then to look for something uses less."""

@@ -82,8 +82,8 @@ class StoreServer:
 
     def _done(self, wait: _Wait) -> tuple[int, list[bytes]]:
         wait.over = True
-        found = [] if wait.key is None else [self.values[wait.key]]
-        return wait.who, [wait.id, OK, *found]
+        value = [] if wait.key is None else [self.values[wait.key]]
+        return wait.who, [wait.id, OK, *value]
 
     def _wait(self, wait: _Wait, seconds: float) -> list[tuple[int, list[bytes]]]:
         wait.missing = {key for key in wait.missing if key not in self.values}
@@ -94,7 +94,7 @@ class StoreServer:
         self._count += 1  # ties in time must not compare waits
         heapq.heappush(self._deadlines, (self.clock() + seconds, self._count, wait))
         if len(self._deadlines) > 2 * self._tidied + 64:  # most were answered long before their time
-            self._deadlines = [one for one in self._deadlines if not one[2].over]
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].over]
             heapq.heapify(self._deadlines)
             self._tidied = len(self._deadlines)
         return []
@@ -102,7 +102,7 @@ class StoreServer:
     def _give_up(self, wait: _Wait) -> None:
         wait.over = True
         for key in wait.missing:
-            rest = [one for one in self._waits[key] if one is not wait]
+            rest = [other for other in self._waits[key] if other is not wait]
             if rest:
                 self._waits[key] = rest
             else:

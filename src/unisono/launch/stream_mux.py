@@ -63,20 +63,20 @@ class StreamMux:
 
     def turn(self) -> list[dict[str, Any]]:
         """Carry what there is, without waiting; messages that have come. Raises Broken."""
-        said = list[dict[str, Any]]()
+        messages = list[dict[str, Any]]()
         for key, events in self._selector.select(0):
             if key.fileobj is self.link.sock:
                 if events & selectors.EVENT_WRITE:
                     self.link.pay()
                 if events & selectors.EVENT_READ:
-                    said += filter(None, map(self._take, self.link.receive()))
+                    messages += filter(None, map(self._take, self.link.receive()))
             elif (stream := self._streams.get(key.data)) is not None:
                 if events & selectors.EVENT_WRITE:
                     self._write(stream)
                 if events & selectors.EVENT_READ:
                     self._read(stream)
         self._mind_the_link()
-        return said
+        return messages
 
     def drain(self, number: int) -> None:
         """Send all that still lies in a stream whose rank is gone. Raises Broken."""
@@ -94,10 +94,10 @@ class StreamMux:
         """A message; bytes of a stream go their way. Raises Broken."""
         if frame[:1] == b"m":
             try:
-                told = json.loads(frame[1:])
+                message = json.loads(frame[1:])
             except (ValueError, RecursionError) as error:
                 raise Broken("a message that is none") from error
-            return told if isinstance(told, dict) else None
+            return message if isinstance(message, dict) else None
         if len(frame) < _STREAM.size:
             raise Broken("a frame of no stream")
         _, number = _STREAM.unpack_from(frame)

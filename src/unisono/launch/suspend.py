@@ -38,11 +38,11 @@ def _stop(child: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    found = list[int]()
+    children = list[int]()
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
-    return found
+            children += map(int, path.read_text().split())
+    return children
 
 
 def _send(pid: int, number: int) -> None:

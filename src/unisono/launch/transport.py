@@ -47,8 +47,8 @@ class NetworkTransport:
     def says(self) -> str:
         """For people: `ib0 (InfiniBand, 100 Gbit/s, mlx5_0:1)`."""
         kind = self.made if self.kind == "virtual" and self.made else _WORDS.get(self.kind, self.kind)
-        made = self.made if self.kind != "virtual" else ""
-        parts = [kind, made, *([speed(self.rate)] if self.rate else []), self.rdma if self.name else ""]
+        link = self.made if self.kind != "virtual" else ""
+        parts = [kind, link, *([speed(self.rate)] if self.rate else []), self.rdma if self.name else ""]
         parts += ["" if self.up else "down", f"in {self.part_of}" if self.part_of else ""]
         return f"{self.name or self.rdma} ({', '.join(filter(None, parts))})"
 
@@ -78,10 +78,10 @@ def transports(root: Path = SYSFS) -> tuple[NetworkTransport, ...]:
     nets = {path.name: path for path in sorted(_entries(root / "class" / "net")) if path.is_dir()}
     ports = [port for path in sorted(_entries(root / "class" / "infiniband")) for port in _ports(path)]
     by_net = {net: port for port in reversed(ports) for net in port.nets}
-    found = [_net(path, by_net.get(name)) for name, path in nets.items()]
-    rates = {one.name: one.rate for one in found}
-    whole = [replace(one, rate=_bonded(nets[one.name], found, rates)) if one.made == "bond" else one
-             for one in found]  # fmt: skip
+    devices = [_net(path, by_net.get(name)) for name, path in nets.items()]
+    rates = {device.name: device.rate for device in devices}
+    whole = [replace(device, rate=_bonded(nets[device.name], devices, rates)) if device.made == "bond" else device
+             for device in devices]  # fmt: skip
     bare = [
         NetworkTransport("", port.kind, port.rate, port.up, port.name)
         for port in ports
@@ -91,7 +91,7 @@ def transports(root: Path = SYSFS) -> tuple[NetworkTransport, ...]:
 
 
 def choose(
-    found: Sequence[NetworkTransport],
+    devices: Sequence[NetworkTransport],
     leading: Sequence[str],
     one_host: bool,
     environ: Mapping[str, str],
@@ -103,20 +103,20 @@ def choose(
     Of devices that lead there the fastest is taken. Where none is known (a host's own name often means its loopback),
     it is the fastest that is up.
     """
-    given = [f"{name}={environ[name]}" for name in (*SOCKETS, ADAPTERS) if environ.get(name)]
+    variables = [f"{name}={environ[name]}" for name in (*SOCKETS, ADAPTERS) if environ.get(name)]
     if one_host:
         device, why = "lo", "all ranks are on this host"
     else:
-        device, why = _between(found, leading, meeting)
+        device, why = _between(devices, leading, meeting)
     # To NCCL a bare name is the beginning of one: eth1 would mean eth10 too.
     exact = zip(SOCKETS, (device, f"={device}"), strict=True)
     settings = {name: text for name, text in exact if device and not environ.get(name)}
-    adapters = [] if one_host or environ.get(ADAPTERS) else _adapters(found)
+    adapters = [] if one_host or environ.get(ADAPTERS) else _adapters(devices)
     if adapters:
         settings[ADAPTERS] = "=" + ",".join(adapters)
         why += f"; RDMA by {', '.join(adapters)}"
-    if given:
-        why = f"{', '.join(given)} of the environment" + (f"; else {device}, {why}" if settings else "")
+    if variables:
+        why = f"{', '.join(variables)} of the environment" + (f"; else {device}, {why}" if settings else "")
         device = environ.get(SOCKETS[0]) or device
     return Route(device, why, settings)
 
@@ -128,9 +128,9 @@ def leading_to(address: str) -> tuple[str, ...]:
         family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
             probe.connect(target)
-            own = str(probe.getsockname()[0])
+            source = str(probe.getsockname()[0])
         there, known = ipaddress.ip_address(str(target[0])), _addresses()
-        first = [name for name, ip, _ in known if ip == own.partition("%")[0]]
+        first = [name for name, ip, _ in known if ip == source.partition("%")[0]]
         near = [name for name, ip, mask in known if mask and there in _network(ip, mask)]
         return tuple(dict.fromkeys(name for name in (*first, *near) if not _is_loopback(name, known)))
     return ()
@@ -139,50 +139,50 @@ def leading_to(address: str) -> tuple[str, ...]:
 def astray(address: str, here: bool) -> str:
     """Why nobody is met at a host's name or address; "" if it seems in order. here: it has to be this host's."""
     try:
-        found = {str(row[4][0]) for row in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)}
+        addresses = {str(row[4][0]) for row in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)}
     except OSError:
         return f"no host is called {address} here"
-    own = {ip: name for name, ip, _ in _addresses()}
-    if not here or found & own.keys() or any(ipaddress.ip_address(ip).is_loopback for ip in found):
+    mine = {ip: name for name, ip, _ in _addresses()}
+    if not here or addresses & mine.keys() or any(ipaddress.ip_address(ip).is_loopback for ip in addresses):
         return ""
-    return f"rank 0 is met on this host, and {address} is none of its addresses: {', '.join(own)}"
+    return f"rank 0 is met on this host, and {address} is none of its addresses: {', '.join(mine)}"
 
 
-def _between(found: Sequence[NetworkTransport], leading: Sequence[str], meeting: str) -> tuple[str, str]:
+def _between(devices: Sequence[NetworkTransport], leading: Sequence[str], meeting: str) -> tuple[str, str]:
     """(device, why) between hosts."""
-    by_name = {one.name: one for one in found if one.name}
+    by_name = {way.name: way for way in devices if way.name}
     ways = [by_name[name] for name in leading if name in by_name and by_name[name].up]
     if ways:
-        first = max(ways, key=lambda one: one.rate or 0.0)  # of equals the first
+        first = max(ways, key=lambda way: way.rate or 0.0)  # of equals the first
         why = f"{first.says().partition(' ')[2].strip('()')}; it leads to {meeting}"
-        others = [one for one in ways if one is not first]
+        others = [way for way in ways if way is not first]
         if others:
             why += f", and is the fastest of {len(ways)}"
-        apart = [one for one in found if one.name and one.up and one not in ways and not one.part_of]
-        quicker = max(apart, key=lambda one: one.rate or 0.0, default=None)
+        apart = [way for way in devices if way.name and way.up and way not in ways and not way.part_of]
+        quicker = max(apart, key=lambda way: way.rate or 0.0, default=None)
         if quicker is not None and (quicker.rate or 0.0) > (first.rate or float("inf")):
             why += f"; {quicker.says()} is faster: give {meeting} by its address there to take it"
         return first.name, why
     if leading:
         return leading[0], f"it leads to {meeting}"
     able = [
-        one for one in found
-        if one.name and one.up and one.kind != "loopback" and not one.part_of and one.made not in _NOT_OURS
+        way for way in devices
+        if way.name and way.up and way.kind != "loopback" and not way.part_of and way.made not in _NOT_OURS
     ]  # fmt: skip
     if not able:
         return "", "no device that is up leads anywhere"
-    best = max(able, key=lambda one: (one.kind != "virtual", one.rate or 0.0))
+    best = max(able, key=lambda way: (way.kind != "virtual", way.rate or 0.0))
     return (
         best.name,
         f"{meeting} is this host's own name for itself, and {best.says()} is the fastest that is up",
     )
 
 
-def _adapters(found: Sequence[NetworkTransport]) -> list[str]:
+def _adapters(devices: Sequence[NetworkTransport]) -> list[str]:
     """RDMA ports that are up, the fastest alone: a slower one beside them (storage) would hold all back."""
-    ports = [one for one in found if one.rdma and one.up]
-    most = max((one.rate or 0.0 for one in ports), default=0.0)
-    return sorted({one.rdma for one in ports if (one.rate or 0.0) == most})
+    ports = [device for device in devices if device.rdma and device.up]
+    most = max((device.rate or 0.0 for device in ports), default=0.0)
+    return sorted({device.rdma for device in ports if (device.rate or 0.0) == most})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +197,13 @@ class _Port:
 
 
 def _ports(adapter: Path) -> list[_Port]:
-    found = []
+    ports = []
     for path in sorted(_entries(adapter / "ports")):
         layer = _text(path / "link_layer")
         nets = [_text(file) for file in sorted(_entries(path / "gid_attrs" / "ndevs"))]
-        beside = sorted(one.name for one in _entries(adapter / "device" / "net"))
+        beside = sorted(entry.name for entry in _entries(adapter / "device" / "net"))
         number = path.name
-        found.append(
+        ports.append(
             _Port(
                 f"{adapter.name}:{number}",
                 "roce" if layer == "Ethernet" else "infiniband",
@@ -213,18 +213,18 @@ def _ports(adapter: Path) -> list[_Port]:
                 tuple(dict.fromkeys([*filter(None, nets), *_of_port(adapter, beside, number)])),
             )
         )
-    return found
+    return ports
 
 
 def _of_port(adapter: Path, nets: Sequence[str], number: str) -> list[str]:
     """Those of an adapter's network devices that are on the port of this number."""
-    found = []
+    names = []
     for net in nets:
         folder = adapter / "device" / "net" / net
         port = _text(folder / "dev_port") or "0"  # counted from 0, ports of RDMA from 1
         if port.isdigit() and int(port) + 1 == int(number or 0):
-            found.append(net)
-    return found
+            names.append(net)
+    return names
 
 
 def _port_rate(text: str) -> float | None:
@@ -236,30 +236,30 @@ def _port_rate(text: str) -> float | None:
 
 
 def _net(path: Path, port: _Port | None) -> NetworkTransport:
-    kind, made = _number(path / "type"), _made(path)
-    hardware = (path / "device").exists() or made in ("bond", "vlan")
+    kind, link = _number(path / "type"), _link_of(path)
+    hardware = (path / "device").exists() or link in ("bond", "vlan")
     up = _is_up(path)
     master = (path / "master").resolve().name if (path / "master").exists() else ""
     rate = _number(path / "speed")
-    given = float(rate) * 1e6 if rate is not None and rate > 0 and hardware else None
+    declared = float(rate) * 1e6 if rate is not None and rate > 0 and hardware else None
     if kind == _LOOPBACK:
         return NetworkTransport(path.name, "loopback", None, up)
     if kind == _INFINIBAND or (port is not None and port.kind == "infiniband"):
-        known = port.rate if port is not None else given
+        known = port.rate if port is not None else declared
         is_up = up and (port is None or port.up)
-        return NetworkTransport(path.name, "infiniband", known, is_up, _name(port), made, master)
+        return NetworkTransport(path.name, "infiniband", known, is_up, _name(port), link, master)
     if port is not None:
         return NetworkTransport(
-            path.name, "roce", port.rate or given, up and port.up, port.name, made, master
+            path.name, "roce", port.rate or declared, up and port.up, port.name, link, master
         )
-    return NetworkTransport(path.name, "ethernet" if hardware else "virtual", given, up, "", made, master)
+    return NetworkTransport(path.name, "ethernet" if hardware else "virtual", declared, up, "", link, master)
 
 
 def _name(port: _Port | None) -> str:
     return port.name if port is not None else ""
 
 
-def _made(path: Path) -> str:
+def _link_of(path: Path) -> str:
     for folder, name in (("bonding", "bond"), ("bridge", "bridge"), ("tun_flags", "tap")):
         if (path / folder).exists():
             return name
@@ -276,22 +276,24 @@ def _is_up(path: Path) -> bool:
     return state == "up" or (state in ("unknown", "") and bool((_number(path / "flags") or 0) & _UP))
 
 
-def _bonded(path: Path, found: Sequence[NetworkTransport], rates: Mapping[str, float | None]) -> float | None:
+def _bonded(
+    path: Path, devices: Sequence[NetworkTransport], rates: Mapping[str, float | None]
+) -> float | None:
     """What a bond says itself, else what its members that are up carry together."""
     if rates[path.name]:
         return rates[path.name]
     members = _text(path / "bonding" / "slaves").split()
-    each = [one.rate for one in found if one.name in members and one.up]
-    return sum(rate or 0.0 for rate in each) or None
+    speeds = [device.rate for device in devices if device.name in members and device.up]
+    return sum(rate or 0.0 for rate in speeds) or None
 
 
 def _addresses() -> list[tuple[str, str, str]]:
     """(device, address, mask) of this host."""
     return [
-        (name, one.address.partition("%")[0], one.netmask or "")
-        for name, each in psutil.net_if_addrs().items()
-        for one in each
-        if one.family in (socket.AF_INET, socket.AF_INET6)
+        (name, address.address.partition("%")[0], address.netmask or "")
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
     ]
 
 

@@ -47,11 +47,11 @@ class WorkerHandle:
     def read_events(self) -> list[dict[str, Any]] | None:
         """Events that the next piece of what has come completes; None when nothing has come."""
         data = _receive(self.events)
-        return [wire.event(one) for one in self._event_frames.feed(data)] if data else None
+        return [wire.event(frame) for frame in self._event_frames.feed(data)] if data else None
 
     def read_requests(self) -> list[list[bytes]]:
         """Store requests that have come."""
-        return [wire.split(one) for one in self._store_frames.feed(_receive(self.store))]
+        return [wire.split(frame) for frame in self._store_frames.feed(_receive(self.store))]
 
     def read_output(self, last: bool = False) -> tuple[list[str], bool]:
         """Whole lines of what the worker printed, and whether more may come; with `last`, all that is left."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from unisono.parallel.params import local_of
 
 Hook = Callable[[Tensor], Any]
-_OURS = ("unisono.", "torch.distributed.")
+_OURS = ("unisono.", "unisono_contrib.", "torch.distributed.")
 
 
 class Placeholder:

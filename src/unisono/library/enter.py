@@ -14,11 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.device import beside_cpus, of_rank, of_script, of_wire
 from unisono.comm.mesh import Mesh, Shape
-from unisono.launch import alive, rank_env
+from unisono.launch import inspect_folder
 from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import Started, idle_here, place_here
 from unisono.launch.pace import StepPace, margin
-from unisono.launch.rank_calls import Ledger
+from unisono.launch.rank import under
+from unisono.launch.rank.calls import Ledger
 from unisono.library import proven
 from unisono.library.explain import explained
 from unisono.library.job import Job
@@ -81,13 +82,13 @@ def init(
             raise ConfigProblems(list({p.where: p for p in problems}.values()))
         place = None if context is not None or dist.is_initialized() else place_here()
         alone = context is None and place is None and not dist.is_initialized()
-        for said in idle_here() if alone else ():
-            tell(f"note  {said}")
+        for idle in idle_here() if alone else ():
+            tell(f"note  {idle}")
         world = _world(context, place)
         wanted = _filled(wanted, world, alone)
         ledger = Ledger()
         if place is not None and world > 1:
-            context = rank_env.join(place, NullChannel(), timeout=timeout)
+            context = under.join(place, NullChannel(), timeout=timeout)
             _watch(context, place, StepPace(timeout), ledger, folder)
         at_exit = place is not None
         job = _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit, strict, ledger)
@@ -106,8 +107,8 @@ def _advice(plan: Plan) -> tuple[str, ...]:
     if script is None or not Path(script).is_file():
         return ()
     command = shlex.join(["unisono", "prove", script, "--plan", str(plan)])
-    said = proven.told(proven.look_up(Path(script).resolve(), plan), command)
-    return (f"U-{said.code}: {said.what}; {said.fix}",)
+    advice = proven.told(proven.look_up(Path(script).resolve(), plan), command)
+    return (f"U-{advice.code}: {advice.what}; {advice.fix}",)
 
 
 def _watch(
@@ -115,7 +116,7 @@ def _watch(
 ) -> None:
     """Notice hangs until the script ends, and answer who asks; each step of an optimiser is one of the pace's."""
 
-    def told(error: UnisonoError, mine: bool) -> None:
+    def tell_hang(error: UnisonoError, mine: bool) -> None:
         if mine:
             tell(error.render())
 
@@ -123,13 +124,17 @@ def _watch(
         pace.stepped(pace.step + 1)
 
     register_optimizer_step_post_hook(stepped)
-    lookout = rank_env.watch(context, place, pace, told, ledger)
-    atexit.register(lookout.close)
+    watchdog = under.watch(context, place, pace, tell_hang, ledger)
+    atexit.register(watchdog.close)
     with suppress(OSError):  # then nobody can ask from outside
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
-        seen = alive.private(context.run_token) if folder is None else Path(folder, alive.ALIVE)
-        lookout.appear(context.run_token, seen, private=folder is None)
+        seen = (
+            inspect_folder.private(context.run_token)
+            if folder is None
+            else Path(folder, inspect_folder.ALIVE)
+        )
+        watchdog.appear(context.run_token, seen, private=folder is None)
 
 
 def not_here(plan: Plan) -> list[Problem]:

@@ -27,9 +27,9 @@ from unisono.library.small import Small
 from unisono.parallel.params import Slot, local_of
 from unisono.parallel.shard import ShardScatter
 from unisono.sync.every_step import EveryStepSync
-from unisono.train.copies import checksum
-from unisono.train.gradients import Gradients
-from unisono.train.numbers import LossPlaces
+from unisono.train.step.gradients import Gradients
+from unisono.train.step.numbers import LossPlaces
+from unisono.train.watch.copies import checksum
 
 GLANCE = 512  # numbers of a gradient that say whether ranks have the same
 

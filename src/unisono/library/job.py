@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
-from unisono.launch.rank_calls import Ledger
+from unisono.launch.rank.calls import Ledger
 from unisono.library import checks, leave
 from unisono.library.copies import copied_with_shards
 from unisono.library.deal import DealtLoader
@@ -39,7 +39,7 @@ from unisono.observe.metrics import JsonLines
 from unisono.parallel.params import local_of, slots_of
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.train.clip import ByTensor, clip
+from unisono.train.step.grad_norm import ByTensor, clip
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

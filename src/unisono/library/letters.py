@@ -5,7 +5,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from unisono.comm.gone import Awaited
+from unisono.comm.gone import NamedWork
 from unisono.comm.group import Group, Pending
 from unisono.comm.threads import WorldEnded
 from unisono.spec.errors import HangError, UsageError
@@ -22,7 +22,7 @@ class Letter:
         """Returns when the message is over. Raises HangError (exit 6), naming the other rank, where it is not by its
         deadline, or that rank is gone; the ranks then cannot go on."""
         pending: Any = self._pending
-        timed = self._within is not None and isinstance(pending, Awaited)
+        timed = self._within is not None and isinstance(pending, NamedWork)
         try:
             pending.wait(timedelta(seconds=self._within or 0)) if timed else pending.wait()
         except WorldEnded:

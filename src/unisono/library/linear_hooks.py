@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves
 from unisono.library.following import Following
 from unisono.library.traces import SampleTrace
 
-Told = Callable[[str, str], object]
+Description = Callable[[str, str], object]
 
 
 class WatchedHook:
     """A hook that is followed while `following` looks."""
 
-    def __init__(self, hook: Any, following: Following, told: Told) -> None:
+    def __init__(self, hook: Any, following: Following, told: Description) -> None:
         self._hook, self._following, self._told = hook, following, told
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +45,7 @@ class WatchedHook:
 class WatchedFunction:
     """The backward of an autograd function of the script's own, between two hooks on its node."""
 
-    def __init__(self, name: str, following: Following, told: Told) -> None:
+    def __init__(self, name: str, following: Following, told: Description) -> None:
         self._name, self._following, self._told = name, following, told
         self._inside: AbstractContextManager[Following] | None = None
 
@@ -64,7 +64,7 @@ class WatchedFunction:
                 self._told("J27", f"the backward of {self._name}: {met}")
 
 
-def watch_functions(functions: Mapping[Any, str], following: Following, told: Told) -> None:
+def watch_functions(functions: Mapping[Any, str], following: Following, told: Description) -> None:
     """Autograd functions of the script's own, by their nodes in a graph."""
     for node, name in functions.items():
         watched = WatchedFunction(name, following, told)
@@ -84,14 +84,14 @@ def _met(following: Following, gradients: Sequence[Any]) -> str:
     return next((trace.met for trace in traces if trace is not None and trace.met), "")
 
 
-def watch(hooks: Any, following: Following, told: Told) -> None:
+def watch(hooks: Any, following: Following, told: Description) -> None:
     """Have hooks in this dict of torch's followed."""
     for key, hook in list((hooks or {}).items()):
         if not isinstance(hook, WatchedHook):
             hooks[key] = WatchedHook(hook, following, told)
 
 
-def watch_modules(model: nn.Module, following: Following, told: Told) -> None:
+def watch_modules(model: nn.Module, following: Following, told: Description) -> None:
     """Those on the gradients of a model's modules."""
     for module in model.modules():
         for hooks in (module._backward_hooks, module._backward_pre_hooks):

@@ -222,7 +222,7 @@ def way_of(root: Node, most: int = 4096) -> tuple[str, dict[Node, str]]:
 def _custom(node: Node) -> str:
     """The name of a function of the user's own."""
     made = getattr(node, "_forward_cls", None)
-    if made is None or made.__module__.startswith(("torch.", "unisono.")):
+    if made is None or made.__module__.startswith(("torch.", "unisono.", "unisono_contrib.")):
         return ""
     return made.__name__
 

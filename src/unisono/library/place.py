@@ -12,7 +12,7 @@ from unisono.library.noise import all_states, seed_of, set_all_states
 from unisono.library.objects import decoded, encoded
 from unisono.library.state import make_room, pieces_of, restore_settings, settings_of
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, Saver, latest, load, read_full, tensor_names
+from unisono.train.state.checkpoint import Box, Saver, latest, load, read_full, tensor_names
 
 if TYPE_CHECKING:
     from unisono.library.job import Job

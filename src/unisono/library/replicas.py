@@ -14,7 +14,7 @@ from unisono.comm.group import Group
 from unisono.parallel.params import Slot, local_of
 from unisono.spec.errors import UserCodeError
 from unisono.spec.words import listed
-from unisono.train.copies import checksum
+from unisono.train.watch.copies import checksum
 
 PERIOD = 8  # backwards between two looks, after the first ones
 FIRST = 16

@@ -17,9 +17,9 @@ from unisono.library.gradients import LoopGradients
 from unisono.library.sharding import Moved
 from unisono.parallel.params import Slot, local_of
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box
-from unisono.train.checkpoint.manifest import read_manifest
-from unisono.train.checkpoint.tensorfile import DTYPES
+from unisono.train.state.checkpoint import Box
+from unisono.train.state.checkpoint.manifest import read_manifest
+from unisono.train.state.checkpoint.tensorfile import DTYPES
 
 Plain = (bool, int, float, str, type(None))
 

@@ -1,7 +1,7 @@
 """`unisono plan --check`: the best plans played for a few steps on this machine, beside their prices. No torch here."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from unisono.config import Loaded
 from unisono.launch.fork_server import ForkServer
 from unisono.planner.clusters import names
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import PlanResult
 from unisono.spec.errors import Infeasible, UsageError
 
 ENTRY = "unisono.measure.rank:main"
@@ -29,16 +29,19 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
             f"--check plays transformers that train can play, not kind {kind.kind}", where="unisono plan",
             fix="without --check", code="C22",
         )  # fmt: skip
-    found = search(within, top)
-    if not found.best:
+    ranking = search(within, top)
+    if not ranking.best:
         raise Infeasible(
             "no plan fits", where=within.cluster.name, fix="unisono plan without --check says more"
         )
-    rows = []
+    rows = list(zip(ranking.best, played(got, ranking.best), strict=True))
+    return _facts(rows), _page(rows)
+
+
+def played(got: Loaded, answers: Sequence[PlanResult]) -> list[float]:
+    """Seconds of the median step of each plan on this machine, played one after the other for a second each."""
     with ForkServer(ENTRY) as nursery:
-        for answer in found.best:
-            rows.append((answer, _seconds(nursery, got, within, answer)))
-    return _told(rows), _page(rows)
+        return [_seconds(nursery, got, answer) for answer in answers]
 
 
 def played_here(within: Space) -> None:
@@ -51,9 +54,9 @@ def played_here(within: Space) -> None:
         )  # fmt: skip
 
 
-def _seconds(nursery: ForkServer, got: Loaded, within: Space, answer: Answer) -> float:
+def _seconds(nursery: ForkServer, got: Loaded, answer: PlanResult) -> float:
     """The median step of a plan here."""
-    plan, ask = answer.question.plan, answer.question
+    plan, ask = answer.request.plan, answer.request
     recipe = got.recipe
     train = recipe.train.model_copy(update={"micro_batch": ask.micro_batch})
     argument = {
@@ -69,12 +72,12 @@ def _seconds(nursery: ForkServer, got: Loaded, within: Space, answer: Answer) ->
     return max(result["step"] for result in outcome.results if result is not None)
 
 
-def _told(rows: list[tuple[Answer, float]]) -> Mapping[str, Any]:
+def _facts(rows: list[tuple[PlanResult, float]]) -> Mapping[str, Any]:
     best = min(seconds for _, seconds in rows)
     return {
         "check": [
             {
-                "plan": str(answer.question.plan), "step_s": answer.price.step, "measured_s": seconds,
+                "plan": str(answer.request.plan), "step_s": answer.price.step, "measured_s": seconds,
                 "error_pct": 100.0 * (answer.price.step / seconds - 1.0),
             }
             for answer, seconds in rows
@@ -83,15 +86,15 @@ def _told(rows: list[tuple[Answer, float]]) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _page(rows: list[tuple[Answer, float]]) -> str:
-    told = _told(rows)
-    wide = max(len(row["plan"]) for row in told["check"])
+def _page(rows: list[tuple[PlanResult, float]]) -> str:
+    facts = _facts(rows)
+    wide = max(len(row["plan"]) for row in facts["check"])
     lines = [f"{'plan':<{wide}}  {'priced':>10}  {'measured':>10}  {'error':>8}"]
-    for row in told["check"]:
+    for row in facts["check"]:
         lines.append(
             f"{row['plan']:<{wide}}  {1e3 * row['step_s']:>7.1f} ms  {1e3 * row['measured_s']:>7.1f} ms"
             f"  {row['error_pct']:>+6.1f} %"
         )
-    regret = told["regret_pct"]
+    regret = facts["regret_pct"]
     said = "which was the fastest of these" if regret <= 0.0 else f"{regret:.1f} % above the fastest of these"
-    return "\n".join([*lines, "", f"the prices would have chosen {told['check'][0]['plan']}, {said}"])
+    return "\n".join([*lines, "", f"the prices would have chosen {facts['check'][0]['plan']}, {said}"])

@@ -1,51 +1,25 @@
-"""Collectives of the house, timed on the ranks that are there."""
+"""All-reduces between the ranks that are there, timed. Imports torch: rank side only."""
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from unisono.comm.device import synchronize
 from unisono.comm.group import Group
 
-OPS = ("all_reduce", "shared_sum", "all_gather", "reduce_scatter", "message")
 
-
-def timed(
+def all_reduces(
     group: Group, sizes: Sequence[int], device: torch.device, least: float = 0.05
-) -> list[tuple[str, int, float]]:
-    """(operation, bytes in all, seconds) over the group, in fp32: all_reduce sums as many bytes as every rank has, and
-    so does shared_sum, in a `Group.buffer`, where ranks see each other's memory; all_gather and reduce_scatter end or
-    begin with as many; a message goes from one member to the next and back."""
-    found: list[tuple[str, int, float]] = []
+) -> list[tuple[int, float]]:
+    """(bytes, seconds) of all-reduces in fp32: the median of about `least` seconds of calls."""
+    timings: list[tuple[int, float]] = []
     for size in sizes:
-        count = max(1, size // 4 // group.size) * group.size
-        whole, part = torch.zeros(count, device=device), torch.zeros(count // group.size, device=device)
-        calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda x=whole: group.start_all_reduce(x).wait(),
-            "all_gather": lambda x=part: group.all_gather(x),
-            "reduce_scatter": lambda x=whole: group.reduce_scatter(x),
-            "message": lambda x=whole: _there_and_back(group, x),
-        }
-        if group.near(device):
-            buffer = group.buffer(count, whole)
-            calls["shared_sum"] = lambda x=buffer: group.start_all_reduce(x).wait()
-        for op, call in calls.items():
-            seconds = _seconds(group, call, device, least)
-            found.append((op, size, seconds / 2 if op == "message" else seconds))
-    return found
-
-
-def _there_and_back(group: Group, x: Tensor) -> None:
-    """Between the first two members; the others wait for nobody."""
-    if group.index == 0:
-        group.start_send(x, 1).wait()
-        group.start_recv(x, 1).wait()
-    elif group.index == 1:
-        group.start_recv(x, 0).wait()
-        group.start_send(x, 0).wait()
+        x = torch.zeros(max(1, size // 4 // group.size) * group.size, device=device)
+        seconds = _seconds(group, lambda x=x: group.start_all_reduce(x).wait(), device, least)
+        timings.append((size, seconds))
+    return timings
 
 
 def _seconds(group: Group, call: Callable[[], object], device: torch.device, least: float) -> float:

@@ -42,30 +42,19 @@ def products(
     shapes: Sequence[tuple[int, int, int]], device: torch.device, dtype: torch.dtype
 ) -> list[tuple[int, int, int, float]]:
     """(rows, inner, columns, seconds) of each product (rows x inner) (inner x columns)."""
-    found = []
+    timings = []
     for rows, inner, columns in shapes:
         a = torch.randn(rows, inner, device=device, dtype=dtype)
         b = torch.randn(inner, columns, device=device, dtype=dtype)
-        found.append((rows, inner, columns, seconds_of(lambda a=a, b=b: a @ b, device)))
-    return found
+        timings.append((rows, inner, columns, seconds_of(lambda a=a, b=b: a @ b, device)))
+    return timings
 
 
 def copies(sizes: Sequence[int], device: torch.device) -> list[tuple[int, float]]:
     """(bytes read and written, seconds) of a copy of each size, in bytes."""
-    found = []
+    timings = []
     for size in sizes:
         source = torch.zeros(size // 4, device=device)
         target = torch.zeros_like(source)
-        found.append((2 * size, seconds_of(lambda s=source, t=target: t.copy_(s), device)))
-    return found
-
-
-def launch(device: torch.device, count: int = 200) -> float:
-    """Host seconds to start one small operation, in a stream of `count`."""
-    x = torch.zeros(8, device=device)
-
-    def many() -> None:
-        for _ in range(count):
-            x.add_(1.0)
-
-    return seconds_of(many, device) / count
+        timings.append((2 * size, seconds_of(lambda s=source, t=target: t.copy_(s), device)))
+    return timings

@@ -3,8 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,29 +12,11 @@ from unisono.config import ModelConfig, Recipe, resolve
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import PARTS, Recorder
 from unisono.spec.model import Facts
-from unisono.train.build import Place, build, feeds
+from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
-from unisono.train.step import train
+from unisono.train.step.train_step import train
 
 _ENDLESS = 1 << 40  # steps: as many as are asked for, whatever the recipe says
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """laps: seconds of each step by part, and `step` for the whole. calls: (operation, bytes that this rank sent,
-    seconds) of every collective that the step waited for."""
-
-    laps: list[dict[str, float]]
-    calls: list[tuple[str, int, float]]
-
-    @property
-    def medians(self) -> dict[str, float]:
-        return {part: statistics.median(one[part] for one in self.laps) for part in self.laps[0]}
-
-    @property
-    def quiet(self) -> dict[str, float]:
-        """The lower quartile of every part: what the machine does while nothing else disturbs it."""
-        return {part: statistics.quantiles([one[part] for one in self.laps], n=4)[0] for part in self.laps[0]}
 
 
 def corpus(model: ModelConfig, samples: int = 1024) -> Corpus:
@@ -52,59 +33,42 @@ def corpus(model: ModelConfig, samples: int = 1024) -> Corpus:
 
 
 def play(
-    given: Recipe,
+    recipe: Recipe,
     plan: str,
     place: Place,
-    agree: Callable[[float], float],
+    largest_of_all: Callable[[float], float],
     least: float = 0.7,
     fewest: int = 5,
-    clock: Callable[[], int] = time.perf_counter_ns,
-) -> StepTimes:
-    """Steps for about `least` seconds, `fewest` to 100 of them, after half as many that do not count: in a new process
-    the first ones take up to twice as long. agree(number) is the greatest of what all ranks give, who wait for each
-    other. clock: in nanoseconds.
+) -> dict[str, float]:
+    """Play steps for about `least` seconds, `fewest` to 100 of them. Return the medians of their seconds, by part, and
+    as `step` of the whole.
+
+    Half as many steps come before and do not count: in a new process the first ones take up to twice as long.
+    largest_of_all(number): the greatest of the numbers that all ranks give, who wait for each other.
     """
-    resolved = resolve(given, plan, place.world)
-    data = corpus(given.model)
-    recorder = Recorder(place.rank, clock)
+    resolved = resolve(recipe, plan, place.world)
+    data = corpus(recipe.model)
+    recorder = Recorder(place.rank)
     run = build(resolved.recipe, resolved.plan, place, data, recorder)
     feed, _ = feeds(resolved.recipe, resolved.plan, data, place.device)
     playing = train(run, feed, _ENDLESS)
 
     def lap() -> dict[str, float]:
         recorder.lap()
-        begun = clock()
+        begun = time.perf_counter_ns()
         next(playing)
-        seconds = (clock() - begun) * 1e-9
+        seconds = (time.perf_counter_ns() - begun) * 1e-9
         parts = recorder.lap().seconds
         return {**{part: parts.get(part, 0.0) for part in PARTS}, "step": seconds}
 
     lap()
-    count = round(min(100.0, max(float(fewest), least / agree(lap()["step"]))))
+    count = round(min(100.0, max(float(fewest), least / largest_of_all(lap()["step"]))))
     for _ in range(count // 2):
         lap()
-    agree(0.0)
-    recorder.keep = True
+    largest_of_all(0.0)
     laps = [lap() for _ in range(count)]
     feed.close()
-    calls = [
-        (span.tags["op"], int(span.tags["bytes"]), (span.stop_ns - span.start_ns) * 1e-9)
-        for span in recorder.take()
-        if span.kind == "comm" and "bytes" in span.tags
-    ]
-    return StepTimes(laps, calls)
-
-
-def means(calls: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
-    """(operation, bytes, seconds), one line for each operation and size: the mean, since a step waits for all of them,
-    without the slowest tenth, in which another program used the CPU."""
-    groups: dict[tuple[str, int], list[float]] = {}
-    for op, nbytes, seconds in calls:
-        groups.setdefault((op, nbytes), []).append(seconds)
-    return [
-        (op, nbytes, statistics.fmean(sorted(took)[: max(1, len(took) * 9 // 10)]))
-        for (op, nbytes), took in sorted(groups.items())
-    ]
+    return {part: statistics.median(seconds_by_part[part] for seconds_by_part in laps) for part in laps[0]}
 
 
 def resident() -> float:

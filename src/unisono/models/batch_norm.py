@@ -1,8 +1,8 @@
 """Batch normalisation whose statistics are those of a leaf, and whose running ones do not depend on who saw it.
 
 A forward normalises by its own micro-batch and writes down what that one had. After the step the running statistics
-take the leaves in their order in the global batch, as one device would (`train/norms.py`), so they are the same on any
-number of ranks (Ioffe & Szegedy, "Batch normalization", 2015).
+take the leaves in their order in the global batch, as one device would (`train/step/batch_norm.py`), so they are the
+same on any number of ranks (Ioffe & Szegedy, "Batch normalization", 2015).
 """
 
 import torch

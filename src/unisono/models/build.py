@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from unisono.models import noise
-from unisono.models.plain import UserModel, cut_model, kept_whole, one_input
+from unisono.models.chain import Chain
+from unisono.models.plain import UserModel, kept_whole, one_input
 from unisono.spec.errors import UsageError, UserCodeError
-from unisono.spec.finder import executed
+from unisono.spec.finder import executed, sister
 from unisono.spec.frames import of_user
 from unisono.spec.model import Facts, ModelConfig, OwnModel
 from unisono.spec.training import LOSSES
@@ -37,7 +38,7 @@ def build(
             model = user_model(config, config.sized(facts))
             sample = _sample(config, config.sized(facts))
             if isinstance(model, UserModel) and sample is not None:
-                model = kept_whole(model, whole) if whole else cut_model(model, sample)
+                model = cut_or_whole(model, sample, whole)
     else:
         with torch.device(device):
             model = config.build(facts)
@@ -46,6 +47,15 @@ def build(
         model.anatomy = replace(model.anatomy, cross_entropy=False)  # type: ignore[arg-type]
     noise.name_sites(model)
     return model
+
+
+def cut_or_whole(model: UserModel, sample: Tensor, whole: str = "") -> Chain:
+    """A user's module as a chain along its graph, or as it is, with the reason. sample: an input of one sample,
+    [1, ...]. whole: why it is not to be cut."""
+    cutting = sister("unisono.models.cutting")
+    if whole or cutting is None:
+        return kept_whole(model, whole or "what cuts a graph is not installed")
+    return cutting.cut_model(model, sample)
 
 
 def _sample(config: ModelConfig, facts: Facts) -> Tensor | None:

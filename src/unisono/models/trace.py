@@ -114,11 +114,11 @@ def trace(
     so that what the loss keeps is counted; without one, the pass ends at the output.
     """
     passes = [_pass(model, inputs(size), forward or model, loss) for size in BATCHES]
-    names, own = passes[0][0], dict(units(model))
+    names, listed = passes[0][0], dict(units(model))
     (_, small), (_, large) = passes
     parts = _merged(
         [
-            (_of_one(name, elements, tensors, *both), own.get(name, False))
+            (_of_one(name, elements, tensors, *both), listed.get(name, False))
             for (name, elements, tensors), *both in zip(_parameters(model, names), small, large, strict=True)
         ]
     )
@@ -158,8 +158,8 @@ def _pass(
 
         return hook
 
-    def end(_: nn.Module, __: Any, given: Any) -> None:
-        tallies[recorder.at].output = max((t.numel() for t in _tensors(given)), default=0)
+    def end(_: nn.Module, __: Any, output: Any) -> None:
+        tallies[recorder.at].output = max((t.numel() for t in _tensors(output)), default=0)
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -174,9 +174,9 @@ def _pass(
     hooks += [modules[name].register_forward_hook(end) for name, _ in units(model)]
     try:
         with recorder, Fused(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            given = forward(batch)
+            output = forward(batch)
             if loss is not None:
-                loss(given)
+                loss(output)
     finally:
         for hook in hooks:
             hook.remove()
@@ -238,10 +238,11 @@ def _parameters(model: nn.Module, names: list[str]) -> list[tuple[str, int, int]
     """(part, elements of its parameters, how many tensors they are); those that lie in no part count with the first."""
     modules = dict(model.named_modules())
     each = [[*modules[name].parameters()] for name in names] or [[]]
-    seen = {id(p) for own in each for p in own}
+    seen = {id(p) for params in each for p in params}
     each[0] += [p for p in model.parameters() if id(p) not in seen]
     return [
-        (name, sum(p.numel() for p in own), len(own)) for name, own in zip(names or [""], each, strict=True)
+        (name, sum(p.numel() for p in params), len(params))
+        for name, params in zip(names or [""], each, strict=True)
     ]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage
-from unisono.parallel.player import Leaf, Player, Turn, told
+from unisono.parallel.player import BackwardCall, Leaf, Player, noise_of
 from unisono.parallel.post import Carried, Post, Wire
 from unisono.parallel.split import backward_in_halves
 from unisono.programs.pipeline import COMPUTE, Action
@@ -35,7 +35,7 @@ class StagePlayer(Player):
         wires: Mapping[int, Wire],
         recorder: Recorder,
         computing: Callable[[], AbstractContextManager[object]],
-        before_backward: Callable[[Turn], None],
+        before_backward: Callable[[BackwardCall], None],
         after_backward: Callable[[int], None] | None = None,
         *,
         dtype: torch.dtype,
@@ -77,7 +77,7 @@ class StagePlayer(Player):
     def _forward(self, action: Action) -> None:
         key = action.stage, action.micro
         stage, leaf = self.stages[action.stage], self._leaves[action.micro]
-        noise = told(leaf, self._seed, self._weight, action.micro)
+        noise = noise_of(leaf, self._seed, self._weight, action.micro)
         with self.recorder.span("forward", micro=action.micro, stage=action.stage):
             x = leaf.inputs if stage.first else self.post.wires[key[0] - 1].unpacked(self._inputs[key])
             with self.computing():
@@ -114,7 +114,7 @@ class StagePlayer(Player):
         self._turns[action.stage] -= 1
         last, final = not self._turns[action.stage], not any(self._turns.values())
         with self.recorder.span("backward", micro=action.micro, stage=action.stage, **tags):
-            self.before_backward(Turn(action.stage, action.micro, last, final))
+            self.before_backward(BackwardCall(action.stage, action.micro, last, final))
             backward()
             if self.after_backward is not None:
                 self.after_backward(action.micro)

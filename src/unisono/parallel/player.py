@@ -30,7 +30,7 @@ class Leaf(Protocol):
     def scale(self) -> float: ...
 
 
-def told(leaf: Leaf, seed: int | None, weight: float = 0.0, micro: int = 0) -> Noise | None:
+def noise_of(leaf: Leaf, seed: int | None, weight: float = 0.0, micro: int = 0) -> Noise | None:
     """What blocks are told of a leaf; None where there is nothing to tell. seed: None in evaluation."""
     documents = None if leaf.documents is None else Documents.of(leaf.documents)
     if seed is None and documents is None:
@@ -38,7 +38,7 @@ def told(leaf: Leaf, seed: int | None, weight: float = 0.0, micro: int = 0) -> N
     return Noise(seed, leaf.samples, weight if seed is not None else 0.0, micro, documents)
 
 
-class Turn(NamedTuple):
+class BackwardCall(NamedTuple):
     """A backward that gives weights their gradients. last: this stage's last of the step; final: this rank's."""
 
     stage: int

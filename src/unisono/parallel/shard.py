@@ -36,7 +36,7 @@ class _FsdpAdapter:
         self.group = group
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Of one dimension, as FSDP2 asks for all that travels."""
+        """A buffer of one dimension, which is all that FSDP2 asks for."""
         like = torch.empty(0, dtype=dtype, device=self.device or device)
         op, algorithm = self._next(), self.group.algorithm
         return algorithm.lend(op, prod(size), like) if op and algorithm is not None else like.new_empty(*size)

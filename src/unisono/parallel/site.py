@@ -14,8 +14,7 @@ from unisono.parallel.offload.store import Store
 from unisono.parallel.parts import Cut, Dealt
 from unisono.parallel.shard import Whole
 from unisono.plan import Plan
-from unisono.plan.away import Away, away_of
-from unisono.plan.each import BlockOptions
+from unisono.plan.blocks import Away, BlockOptions, away_of
 from unisono.plan.grid import Grid
 from unisono.spec.layout import Anatomy
 
@@ -26,15 +25,13 @@ Stages = Mapping[int, Stage]  # of one rank, by number
 class Site:
     """One rank's building site.
 
-    shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
-    pipeline, its blocks and its row. values(name): the full initial tensor; None: whoever
-    asked for the model fills it afterwards. samples: of a micro-batch. leafwise: the
-    gradient of each micro-batch is wanted by itself. virtual: shards by which every layer is computed, 1: layers as
-    they are. cuts: by name, what `tp` took of a parameter. dealt: by name, this rank's part of one of experts, or its
-    block on a grid. masters: by name, of parameters that are rounded where modules hold them. sharding: by stage.
-    store: where what is put away lies. lenders: of the parts whose weights are. each: how every block of the whole
-    model is played. frozen: names of parameters that do not learn.
-    """
+    shapes: full shape of every logical name, in the model's own order. blocks, placement: the blocks and the row of
+    each stage of the pipeline. values(name): the full initial tensor; None: the caller fills the model afterwards.
+    samples: in a micro-batch. leafwise: the gradient of each micro-batch is wanted by itself. virtual: shards by which
+    every layer is computed, 1: layers as they are. cuts: by name, what `tp` took of a parameter. dealt: by name, this
+    rank's part of one of experts, or its block on a grid. masters: by name, of parameters that are rounded where
+    modules hold them. sharding: by stage. store: where what is put away lies. lenders: of the parts whose weights are.
+    each: how every block of the whole model is played. frozen: names of parameters that do not learn."""
 
     plan: Plan
     mesh: Mesh
@@ -59,23 +56,23 @@ class Site:
     frozen: frozenset[str] = frozenset()
 
     def whole(self, name: str) -> bool:
-        """Whether tp leaves the block whole in which a module of this logical name lies."""
+        """Whether `tp` leaves the block whole that holds a module of this logical name."""
         number = block_number(name)
         return number is not None and self.each[number].whole
 
     def away(self, name: str) -> Away:
-        """What is away of the part in which a module or parameter of this logical name lies."""
+        """What lies elsewhere of the part that holds a module or parameter of this logical name."""
         number = block_number(name)
         return away_of(self.plan) if number is None else self.each[number].away
 
     def kept_away(self, name: str) -> Away:
-        """The same of a parameter: of a tied one, what is away of all its uses."""
+        """What of a parameter lies elsewhere. A tied parameter lies elsewhere where all of its uses do."""
         owner = self.owners.get(name, name)
-        uses = [self.away(one) for one in (owner, *(a for a, of in self.owners.items() if of == owner))]
-        return Away(all(one.optimizer for one in uses), all(one.params for one in uses))
+        uses = [self.away(use) for use in (owner, *(a for a, of in self.owners.items() if of == owner))]
+        return Away(all(use.optimizer for use in uses), all(use.params for use in uses))
 
     def puts_away(self, what: Callable[[Away], bool]) -> bool:
-        """Whether anything of this kind is away anywhere in the model."""
+        """Whether anything of this kind lies elsewhere, in any part of the model."""
         return any(map(what, (away_of(self.plan), *(block.away for block in self.each))))
 
     @property

@@ -1,12 +1,10 @@
 """The samples of a step: of global batch, micro-batch and micro-batches the third follows from two."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from unisono.plan.fields import PlanFields
 from unisono.spec.errors import Problem
-
-if TYPE_CHECKING:
-    from unisono.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Batch:
         )
 
 
-def batch_of(plan: "Plan", train: Any) -> tuple[Batch | None, Problem | None]:
+def batch_of(plan: PlanFields, train: Any) -> tuple[Batch | None, Problem | None]:
     """The step's batch, or what is wrong with it.
 
     Of global_batch, micro_batch and micros the third follows from two. What was not given falls back in this order:

@@ -5,20 +5,27 @@ dotted keys (`plan.tp, model.n_head`); whoever knows the files puts the lines to
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from unisono.plan.batch import Batch, batch_of
-from unisono.plan.grammar import NAMED, choice, member, problem_of
+from unisono.plan.combinations import (
+    again,
+    chunked,
+    compiled,
+    eight_bits,
+    kept_whole,
+    put_away,
+    ranges_alone,
+    ranges_on,
+    rounded,
+    unflushed,
+)  # fmt: skip
+from unisono.plan.fields import USUAL, PlanFields
+from unisono.plan.grammar import NAMED, named, problem_of
 from unisono.plan.grid import Grid, columns_of
-from unisono.plan.range_checks import ranged
-from unisono.plan.roundings import chunked, compiled, eight_bits, kept_whole, rounded
-from unisono.plan.unflushed import unflushed
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.fidelity import Fidelity
-
-if TYPE_CHECKING:
-    from unisono.plan.plan import Plan
 
 
 class RecipeLike(Protocol):
@@ -39,7 +46,7 @@ class Devices(Protocol):
     def devices(self) -> int: ...
 
 
-def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
+def check(plan: PlanFields, recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
     """All problems, in reading order: what is not built, what means nothing, what does not fit."""
     problems = [
         *_not_built(plan),
@@ -48,27 +55,20 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         *rounded(plan),
         *eight_bits(plan),
     ]
-    problems += ranged(plan, recipe)
+    problems += ranges_alone(plan)
     if recipe is not None:
-        problems += [*_world(plan, recipe), *_precision(plan, recipe), *_encoded(plan, recipe.train)]
+        model, train = recipe.model, recipe.train
         problems += [
-            *_tensor(plan, recipe.model),
-            *_context(plan, recipe.model),
-            *_virtual(plan, recipe.model),
-            *_experts(plan, recipe.model),
-            *kept_whole(plan, recipe.model),
-            *chunked(plan, recipe.model),
-            *_refused(plan, recipe.model),
-            *_again(plan, recipe.model),
-            *_away(plan, recipe.train),
-            *compiled(plan, recipe.train),
-            *_stages(plan, recipe.model),
-        ]
+            *ranges_on(plan, model), *put_away(plan, recipe), *again(plan, model), *_world(plan, recipe),
+            *_precision(plan, recipe), *_encoded(plan, train), *_tensor(plan, model), *_context(plan, model),
+            *_virtual(plan, model), *_experts(plan, model), *kept_whole(plan, model), *chunked(plan, model),
+            *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train), *_stages(plan, model),
+        ]  # fmt: skip
         if plan.dp != -1:
-            batch, wrong = batch_of(plan, recipe.train)
+            batch, wrong = batch_of(plan, train)
             problems += [wrong] if wrong else []
             problems += [*_served(plan, batch), *_rows(plan, batch)] if batch else []
-            policy = _member("sync", plan.sync)
+            policy = named("sync", plan.sync)
             problems += policy.problems(plan, batch) if batch and policy else []
     if cluster is not None and plan.dp != -1 and plan.world > cluster.devices:
         what = f"the plan takes {plan.world} ranks, the cluster has {cluster.devices} devices"
@@ -78,27 +78,27 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
     return problems
 
 
-def _not_built(plan: "Plan") -> Iterator[Problem]:
+def _not_built(plan: PlanFields) -> Iterator[Problem]:
     for key in NAMED:
         if problem := problem_of(key, getattr(plan, key)):
             yield problem
 
 
-def _meaningless(plan: "Plan") -> Iterator[Problem]:
+def _meaningless(plan: PlanFields) -> Iterator[Problem]:
     if plan.dp != 1:
         return
     for key in ("codec", "sync"):
         text = getattr(plan, key)
-        found = _member(key, text)
-        if (found is None and problem_of(key, text) is None) or getattr(found, "alone", False):
+        named_member = named(key, text)
+        if (named_member is None and problem_of(key, text) is None) or getattr(named_member, "alone", False):
             continue
         what = f"{key}={text} with dp=1: replicas meet on dp and only there, and dp=1 has nobody to meet"
-        yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(type(plan)(), key)}")
+        yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(USUAL, key)}")
 
 
-def _encoded(plan: "Plan", train: Any) -> Iterator[Problem]:
+def _encoded(plan: PlanFields, train: Any) -> Iterator[Problem]:
     """What the codec itself cannot be played with."""
-    codec = _member("codec", plan.codec)
+    codec = named("codec", plan.codec)
     if codec is None or plan.dp == 1:
         return
     if codec.diverges:
@@ -107,24 +107,19 @@ def _encoded(plan: "Plan", train: Any) -> Iterator[Problem]:
     yield from codec.problems(plan, train)
     if codec.fidelity is not Fidelity.LOSSY or (chosen := train.optimiser()).crossing is None:
         return
-    where, given = (
+    where, subject = (
         "plan.codec, train.optimizer",
         f"codec={plan.codec} is given the first moment of {chosen.name}",
     )
     if train.clip:
-        what = f"{given}, and train.clip would scale another gradient"
+        what = f"{subject}, and train.clip would scale another gradient"
         yield Problem("P23", what, f"{where}, train.clip", "--train.clip 0")
     if codec.rungs:
-        what = f"{given}, and chooses by what gradients cost"
+        what = f"{subject}, and chooses by what gradients cost"
         yield Problem("P23", what, where, "a codec by its name, or --train.optimizer adamw")
 
 
-def _member(key: str, text: str) -> Any:
-    """The member that a value names; None where there is none, or no such file, which `_not_built` says."""
-    return None if problem_of(key, text) else member(key, text)
-
-
-def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
+def _world(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
     ranks = recipe.launch.ranks
     if plan.dp == -1:
         what = "dp=-1 fills the world, but the number of ranks is not known"
@@ -140,7 +135,7 @@ def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
         yield Problem("P14", what, "plan, launch.ranks", fix)
 
 
-def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
+def _precision(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
     dtype = recipe.train.dtype
     if plan.precision == "fp64" and dtype != "float64":
         what = f"precision=fp64 computes in float64, but train.dtype keeps the weights in {dtype}"
@@ -150,7 +145,7 @@ def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
         yield Problem("P15", what, "plan.precision, train.dtype", "precision=fp64 or leave precision out")
 
 
-def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _tensor(plan: PlanFields, model: Any) -> Iterator[Problem]:
     if plan.tp == 1:
         return
     sizes = model.deals("tp")
@@ -168,10 +163,10 @@ def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
             yield Problem("P12", what, f"plan.tp, {keys}", f"tp={size} or less, or another {keys}")
 
 
-def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _context(plan: PlanFields, model: Any) -> Iterator[Problem]:
     if plan.cp == 1:
         return
-    sizes, way = model.deals("cp"), _member("cp_kind", plan.cp_kind)
+    sizes, way = model.deals("cp"), named("cp_kind", plan.cp_kind)
     if sizes is None:
         what = f"cp={plan.cp}: a model of kind {model.kind} attends to no positions that could be dealt out"
         yield Problem(
@@ -181,9 +176,11 @@ def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
         yield from way.problems(plan.cp, columns_of(plan.tp), sizes)
 
 
-def _grid(plan: "Plan", grid: Grid, model: Any, sizes: Iterable[tuple[str, str, int]]) -> Iterator[Problem]:
+def _grid(
+    plan: PlanFields, grid: Grid, model: Any, sizes: Iterable[tuple[str, str, int]]
+) -> Iterator[Problem]:
     """Columns deal heads and widths, rows deal samples; positions stay whole."""
-    virtual = getattr(_member("sync", plan.sync), "virtual", 1)
+    virtual = getattr(named("sync", plan.sync), "virtual", 1)
     if virtual > 1:
         what = f"sync={plan.sync} computes by {virtual} virtual shards in one row, tp={grid} has {grid.rows} rows"
         yield Problem("P12", what, "plan.tp, plan.sync", f"tp={int(grid)}, or sync=canonical")
@@ -196,7 +193,7 @@ def _grid(plan: "Plan", grid: Grid, model: Any, sizes: Iterable[tuple[str, str, 
             yield Problem("P12", what, f"plan.tp, {keys}", f"fewer columns, or another {keys}")
 
 
-def _rows(plan: "Plan", batch: Batch) -> Iterator[Problem]:
+def _rows(plan: PlanFields, batch: Batch) -> Iterator[Problem]:
     """Rows of a grid deal out the samples of a micro-batch."""
     if isinstance(plan.tp, Grid) and batch.micro_batch < plan.tp.rows:
         what = f"tp={plan.tp} deals a micro-batch over {plan.tp.rows} rows, and it has {batch.micro_batch} samples"
@@ -204,9 +201,9 @@ def _rows(plan: "Plan", batch: Batch) -> Iterator[Problem]:
         yield Problem("P11", what, "plan.tp, train.micro_batch, plan.micros", fix)
 
 
-def _virtual(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _virtual(plan: PlanFields, model: Any) -> Iterator[Problem]:
     """What a policy that computes by virtual shards needs of the model: whole heads, equal stretches of positions."""
-    count = getattr(_member("sync", plan.sync), "virtual", 1)
+    count = getattr(named("sync", plan.sync), "virtual", 1)
     sizes = model.deals("cp") if model.deals("ep") is None else None
     if count > 1 and not sizes:
         what = (
@@ -221,7 +218,7 @@ def _virtual(plan: "Plan", model: Any) -> Iterator[Problem]:
             yield Problem("P12", what, f"plan.sync, {keys}", fix)
 
 
-def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _experts(plan: PlanFields, model: Any) -> Iterator[Problem]:
     """ep deals out experts, or a recommender's tables, over the ranks of shard, cp and tp, the innermost first."""
     if plan.ep == 1:
         return
@@ -242,38 +239,9 @@ def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
             yield Problem("P12", what, f"plan.ep, {keys}", f"ep one of {fits}")
 
 
-def _again(plan: "Plan", model: Any) -> Iterator[Problem]:
-    if plan.recompute == "selective" and not getattr(model, "selective", True):
-        what = (
-            f"recompute=selective: a {model.kind} has no part that is dear to keep and quickly computed again"
-        )
-        yield Problem(
-            "P17", what, "plan.recompute, model.kind", "recompute=full, which computes whole blocks again"
-        )
-
-
-def _refused(plan: "Plan", model: Any) -> Iterator[Problem]:
-    """What the model's own kind says; sizes alone say nothing."""
-    yield from model.refuses(plan) if hasattr(model, "refuses") else ()
-
-
-def _away(plan: "Plan", train: Any) -> Iterator[Problem]:
-    """What may not be put away. Options and marks are the grammar's business."""
-    words = {choice(plan.offload).name, *choice(plan.offload).marks}
-    if "params" in words and plan.shard > 1:
-        what = f"offload={plan.offload} with shard={plan.shard}: weights that are dealt out stay with their ranks"
-        fix = "offload=optimizer beside zero=3, or dp in the place of shard"
-        yield Problem("P22", what, "plan.offload, plan.shard", fix)
-    if words & {"params", "activations"} and getattr(train, "compile", False):
-        what = f"offload={plan.offload} with train.compile: compiled blocks keep what they keep themselves"
-        yield Problem(
-            "P22", what, "plan.offload, train.compile", "--train.compile false, or offload=optimizer"
-        )
-
-
-def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
+def _stages(plan: PlanFields, model: Any) -> Iterator[Problem]:
     depth = model.depth
-    schedule = _member("schedule", plan.schedule)
+    schedule = named("schedule", plan.schedule)
     if plan.pp > 1 and schedule is not None and schedule.alone:
         what = f"schedule={plan.schedule} is the timetable of one stage, pp={plan.pp} has {plan.pp}"
         yield Problem("P13", what, "plan.schedule, plan.pp", "schedule=1f1b or schedule=gpipe")
@@ -300,9 +268,9 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
         yield Problem("P13", what, f"plan.pp, {model.depth_key}", f"{fix}, or a deeper model")
 
 
-def _served(plan: "Plan", batch: Batch) -> Iterator[Problem]:
+def _served(plan: PlanFields, batch: Batch) -> Iterator[Problem]:
     """Some timetables exist for some numbers of micro-batches alone."""
-    schedule = _member("schedule", plan.schedule)
+    schedule = named("schedule", plan.schedule)
     where = "plan.schedule, plan.pp, plan.micros"
     if schedule is not None and not schedule.alone and not schedule.serves(plan.pp, batch.micros):
         try:

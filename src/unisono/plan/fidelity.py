@@ -43,5 +43,5 @@ def needs_like_threads(plan: Plan) -> bool:
 
 
 def _declared(key: str, text: str) -> Fidelity:
-    found = member(key, text)
-    return Fidelity.LOSSY if found is None else found.fidelity
+    named_member = member(key, text)
+    return Fidelity.LOSSY if named_member is None else named_member.fidelity

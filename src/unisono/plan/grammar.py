@@ -58,7 +58,7 @@ LATER: Mapping[str, tuple[str, ...]] = {
 MOST = 10_000_000
 """Largest number in a plan; larger ones are slips of a finger, or of a script."""
 NAMED = tuple(key for key in KEYS if key not in (*SIZES, "blocks"))
-"""Keys whose values are names; `blocks` is a list of ranges, see `plan.ranges`."""
+"""Keys whose values are names; `blocks` is a list of ranges, see `plan.blocks`."""
 MARKS: Mapping[str, tuple[str, ...]] = {"offload": ("activations",)}
 MARKED: Mapping[str, str] = {"codec": "unisono.codecs._marks"}
 """Of a key whose members may have marks: the package where these lie, one a file."""
@@ -69,18 +69,14 @@ _OWN = re.compile(r".+\.py:[A-Za-z_]\w*")
 @cache
 def played(key: str) -> tuple[str, ...]:
     """The names of a plan's key that a run of this version can play."""
-    if key not in PACKAGES:
-        return _WORDS[key]
-    family = family_in(PACKAGES[key])
-    return tuple(name for name in family.names() if getattr(family.find(name), "played", True))
+    return tuple(names_in(PACKAGES[key])) if key in PACKAGES else _WORDS[key]
 
 
 @cache
 def known(key: str) -> tuple[str, ...]:
     """All names of a plan's key: those that are played first."""
     here = played(key)
-    others = (*(names_in(PACKAGES[key]) if key in PACKAGES else ()), *LATER.get(key, ()))
-    return here + tuple(name for name in dict.fromkeys(others) if name not in here)
+    return here + tuple(name for name in LATER.get(key, ()) if name not in here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ def member(key: str, text: str) -> Any:
     """The member that a plan's value names, with its options; None for a word that has none: one without a family, or
     one that this version lacks. Raises UsageError."""
     name = choice(text).name
-    if key not in PACKAGES or (name in LATER.get(key, ()) and name not in names_in(PACKAGES[key])):
+    if key not in PACKAGES or _is_later(key, name):
         return None
     return family_in(PACKAGES[key]).read(text if key in MARKED else apart(text)[0], f"plan.{key}")
 
@@ -130,14 +126,23 @@ def member(key: str, text: str) -> Any:
 def problem_of(key: str, text: str) -> Problem | None:
     """What keeps a value of the plan from being played: no such file, a wrong option in it, or not yet."""
     try:
-        found = member(key, text)
+        member(key, text)
     except UsageError as error:
         return Problem(error.code, error.what, f"plan.{key}", error.fix)
-    got = choice(text)
-    later = got.name not in played(key) if found is None else getattr(found, "later", False)
-    if later or (got.marks and not marks_of(key)):
-        return _not_yet(key, text, f"plan.{key}")
-    return None
+    value = choice(text)
+    if not _is_later(key, value.name) and (not value.marks or marks_of(key)):
+        return None
+    what = f"{key}={text} is not yet in this version"
+    return Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(played(key)))
+
+
+def named(key: str, text: str) -> Any:
+    """The member that a value names; None where there is none, or no such file, of which `problem_of` tells."""
+    return None if problem_of(key, text) else member(key, text)
+
+
+def _is_later(key: str, name: str) -> bool:
+    return name in LATER.get(key, ()) and name not in played(key)
 
 
 def size_problem(key: str, value: object, where: str) -> Problem | None:
@@ -202,22 +207,17 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
         return (Problem("P04", what, where, f"{one_of}{'; ' if remedy else ''}{remedy}"),)
     if takes := _TAKES.get(f"{key}={got.name}"):
         problems += _word_problems(f"{key}={text}", got, takes, where)
-    elif got.name in LATER.get(key, ()) and got.name not in names_in(PACKAGES[key]):
+    elif _is_later(key, got.name):
         pass  # `Plan.check` refuses the name, whatever its options
     elif ":" in body and (not got.options or key not in PACKAGES):
         what = f"{key}={text}: {got.name} takes no such options"
         problems.append(Problem("P05", what, where, f"write {key}={got.name}"))
-    elif key in PACKAGES and got.name in names_in(PACKAGES[key]):
+    elif key in PACKAGES:
         try:
             family_in(PACKAGES[key]).read(text if key in MARKED and not problems else body, where)
         except UsageError as error:
             problems.append(Problem(error.code, f"{key}={text}: {error.what}", where, error.fix))
     return tuple(problems)
-
-
-def _not_yet(key: str, text: str, where: str) -> Problem:
-    what = f"{key}={text} is not yet in this version"
-    return Problem("P10", what, where, f"{key}=" + " or ".join(played(key)))
 
 
 def _marks_fix() -> str:

@@ -14,9 +14,9 @@ class Grid(int):
     columns: int
 
     def __new__(cls, rows: int, columns: int) -> Self:
-        made = super().__new__(cls, rows * columns)
-        made.rows, made.columns = rows, columns
-        return made
+        grid = super().__new__(cls, rows * columns)
+        grid.rows, grid.columns = rows, columns
+        return grid
 
     def __getnewargs__(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.rows, self.columns
@@ -40,5 +40,5 @@ def columns_of(tp: int) -> int:
 
 def grid_of(text: str) -> Grid | None:
     """The grid that a text writes; None where it writes none."""
-    found = _GRID.fullmatch(text)
-    return Grid(int(found[1]), int(found[2])) if found else None
+    match = _GRID.fullmatch(text)
+    return Grid(int(match[1]), int(match[2])) if match else None

@@ -74,8 +74,8 @@ def wires_of(text: str) -> Wires:
 def arithmetic_of(text: str) -> Arithmetic:
     """Of a value of `precision` without problems."""
     got = dict(_pairs(text))
-    given = {key: int(got[key]) for key in ("scale", "window") if key in got}
-    return Arithmetic(params="params" in got, stochastic="stochastic" in got, fp8="fp8" in got, **given)
+    numbers = {key: int(got[key]) for key in ("scale", "window") if key in got}
+    return Arithmetic(params="params" in got, stochastic="stochastic" in got, fp8="fp8" in got, **numbers)
 
 
 @cache

@@ -5,15 +5,17 @@ dp=2 shard=2 zero=3 pp=2 tp=2 schedule=1f1b micros=8 sync=every_step codec=plain
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from unisono.plan import checks
-from unisono.plan.checks import Batch, Devices, RecipeLike
+from unisono.plan.batch import Batch
+from unisono.plan.blocks import text_problems
+from unisono.plan.checks import Devices, RecipeLike
+from unisono.plan.fields import OPTIONED, USUAL, PlanFields
 from unisono.plan.grammar import KEYS, NAMED, SIZES, size_problem, value_problems
 from unisono.plan.grid import grid_of
-from unisono.plan.options import Arithmetic, Wires, arithmetic_of, chunks_of, options_problem, wires_of
-from unisono.plan.ranges import ALIKE, text_problems
+from unisono.plan.options import options_problem
 from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.words import nearest
@@ -22,38 +24,18 @@ __all__ = ["Batch", "Plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(PlanFields):
     """How a run is spread. World size is dp * shard * pp * cp * tp, axes from outer to inner pp, dp, shard, cp, tp.
 
     dp: replicas, or -1: as many as fill the world. shard, zero: what is sharded inside a replica's data axis.
     tp: a number, or a `Grid` of ranks in rows and columns, `2x2`.
     micros: micro-batches of a step on one data rank; None until derived from the batch.
-    blocks: ranges of blocks that are played otherwise than the other keys say, see `plan.ranges`.
+    blocks: ranges of blocks that are played otherwise than the other keys say, see `plan.blocks`.
     options: what stands behind a value of `zero`, `tp` or `precision`, as it is written: `zero=3:wire=int8`.
     said: the keys that the text named, so that "fp32 by default" and "fp32 on purpose" can be told apart; and `auto`.
 
     Raises ConfigProblems, with everything that is wrong, when a value is not in the contract.
     """
-
-    dp: int = 1
-    shard: int = 1
-    zero: int = 3
-    pp: int = 1
-    schedule: str = "1f1b"
-    micros: int | None = None
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    cp_kind: str = "ring"
-    sync: str = "every_step"
-    collective: str = "auto"
-    codec: str = "plain"
-    precision: str = "fp32"
-    recompute: str = "none"
-    offload: str = "none"
-    blocks: str = ALIKE
-    options: frozenset[str] = frozenset()
-    said: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         problems = _problems(
@@ -86,29 +68,6 @@ class Plan:
             raise ConfigProblems(problems)
         return cls(**values, said=frozenset(values) | auto)
 
-    def text(self, key: str) -> Any:
-        """The value of a key as it is written: with its options, if it has any."""
-        value = getattr(self, key)
-        if not self.options or key not in OPTIONED:
-            return value
-        stands = (text.partition("=")[2] for text in self.options if text.startswith(f"{key}={value}:"))
-        return next(stands, value)
-
-    @property
-    def wires(self) -> Wires:
-        """The options of `zero`."""
-        return wires_of(str(self.text("zero")) if self.options else "")
-
-    @property
-    def chunks(self) -> int:
-        """The option of `tp`."""
-        return chunks_of(str(self.text("tp")) if self.options else "")
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """The options of `precision`."""
-        return arithmetic_of(self.text("precision") if self.options else "")
-
     @property
     def auto(self) -> bool:
         """Whether the planner is to choose what the text does not name; see `verbs.train.auto`."""
@@ -119,31 +78,6 @@ class Plan:
         if not any(key in ("dp", "shard", "pp", "tp", "cp") for key in changed):
             changed = ["dp", *changed]
         return " ".join(f"{key}={self.text(key)}" for key in changed)
-
-    @property
-    def inner(self) -> int:
-        """Ranks of one replica."""
-        return self.shard * self.pp * self.cp * self.tp
-
-    @property
-    def world(self) -> int:
-        """Ranks in all. Raises UsageError while dp=-1 is not filled."""
-        return self._filled_dp() * self.inner
-
-    @property
-    def replicas(self) -> int:
-        """Data ranks: coordinates that see different samples, dp * shard."""
-        return self._filled_dp() * self.shard
-
-    def _filled_dp(self) -> int:
-        if self.dp == -1:
-            raise UsageError(
-                "dp=-1 fills the world, but the number of ranks is not known",
-                where="plan.dp",
-                fix="--launch.ranks N, or write dp=N",
-                code="P14",
-            )
-        return self.dp
 
     def fill(self, world: int | None) -> Self:
         """The plan with dp=-1 replaced by what fills `world` ranks. Raises UsageError when it cannot."""
@@ -173,9 +107,8 @@ class Plan:
 
 _AXES = {"zero": "shard", "schedule": "pp", "cp_kind": "cp", "collective": "dp"}
 """Keys that say how an axis is played, and that axis."""
-OPTIONED = ("zero", "tp", "precision")
 _LINK = "blanks separate the words of a plan: a path without any, or a link that has none: ln -s"
-DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in KEYS}
+DEFAULTS: dict[str, Any] = {key: getattr(USUAL, key) for key in KEYS}
 
 
 def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Problem]]:

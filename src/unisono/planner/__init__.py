@@ -1,15 +1,17 @@
-"""What a plan costs on a cluster: memory, time, and why. Count, then time, then play; no torch.
+"""Price a plan on a cluster: seconds of a step, memory, and the reasons. Imports no torch.
 
-- Count: `work/` lists what runs. It depends on the model, the plan and the habits of the software alone. `blocks` says
-  what one pass over a part of a transformer does (products, bytes moved, kernels, calls), `networks` the same of other
-  models, `inside` and `calls` what our own ranks send, `kept` and `transformer` what stays for the backward pass.
-- Time: a machine gives lists seconds. `machines/chip` is a device under a stack with its networks (`Timer.of`), `host`
-  and `machines/host` are ranks that share cores.
-- Play: `price` composes a step of passes that take so long, and `played` or `host` plays its timetable. `priced` is the
-  one door for all of it.
+A price is made in three steps.
 
-A new axis adds its calls and what it takes off products and bytes to `work/blocks.block`, its calls in a pass of ours
-to `work/inside.of_pass` (those of a step to `work/calls.calls`), and what it keeps to `work/kept.block_bytes`. No file
-outside `work/` has to know it, but for the network it meets over: `machines/chip.AxisNetworks`. What is computed a
-second time stands in `work/blocks.again`.
+- Count. `work/` lists what a step runs, by model, plan and the habits of the software. `blocks`
+  counts one pass over a part of a transformer (products, bytes moved, kernels, calls), `networks` the same of other
+  models, `activations` what stays for the backward pass.
+- Time. A device under a stack gives these lists seconds: `machines/chip.Timer`, with the networks of the plan's axes.
+- Play. `price` composes a step of such passes, and `pipeline_play` plays its timetable.
+
+`pricing` is the door: it takes a `request.PlanRequest`. `simulate` answers one, `search` finds the best of all plans,
+`explanation` and `formatting` say why in words.
+
+A new axis adds its calls, and what it takes off products and bytes, to `work/blocks.block`, and what it keeps to
+`work/activations.block_bytes`. Its network stands in `machines/chip.AxisNetworks`. tests/planner/test_one_count.py
+holds what is priced to what a rank sends when the program itself is rehearsed.
 """

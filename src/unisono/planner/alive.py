@@ -1,29 +1,28 @@
-"""Bytes of tensors that are alive on a rank of ours at its peak, as `measure.live` counts them: the ledger by which
-`recompute=auto` and `train.micro_batch = "auto"` choose, and which a run that is out of memory is shown.
+"""Bytes of tensors that are alive on a rank of ours at its peak, as `measure.live` counts them.
 
-Beside `host_memory`, which says what a process has resident, this counts tensors alone, and knows what is put away and
-what is computed again block by block. The fullest moment is one of four: a backward begins, its first block or its last
-one is under way, or the optimiser steps.
+By this ledger `recompute=auto` and `train.micro_batch = "auto"` choose, and a run that is out of memory is shown it. It
+counts tensors alone, and knows what is put away and what is computed again block by block. The fullest moment is one of
+four: a backward begins, its first block or its last one is under way, or the optimiser steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.plan.away import away_of
-from unisono.planner.alike import as_dealt, in_order, stages_in
+from unisono.plan.blocks import away_of
 from unisono.planner.cuts import rows_of
-from unisono.planner.fewest import fewest
+from unisono.planner.grouping import as_dealt, in_order, stages_in
 from unisono.planner.machines.order import owners, virtual_of
-from unisono.planner.memory import Memory, RowShare, share_of
+from unisono.planner.memory import BUCKET, Memory, RowShare, share_of
+from unisono.planner.recompute import fewest
 from unisono.planner.source import Source
 from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
-from unisono.planner.work import kept, virtual_kept
-from unisono.planner.work.dealt import held_experts
-from unisono.planner.work.inside import in_one_piece, leafwise
-from unisono.planner.work.passes import ITEM, dealt_elements, each_block, handed_elements
+from unisono.planner.work import activations, virtual_kept
+from unisono.planner.work.expert_parallel import held_experts
+from unisono.planner.work.passes import dealt_elements, each_block, handed_elements
+from unisono.planner.work.replica_traffic import leafwise
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -31,16 +30,19 @@ _AT_ONCE = Source(
     "specification", "parallel.offload.streaming.AT_ONCE: bytes of optimiser state that are there at once"
 )
 STREAMED: Annotated[float, _AT_ONCE] = float(25 << 20)
+ITEM = 4.0  # bytes of fp32, in which weights and gradients of ours are kept
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Bytes that one micro-batch keeps in the blocks of a stage. kept: of all. first: of the first. again_*: what
-    is there more while that block is computed again. working: what its backward makes on the way. ahead: what one block
-    has on its way forward, where all goes home behind it. last: of the last. attending: more than is kept while the
-    last one is at its attention, behind its feed-forward layer. made, made_before: its weights' gradients at the
-    beginning of its backward, and at its attention. between: where blocks of another kind follow, the weights behind
-    and what is there of activations."""
+    """Bytes that one micro-batch keeps in the blocks of a stage.
+
+    kept: of all blocks. first, last: of the first and of the last one. again_first, again_last: extra bytes while
+    that block is recomputed. working: gradients on their way in its backward pass. ahead: of one block in its forward
+    pass, where everything is offloaded behind it. attending: extra bytes while the last block's attention is
+    differentiated. weight_grads, weight_grads_before: its weight gradients at the beginning of its backward pass, and
+    at its attention. between: at each change of kind, (weights behind, bytes of activations).
+    """
 
     kept: float
     first: float
@@ -50,14 +52,14 @@ class _Blocks:
     ahead: float = 0.0
     last: float = 0.0
     attending: float = 0.0
-    made: float = 0.0
-    made_before: float = 0.0
+    weight_grads: float = 0.0
+    weight_grads_before: float = 0.0
     between: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """unit, widest: bytes of what `shard` gathers at once, and of the largest gradient."""
+    """Sizes of a step on a row. unit, widest: bytes of what `shard` gathers at once, and of the largest gradient."""
 
     unit: float
     widest: float
@@ -68,11 +70,14 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Bytes of weights of one rank, as long as a step lasts. own: before `shard` deals them. apart: of them, those of
-    experts that `shard` does not deal. among: ranks that deal the rest. late, first: of the rest, what zero=1 and 2
-    gather once a step, and what zero=1 deals, whose gradients stay. deep: whether zero=3 deals some blocks."""
+    """Bytes of weights of one rank, as long as a step lasts.
 
-    own: float
+    whole: before `shard` shards them. apart: of these, experts that `shard` leaves whole. among: ranks that shard the
+    rest. late: of the rest, what zero=1 and 2 gather once a step. first: what zero=1 shards, whose gradients stay
+    whole. deep: whether zero=3 shards some blocks.
+    """
+
+    whole: float
     apart: float
     among: int
     late: float
@@ -81,18 +86,18 @@ class _Held:
 
     @property
     def dealt(self) -> float:
-        """What a rank has to keep and to step."""
-        return (self.own - self.apart) / self.among + self.apart
+        """Bytes that a rank keeps and updates."""
+        return (self.whole - self.apart) / self.among + self.apart
 
     @property
     def added(self) -> float:
-        """What a rank keeps of gradients from one micro-batch to the next."""
+        """Bytes of gradients that a rank keeps from one micro-batch to the next."""
         return self.dealt + self.first * (1.0 - 1.0 / self.among)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lying:
-    """Bytes of weights and of the optimiser's states, between steps, on a rank and elsewhere."""
+    """Bytes of weights and optimiser states between steps, on the rank and offloaded (away_*)."""
 
     params: float
     optim: float
@@ -129,7 +134,7 @@ def _held(model: Transformer, plan: Plan, share: RowShare, parts: Sequence[tuple
 
 
 def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row: int) -> Memory:
-    """Bytes of one rank of a pipeline row at its peak; slack is 0."""
+    """Return the bytes of one rank of a pipeline row at its peak. Slack is 0."""
     share, ways = share_of(model, plan, row, True), in_order(model, plan, row)
     parts = _parts(model, plan, share, row)
     held = _held(model, plan, share, parts)
@@ -154,7 +159,7 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
 
 
 def fullest(model: Transformer, plan: Plan, *, micro_batch: int, micros: int) -> tuple[int, Memory]:
-    """(row, its memory) of the rank that needs most."""
+    """Return (row, memory) of the rank that needs most."""
     rows = [alive(model, plan, micro_batch=micro_batch, micros=micros, row=row) for row in range(plan.pp)]
     row = max(range(plan.pp), key=lambda r: rows[r].total)
     return row, rows[row]
@@ -170,125 +175,137 @@ def _gathered(plan: Plan, share: RowShare, held: _Held, units: float) -> float:
 
 
 def _moments(
-    model: Transformer, plan: Plan, share: RowShare, own: _Held, given: _Sizes
+    model: Transformer, plan: Plan, share: RowShare, held_weights: _Held, shape: _Sizes
 ) -> list[tuple[float, float, float]]:
     """(bytes beside the weights, of gradients, of activations)."""
     e, shards = 2 if plan.precision in ("bf16", "fp16") else int(ITEM), virtual_of(plan)
-    (micros, unit), sizes = (given.micros, given.unit), (given.micro_batch, plan.tp, plan.cp, e)
-    held = in_flight(plan.schedule, given.row, plan.pp, micros)
-    blocks = _blocks(model, plan, share, given.micro_batch, e, given.row)
-    ways = in_order(model, plan, given.row)
-    whole = held * blocks.kept + share.stem * held * kept.stem_bytes(model, *sizes, shards=shards)
+    (micros, unit), sizes = (shape.micros, shape.unit), (shape.micro_batch, plan.tp, plan.cp, e)
+    held = in_flight(plan.schedule, shape.row, plan.pp, micros)
+    blocks = _blocks(model, plan, share, shape.micro_batch, e, shape.row)
+    ways = in_order(model, plan, shape.row)
+    whole = held * blocks.kept + share.stem * held * activations.stem_bytes(model, *sizes, shards=shards)
     heads = 1.0 + float(of(plan.schedule).heaped) * (held - 1.0)
-    head = share.head * kept.head_bytes(model, *sizes, shards=shards) * heads
-    loss = share.head * kept.loss_bytes(model, *sizes)
+    head = share.head * activations.head_bytes(model, *sizes, shards=shards) * heads
+    loss = share.head * activations.loss_bytes(model, *sizes)
     # Sums have a buffer each. Those of replicas alone take gradients as they come; others, once all are there.
     waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
-    flat, added = _summed(model, plan, share, own), _added(plan, own, micros, waits)
-    ends, late, widest = ITEM * share.ends, float(waits), given.widest
+    flat, added = _summed(model, plan, share, held_weights), _added(plan, held_weights, micros, waits)
+    ends, late, widest = ITEM * share.ends, float(waits), shape.widest
     # What a stage hands on stays until the next one has it, and what came for it until it is used.
-    carry = ITEM * given.micro_batch * handed_elements(model, plan)
+    carry = ITEM * shape.micro_batch * handed_elements(model, plan)
     sent = carry * ((0 if share.head else micros + held + 1) if plan.pp > 1 else 0)
     whole += sent
     behind = whole + head * (heads - 1.0) / heads
     top = behind + blocks.again_last + blocks.working
     bottom = sent + (held - 1.0) * blocks.kept + blocks.first + blocks.again_first + blocks.working
-    some = _gathered(plan, share, own, 0.0), _gathered(plan, share, own, 2.0 * unit)
+    beside = _gathered(plan, share, held_weights, 0.0), _gathered(plan, share, held_weights, 2.0 * unit)
     # Of the block under way, the gradients of what comes behind its activation are there.
-    last = own.dealt - 0.5 * unit / own.among
-    found = [
-        (some[0], flat, whole + head + loss),
-        (some[1], flat + late * ends + blocks.made, top),
-        (some[1], flat + late * ends + blocks.made_before, behind + blocks.attending),
-        (some[1], flat + late * last, bottom),
+    last = held_weights.dealt - 0.5 * unit / held_weights.among
+    moments = [
+        (beside[0], flat, whole + head + loss),
+        (beside[1], flat + late * ends + blocks.weight_grads, top),
+        (beside[1], flat + late * ends + blocks.weight_grads_before, behind + blocks.attending),
+        (beside[1], flat + late * last, bottom),
     ]
     for weights, under in blocks.between:
-        grads = max(late * (ends + weights / own.among), (added + late * widest) * (micros > 1))
-        found.append((some[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
-    fewer = 0.0 if micros > held else blocks.kept + share.stem * kept.stem_bytes(model, *sizes, shards=shards)
-    if in_one_piece(plan, own.own, (way.zero for way in ways)):
-        everything = own.own - own.apart
+        grads = max(late * (ends + weights / held_weights.among), (added + late * widest) * (micros > 1))
+        moments.append((beside[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
+    fewer = (
+        0.0
+        if micros > held
+        else blocks.kept + share.stem * activations.stem_bytes(model, *sizes, shards=shards)
+    )
+    if in_one_piece(plan, held_weights.whole, (way.zero for way in ways)):
+        everything = held_weights.whole - held_weights.apart
         # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
-        found.append((some[0], flat + everything, whole + head))
+        moments.append((beside[0], flat + everything, whole + head))
         # Gradients leave in one piece when the last backward ends: the piece, what comes of others, its sum.
-        found.append((some[0], flat + 2.0 * everything + own.dealt, sent))
+        moments.append((beside[0], flat + 2.0 * everything + held_weights.dealt, sent))
     elif plan.shard > 1:
         places = behind, fewer, blocks.last, bottom - blocks.working, carry
-        found += _scattering(plan, (ways[0].zero, ways[-1].zero), share, own, given, (flat, added), places)
+        moments += _scattering(
+            plan, (ways[0].zero, ways[-1].zero), share, held_weights, shape, (flat, added), places
+        )
         if ways[-1].zero == 3:  # what left for the block behind this one stays until the next one leaves
-            more = flat + ends + blocks.made + 2.0 * unit / own.among
-            found.append((some[1] + unit, more, top - blocks.last))
+            more = flat + ends + blocks.weight_grads + 2.0 * unit / held_weights.among
+            moments.append((beside[1] + unit, more, top - blocks.last))
     if blocks.ahead:
-        found.append((some[1], flat + (added if micros > 1 else 0.0), whole + blocks.ahead))
+        moments.append((beside[1], flat + (added if micros > 1 else 0.0), whole + blocks.ahead))
     if micros > 1:
-        found += [
-            (some[1], flat + added + late * widest, bottom),
-            (some[0], flat + added, whole + head + loss - fewer),
-            (some[1], flat + added + late * widest, top - fewer),
+        moments += [
+            (beside[1], flat + added + late * widest, bottom),
+            (beside[0], flat + added, whole + head + loss - fewer),
+            (beside[1], flat + added + late * widest, top - fewer),
         ]
-    return found
+    return moments
 
 
-def _summed(model: Transformer, plan: Plan, share: RowShare, own: _Held) -> float:
+def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
+    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does. zeros: what it
+    deals of the stage's blocks, where some are dealt otherwise than the plan says."""
+    return plan.shard > 1 and all(zero == 1 for zero in (plan.zero, *zeros)) and nbytes <= BUCKET
+
+
+def _summed(model: Transformer, plan: Plan, share: RowShare, weights: _Held) -> float:
     """Bytes of gradients that travel in a buffer: over dp; and over cp where shard does not scatter them. Experts that
     no other rank of cp has wait for none there."""
     if plan.dp > 1:
-        return own.dealt
+        return weights.dealt
     if plan.cp == 1 or plan.shard > 1 or virtual_of(plan) > 1:
-        return ITEM * share.alone / own.among  # of blocks that tp leaves whole, over tp
+        return ITEM * share.alone / weights.among  # of blocks that tp leaves whole, over tp
     alone = (
         model.experts and plan.ep * plan.tp > 1 and Transfer("experts", "all_reduce", 1.0).ranks(plan) == 1
     )
-    return own.dealt - (ITEM * share.routed if alone else 0.0)
+    return weights.dealt - (ITEM * share.routed if alone else 0.0)
 
 
-def _added(plan: Plan, own: _Held, micros: int, waits: bool) -> float:
+def _added(plan: Plan, weights: _Held, micros: int, waits: bool) -> float:
     """Bytes of gradients from one micro-batch to the next: of leaves that came, a partial sum for each level of their
     tree."""
     if leafwise(plan):
-        return own.dealt * (micros.bit_length() - 1)
-    return own.added if waits else 0.0
+        return weights.dealt * (micros.bit_length() - 1)
+    return weights.added if waits else 0.0
 
 
 def _scattering(
-    plan: Plan, zeros: tuple[int, int], share: RowShare, own: _Held, given: _Sizes, grads: tuple[float, float],
+    plan: Plan, zeros: tuple[int, int], share: RowShare, weights: _Held, sizes: _Sizes, grads: tuple[float, float],
     kept_by: tuple[float, float, float, float, float],
 ) -> list[tuple[float, float, float]]:  # fmt: skip
     """The same while the gradients of the last block, of the first one, of the ends are on their way to who keeps
     them. zeros: of the first and of the last block."""
     (behind, fewer, last, first, carry), (flat, added) = kept_by, grads
-    unit, ends, many = given.unit, ITEM * share.ends, given.micros > 1
+    unit, ends, many = sizes.unit, ITEM * share.ends, sizes.micros > 1
     # What leaves, what comes, and sums of it; the block's weights are gone after a step's last backward.
-    each = 2.0 + 3.0 / own.among
+    each = 2.0 + 3.0 / weights.among
     low, high = (
-        _gathered(plan, share, own, unit) - (unit if zero == 1 or (zero == 2 and not many) else 0.0)
+        _gathered(plan, share, weights, unit) - (unit if zero == 1 or (zero == 2 and not many) else 0.0)
         for zero in zeros
     )
     before = (added - unit if zeros[1] == 1 else added + ends) if many else ends
-    done = own.dealt - 2.0 * unit / own.among + ends
-    found = [(high + each * unit, flat + before, behind - last - (fewer if many else 0.0) + carry)]
-    found.append((_gathered(plan, share, own, 0.0) + each * ends, flat + own.dealt, carry))
+    done = weights.dealt - 2.0 * unit / weights.among + ends
+    moments = [(high + each * unit, flat + before, behind - last - (fewer if many else 0.0) + carry)]
+    moments.append((_gathered(plan, share, weights, 0.0) + each * ends, flat + weights.dealt, carry))
     if zeros[0] == 3 or many:
-        found.append((low + each * unit, flat + done, first))
-    return found
+        moments.append((low + each * unit, flat + done, first))
+    return moments
 
 
 def _sparse(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
-    """How much has experts: of the blocks of a row, of its first one, of its last one."""
-    some, cut = model.experts, rows_of(model, plan.schedule, plan.pp, True)
-    if some is None or (plan.pp > 1 and len(of(plan.schedule).placement(plan.pp)) > plan.pp):
+    """Return the share of sparse layers: of a row's blocks, of its first block, of its last block."""
+    experts, cut = model.experts, rows_of(model, plan.schedule, plan.pp, True)
+    if experts is None or (plan.pp > 1 and len(of(plan.schedule).placement(plan.pp)) > plan.pp):
         return model.sparse_share, model.sparse_share, model.sparse_share
     first = round(sum(cut[:row]))
     stop = first + round(cut[row])
-    mean = some.layers(first, stop) / max(1, stop - first)
-    return mean, float(some.sparse(first)), float(some.sparse(stop - 1))
+    mean = experts.layers(first, stop) / max(1, stop - first)
+    return mean, float(experts.sparse(first)), float(experts.sparse(stop - 1))
 
 
 def _kept(model: Transformer, way: Plan, micro_batch: int, e: int, sparse: float, mode: str = "") -> float:
     """Bytes of one block that is played as a plan says, or in another mode; nothing where it goes home."""
     if not mode and away_of(way).activations:
         return 0.0
-    return kept.block_bytes(
+    return activations.block_bytes(
         model, micro_batch=micro_batch, tp=way.tp, cp=way.cp, ep=way.ep, cp_kind=way.cp_kind,
         recompute=mode or way.recompute, itemsize=e, composed=True, sparse=sparse, shards=virtual_of(way),
     )  # fmt: skip
@@ -302,11 +319,11 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     working = tokens * ITEM * (model.d_ff + model.d_model) / high.tp
     if virtual_of(plan) > 1:
         working = virtual_kept.working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
-    made = ITEM * model.d_model * model.d_ff / high.tp
+    weight_grads = ITEM * model.d_model * model.d_ff / high.tp
     if top and model.experts:
         # The result of each choice with its gradient, and the gradients of both factors that made it.
         chosen = model.experts.top_k * max(1, high.tp // high.ep)
-        working, made = tokens * ITEM * model.d_model * (3 * chosen + 1) / high.tp, 0.0
+        working, weight_grads = tokens * ITEM * model.d_model * (3 * chosen + 1) / high.tp, 0.0
     # Of what is at home, backward has of a block what its widest node reads: no more is fetched.
     read = tokens * ITEM * 2 * model.d_ff / high.tp
 
@@ -317,24 +334,26 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
 
     between, ahead, kept_now = [], 0.0, times * sum(each[way] for way in ways)
     for at, way in enumerate(ways):
-        before = times * sum(each[one] for one in ways[:at])
+        before = times * sum(each[earlier] for earlier in ways[:at])
         if away_of(way).activations:
-            own = _kept(model, way, micro_batch, e, mean, "none") + tokens * ITEM * model.d_model / high.tp
-            ahead = max(ahead, own + before - kept_now)
+            whole = _kept(model, way, micro_batch, e, mean, "none") + tokens * ITEM * model.d_model / high.tp
+            ahead = max(ahead, whole + before - kept_now)
         if (
             0 < at < len(ways) - 1 and way != ways[at + 1]
         ):  # the last of its kind, to which backward comes first
-            weights = ITEM * sum(dealt_elements(model, one) for one in ways[at + 1 :])
+            weights = ITEM * sum(dealt_elements(model, earlier) for earlier in ways[at + 1 :])
             weights = times * weights + 0.5 * ITEM * dealt_elements(model, way)
             between.append((weights, before + each[way] + again(way, mean) + working))
     first = _kept(model, low, micro_batch, e, bottom), again(low, bottom), again(high, top), working, ahead
     if away_of(high).activations:
-        return _Blocks(kept_now, *first, made=made, between=tuple(between))
-    done = _kept(model, high, micro_batch, e, top, "none") - kept.attention_bytes(model, micro_batch, high, e)
+        return _Blocks(kept_now, *first, weight_grads=weight_grads, between=tuple(between))
+    done = _kept(model, high, micro_batch, e, top, "none") - activations.attention_bytes(
+        model, micro_batch, high, e
+    )
     at_work = first[2] - done + tokens * ITEM * _attending(model, high) / high.tp
     unit = ITEM * (dealt_elements(model, high) - model.d_model * model.qkv_width / high.tp)
     last = _kept(model, high, micro_batch, e, top)
-    return _Blocks(kept_now, *first, last, at_work, made, unit, tuple(between))
+    return _Blocks(kept_now, *first, last, at_work, weight_grads, unit, tuple(between))
 
 
 def _attending(model: Transformer, plan: Plan) -> float:
@@ -346,7 +365,8 @@ def _attending(model: Transformer, plan: Plan) -> float:
 
 
 def chosen(model: Transformer, plan: Plan, capacity: float, *, micro_batch: int, micros: int) -> Plan | None:
-    """The plan with the fewest blocks computed again that fits into so many bytes a rank. None where nothing fits."""
+    """Return the plan with the fewest recomputed blocks that fits into `capacity` bytes a rank; None where nothing
+    fits."""
 
     def lacking(tried: Plan) -> int | None:
         row, memory = fullest(model, tried, micro_batch=micro_batch, micros=micros)

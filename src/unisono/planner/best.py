@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import search, why
+from unisono.planner import explanation, search
 from unisono.planner.clusters import of_size
+from unisono.planner.formatting import room
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.remedies import AWAY
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import PlanResult
 from unisono.planner.space import meshes
 from unisono.planner.studies import orders
-from unisono.planner.tables import is_file
-from unisono.planner.tell import room
+from unisono.planner.toml_tables import is_file
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
 
@@ -25,30 +25,30 @@ def run(
     within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False
 ) -> tuple[Mapping[str, Any], str]:
     """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
-    found = search.search(within, top, objective)
-    if not found.best:
-        raise _nothing(within, found, cluster_name)
+    ranking = search.search(within, top, objective)
+    if not ranking.best:
+        raise _nothing(within, ranking, cluster_name)
     if fewer:
-        found = search.on_fewer(within, found, objective)
-    few = found.best[: _LOOKED if objective == "time" else 1]
-    ordered, said = orders.told_of(few)
-    facts, page = why.told(found, *filter(None, (said, _alone(within, found.best[0]))))
+        ranking = search.on_fewer(within, ranking, objective)
+    few = ranking.best[: _LOOKED if objective == "time" else 1]
+    ordered, said = orders.describe_best(few)
+    facts, page = explanation.describe(ranking, *filter(None, (said, _alone(within, ranking.best[0]))))
     return {**facts, **ordered}, page
 
 
-def _alone(within: search.Space, best: Answer) -> str:
+def _alone(within: search.Space, best: PlanResult) -> str:
     """A line where one device alone is as quick as the best plan of all: small models on many devices mostly wait."""
-    one = replace(within, cluster=replace(within.cluster, devices=1))
-    found = search.search(one, 1).best if best.question.plan.world > 1 else ()
-    if not found or found[0].price.step > best.price.step:
+    single = replace(within, cluster=replace(within.cluster, devices=1))
+    answers = search.search(single, 1).best if best.request.plan.world > 1 else ()
+    if not answers or answers[0].price.step > best.price.step:
         return ""
-    took = seconds(found[0].price.step)
-    return f"one device alone would be quicker: {took} a step under {found[0].question.plan}"
+    took = seconds(answers[0].price.step)
+    return f"one device alone would be quicker: {took} a step under {answers[0].request.plan}"
 
 
-def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> Infeasible:
-    where = f"{found.searched} plans on {within.cluster.name}"
-    if found.nearest is None:
+def _nothing(within: search.Space, ranking: search.Ranking, cluster_name: str) -> Infeasible:
+    where = f"{ranking.searched} plans on {within.cluster.name}"
+    if ranking.nearest is None:
         return _undealt(within, cluster_name)
     larger = _larger(within, cluster_name)
     fix = "more devices, or a smaller --train.micro_batch"
@@ -56,21 +56,19 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
         named = f"--cluster {larger[0].name}"
         if is_file(cluster_name):
             named = f"nodes = {larger[0].devices // larger[0].node} in {cluster_name}"
-        fix = f"{named}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
+        fix = f"{named}, where {larger[1].request.plan} fits: {larger[1].price.step:.4g} s a step"
     if (away := _put_away(within)) is not None:
-        fix = (
-            f'{fix}; or --plan "{away.question.plan}", on as many devices: {seconds(away.price.step)} a step'
-        )
-    short = found.nearest.verdict
+        fix = f'{fix}; or --plan "{away.request.plan}", on as many devices: {seconds(away.price.step)} a step'
+    short = ranking.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {found.nearest.question.plan}, needs {nbytes(short.memory.total)} and"
+        f"no plan fits: the nearest, {ranking.nearest.request.plan}, needs {nbytes(short.memory.total)} and"
         f" {within.cluster.device.name} has {room(short)}",
         where=where,
         fix=fix,
     )
 
 
-def _put_away(within: search.Space) -> Answer | None:
+def _put_away(within: search.Space) -> PlanResult | None:
     """The quickest plan on these devices with no more in the hosts' memory than it needs to fit, of plans without a
     pipeline whose weights are dealt; None where none fits, or nobody has said how fast such copies are."""
     keys: dict[str, Any] = {"recompute": "full", "pp": 1, "cp": 1, "zero": 3}
@@ -79,8 +77,8 @@ def _put_away(within: search.Space) -> Answer | None:
         held = replace(within.held, **free, offload=what)
         held = replace(held, said=within.held.said | {*free, "offload"})
         with suppress(UsageError):
-            if found := search.search(replace(within, held=held), 1).best:
-                return found[0]
+            if answers := search.search(replace(within, held=held), 1).best:
+                return answers[0]
     return None
 
 
@@ -117,9 +115,9 @@ def _deals(within: search.Space) -> bool:
     return next(meshes(within), None) is not None
 
 
-def _larger(within: search.Space, name: str) -> tuple[Cluster, Answer] | None:
+def _larger(within: search.Space, name: str) -> tuple[Cluster, PlanResult] | None:
     """The smallest cluster of this kind on which something would fit, and its best plan."""
-    if within.cluster.host is not None:
+    if within.cluster.cores:
         return None  # what was measured of one machine says little of many
     try:
         node = of_size(name, within.cluster.devices).node

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader
-from unisono.planner.machines.host_file import host_from
 from unisono.planner.source import Source
-from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
+from unisono.planner.toml_tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.doubtful import LARGEST
 from unisono.spec.errors import UsageError
 from unisono.spec.words import whole
@@ -25,11 +24,11 @@ LINK_KEYS = (
     "latency_us",
     "oversubscription",
     "topology",
-    "work_s_gb",
+    "work_s_gb",  # of files of earlier versions: no longer read
 )
 # Words of the field for networks in which switches connect any pair; how far at full rate is their oversubscription.
 _SWITCHED = ("fat-tree", "leaf-spine")
-CLUSTER_KEYS = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host",
+CLUSTER_KEYS = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "cores", "host",
             "loader_samples_s", "loader_gb_s")  # fmt: skip
 
 
@@ -52,6 +51,13 @@ def cluster(text: str) -> Cluster:
         what = f"{text}: {nodes!r} is not a number of nodes"
         raise UsageError(what, where="--cluster", fix=f"{name}:8", code="C21")
     return _cluster(inherited(table, name), name, int(nodes) if colon else None)
+
+
+def is_mixture(text: str) -> bool:
+    """Whether `--cluster` names several pools. Raises UsageError where a file cannot be read."""
+    if is_file(text):
+        return "pool" in from_file(Path(text)).values
+    return "+" in text
 
 
 def of_size(text: str, devices: int) -> Cluster:
@@ -115,18 +121,19 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
         raise table.wrong("a cluster has at least one node of one device", "nodes", "nodes = 1")
     total = count * node
     decoded, read = table.number("loader_samples_s", 1.0, 0.0), table.number("loader_gb_s", 1e9, 0.0)
-    made = table.text("stack", "plain")
-    if "host" in table.values and made == "plain":  # as files of earlier versions say
-        made = "plain-cpu"
+    cores = _cores(table)
+    software = table.text("stack", "plain")
+    if cores and software == "plain":  # as files of earlier versions say
+        software = "plain-cpu"
     cost = table.number("cost_per_hour") if "cost_per_hour" in table.values else None
     return Cluster(
         name=table.text("name", name) + (f":{count}" if count > 1 else ""),
         device=_named_device(table),
         devices=total,
         links=_links(table, total),
-        stack=made,
+        stack=software,
         cost_per_hour=cost[0] if cost else None,
-        host=host_from(table.table("host")) if "host" in table.values else None,
+        cores=cores,
         sources={"loader_samples": decoded[1], "loader_bandwidth": read[1]}
         | ({"cost_per_hour": cost[1]} if cost else {}),
         in_node=node,
@@ -134,14 +141,24 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
     )
 
 
+def _cores(table: Table) -> int:
+    """CPU cores that the ranks share, 0 of devices of their own. Files of earlier versions say it in [host]."""
+    if "host" not in table.values:
+        return table.count("cores", 0)
+    host = table.table("host")
+    if not (cores := host.count("cores", 0)):
+        raise host.wrong("a host has at least one core", "cores", "cores = 2")
+    return cores
+
+
 def _named_device(table: Table) -> Device:
     if isinstance(table.values.get("device"), dict):
-        own = table.table("device")
-        if "like" not in own.values:
-            return _device(own, own.text("name", "device"))
-        own.known(DEVICE_KEYS)
-        like = own.text("like")
-        return _device(likeness(own, bundled("devices.toml"), "device"), own.text("name", like))
+        inner = table.table("device")
+        if "like" not in inner.values:
+            return _device(inner, inner.text("name", "device"))
+        inner.known(DEVICE_KEYS)
+        like = inner.text("like")
+        return _device(likeness(inner, bundled("devices.toml"), "device"), inner.text("name", like))
     name = table.text("device")
     if name not in bundled("devices.toml").values:
         known = tuple(bundled("devices.toml").values)
@@ -189,9 +206,9 @@ def _device(table: Table, name: str) -> Device:
     )  # fmt: skip
 
 
-def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
+def _ceiling(link: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
     """(members, bytes/s of the bus) of one size of group, or of several. Raises UsageError."""
-    value, source = own.constant("ceiling_gb_s")
+    value, source = link.constant("ceiling_gb_s")
     sizes = value if isinstance(value, dict) else {"0": value}
     numbers = [
         v
@@ -200,44 +217,44 @@ def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
     ]
     if not sizes or len(numbers) < len(sizes) or not all(whole(size) is not None for size in sizes):
         fix = "ceiling_gb_s = 200, or { 2 = 190, 8 = 225 } by the group's members"
-        raise own.wrong("ceiling_gb_s is no bus rate above 0", "ceiling_gb_s", fix)
+        raise link.wrong("ceiling_gb_s is no bus rate above 0", "ceiling_gb_s", fix)
     return tuple(sorted((int(size), float(rate) * 1e9) for size, rate in sizes.items())), source
 
 
 def _links(table: Table, total: int) -> tuple[Link, ...]:
     links: list[Link] = []
-    for own in table.tables("link"):
-        found = link_of(own, own.count("size", 0) or total)
-        if links and found.size < links[-1].size:
-            raise own.wrong(f"link {found.name} connects fewer devices than the level inside it", "size",
+    for entry in table.tables("link"):
+        link = link_of(entry, entry.count("size", 0) or total)
+        if links and link.size < links[-1].size:
+            raise entry.wrong(f"link {link.name} connects fewer devices than the level inside it", "size",
                             "links from the inside out; size = 0 connects all")  # fmt: skip
-        links.append(found)
-        if found.size >= total:
+        links.append(link)
+        if link.size >= total:
             break
     if total > 1 and (not links or links[-1].size < total):
         raise table.wrong(f"no link connects all {total} devices", "link", "a last [[link]] with size = 0")
     return tuple(links)
 
 
-def link_of(own: Table, size: int) -> Link:
+def link_of(entry: Table, size: int) -> Link:
     """The link that a table describes, between so many devices. Raises UsageError."""
-    own.known(LINK_KEYS)
-    bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
-    ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
-    over, work = own.number("oversubscription", 1.0, 1.0), own.number("work_s_gb", 1e-9, 0.0)
+    entry.known(LINK_KEYS)
+    bandwidth, latency = entry.number("bandwidth_gb_s", 1e9), entry.number("latency_us", 1e-6)
+    ceiling = _ceiling(entry) if "ceiling_gb_s" in entry.values else None
+    over = entry.number("oversubscription", 1.0, 1.0)
     if not bandwidth[0] or over[0] < 1.0:
-        raise own.wrong(
+        raise entry.wrong(
             "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
         )
-    said = own.text("topology", "switched")
+    said = entry.text("topology", "switched")
     topology = "switched" if said in _SWITCHED else said
     if topology not in TOPOLOGIES:
         known = (*TOPOLOGIES, *_SWITCHED)
         what = f"no topology is called {said!r}{meant(said, known)}"
-        raise own.wrong(what, "topology", f"one of: {' '.join(known)}")
-    sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1], "work": work[1]}
+        raise entry.wrong(what, "topology", f"one of: {' '.join(known)}")
+    sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
     return Link(
-        own.text("name"),
+        entry.text("name"),
         size,
         bandwidth[0],
         latency[0],
@@ -246,5 +263,4 @@ def link_of(own: Table, size: int) -> Link:
         ceiling[0] if ceiling else (),
         sources | ({"ceiling": ceiling[1]} if ceiling else {}),
         topology,
-        work[0],
     )

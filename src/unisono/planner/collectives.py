@@ -9,13 +9,90 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from unisono.planner import shape
-from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.cluster import Cluster, Link
 from unisono.planner.source import Source
 from unisono.programs.collectives import Program
 from unisono.programs.collectives import price as program_price
 from unisono.programs.collectives.price import Hop, Topology
 from unisono.spec.numbers import larger, smaller
+
+_DIMS = {"ring": 1, "torus2d": 2, "torus3d": 3}
+
+
+def torus_sides(units: int, dims: int) -> tuple[int, ...]:
+    """`units` as a product of `dims` numbers as near to each other as can be, the smallest first."""
+    if dims == 1:
+        return (units,)
+    side = max(d for d in range(1, round(units ** (1.0 / dims) + 1e-9) + 1) if units % d == 0)
+    return tuple(sorted((side, *torus_sides(units // side, dims - 1))))
+
+
+def ring_share(link: Link, devices: int, within: int, stride: int, ways: int) -> tuple[float, float]:
+    """(share of a device's bandwidth, hops of one way round) for a group's ring over `ways` units of the level.
+
+    Along a side of a torus, members s units apart share each cable with the s - 1 groups between them; where they do
+    not fill the side, the ring's way back takes the second direction. Sides that the group spans work at the same time.
+    """
+    if link.topology not in _DIMS:
+        return 1.0, float(ways - 1)
+    reached, hops = 0.0, 0.0
+    for members, apart, closed in _spanned(link, devices, within, stride, ways):
+        reached += (1.0 if closed else 0.5) / apart / _DIMS[link.topology]
+        hops += (members - 1) * apart
+    return (reached, hops) if reached else (1.0, float(ways - 1))
+
+
+def all_to_all_share(link: Link, devices: int, within: int, stride: int, ways: int) -> float:
+    """Share of a device's bandwidth for an all-to-all over `ways` units of the level: what the cables between two
+    halves of the group carry, at most all of it.
+
+    Halves of m members along a side send each other a quarter of m members' bytes, half as much each way round where
+    there is one (Dally and Towles, Principles and Practices of Interconnection Networks, 2004, chapter 3).
+    """
+    crossing = ways * ways / (4.0 * (ways - 1))  # of one member's bytes, what one half sends the other
+    reached = 1.0
+    for members, apart, closed in _spanned(link, devices, within, stride, ways):
+        cables = (2.0 if closed else 1.0) / (2 * _DIMS[link.topology]) * (ways / members)
+        reached = min(reached, cables / crossing / apart)
+    return reached
+
+
+def message_share(link: Link, devices: int, within: int, stride: int) -> tuple[float, float]:
+    """(share of a device's bandwidth, hops) of one message, which takes one cable, shared with those it passes."""
+    if link.topology not in _DIMS:
+        return 1.0, 1.0
+    for side, apart in _along(link, devices, within, stride):
+        if apart < side:
+            return 1.0 / (2 * _DIMS[link.topology] * apart), float(apart)
+    return 1.0 / (2 * _DIMS[link.topology]), 1.0
+
+
+def _units(link: Link, devices: int, within: int) -> int:
+    return max(1, min(link.size, devices) // within)
+
+
+def _along(link: Link, devices: int, within: int, stride: int) -> list[tuple[int, int]]:
+    """(side, how far apart members are along it), from the side that fills first."""
+    left = max(1, stride // within)
+    sides = []
+    for side in torus_sides(_units(link, devices, within), _DIMS[link.topology]):
+        sides.append((side, min(left, side)))
+        left = max(1, left // side)
+    return sides
+
+
+def _spanned(link: Link, devices: int, within: int, stride: int, ways: int) -> list[tuple[int, int, bool]]:
+    """(members, how far apart, whether there is a way round) along each side that the group spans; none of switches."""
+    spans, left = [], ways
+    if link.topology not in _DIMS:
+        return spans
+    for side, apart in _along(link, devices, within, stride):
+        members = min(left, max(1, side // apart))
+        if left > 1 and members > 1:
+            spans.append((members, apart, members * apart >= side))
+            left = -(-left // members)
+    return spans
+
 
 Programs = Callable[[str, int, int, int], Program]
 """Of an operation, ranks, a root and pieces."""
@@ -70,17 +147,17 @@ def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
 def levels(cluster: Cluster, stride: int, size: int) -> tuple[tuple[int, float, float], ...]:
     """(ways that a group splits, bytes/s of one member that a ring over these reaches, seconds of latency of one way
     round) at each level, the innermost first."""
-    found, within = [], 1
+    splits, within = [], 1
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways == 1:
-            found.append((1, link.bus, 0.0))
+            splits.append((1, link.bus, 0.0))
         elif link.topology == "switched":
-            found.append((ways, link.bus_of(ways), link.latency * (ways - 1)))
+            splits.append((ways, link.bus_of(ways), link.latency * (ways - 1)))
         else:
-            reached, steps = shape.group(link, cluster.devices, within, stride, ways)
-            found.append((ways, link.bus * reached, link.latency * steps))
+            reached, steps = ring_share(link, cluster.devices, within, stride, ways)
+            splits.append((ways, link.bus * reached, link.latency * steps))
         within = link.size
-    return tuple(found)
+    return tuple(splits)
 
 
 def all_reduce(
@@ -99,7 +176,7 @@ def all_reduce(
         import numpy as np
 
         return np.reshape(
-            [program_price.seconds(program, one, links) for one in np.ravel(moved)], np.shape(moved)
+            [program_price.seconds(program, nbytes, links) for nbytes in np.ravel(moved)], np.shape(moved)
         )  # type: ignore[return-value]
     net = bus(cluster, stride, size, share)
     # Every rank sends and receives all of it on the way up and on the way down.
@@ -169,7 +246,7 @@ def exchange(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Ex
     reach, inside, within, hops = [], 1, 1, 0.0
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways > 1:
-            reached = shape.spread(link, cluster.devices, within, stride, ways)
+            reached = all_to_all_share(link, cluster.devices, within, stride, ways)
             reach.append((inside, ways, link.bus * reached * share))
             hops = max(hops, link.latency)
         inside, within = inside * ways, link.size
@@ -182,7 +259,7 @@ def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ran
     within = 1
     for place, link in enumerate(cluster.links):
         if stride * (ranks - 1) < link.size:
-            reached, steps = shape.neighbour(link, cluster.devices, within, stride)
+            reached, steps = message_share(link, cluster.devices, within, stride)
             seconds = steps * link.latency + moved / reached / (
                 link.bandwidth / link.oversubscription * share
             )

@@ -47,7 +47,7 @@ def head_share(model: Transformer) -> float:
 
 
 @cache
-def given(schedule: str) -> tuple[int, ...]:
+def cut_of(schedule: str) -> tuple[int, ...]:
     """Blocks by stage that a plan says, `cut=13/12/12/11` among the schedule's options; () where it says none."""
     return SCHEDULES.read(schedule).blocks
 
@@ -65,10 +65,10 @@ def is_cuttable(schedule: str) -> bool:
 @cache
 def shares(schedule: str, ranks: int) -> tuple[float, ...]:
     """Of each stage of the timetable, its part of its row's blocks: as the plan cuts, else the same for all."""
-    placement, told, chains = of(schedule).placement(ranks), given(schedule), of(schedule).chains
-    if len(told) * chains != len(placement):
+    placement, cut, chains = of(schedule).placement(ranks), cut_of(schedule), of(schedule).chains
+    if len(cut) * chains != len(placement):
         return (1.0 / chunks(schedule),) * len(placement)
-    blocks = [told[stage % len(told)] for stage in range(len(placement))]
+    blocks = [cut[stage % len(cut)] for stage in range(len(placement))]
     rows = [0.0] * ranks
     for row, count in zip(placement, blocks, strict=True):
         rows[row] += count / chains
@@ -78,9 +78,9 @@ def shares(schedule: str, ranks: int) -> tuple[float, ...]:
 def stages_of(model: Transformer, schedule: str, ranks: int) -> tuple[int, ...]:
     """Blocks of each stage of the model, as the program cuts it."""
     length = len(of(schedule).placement(ranks)) // of(schedule).chains
-    told = given(schedule)
-    if len(told) == length and sum(told) == model.n_layer:
-        return told
+    cut = cut_of(schedule)
+    if len(cut) == length and sum(cut) == model.n_layer:
+        return cut
     if length > model.n_layer:
         return even(model.n_layer, length)
     return balanced(model.n_layer, length, head_share(model))
@@ -93,12 +93,12 @@ def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) ->
     Rows with several stages have the sum of theirs, where the timetable places them. A cut that the schedule says
     (`1f1b:cut=13/12/12/11`) is taken as it is.
     """
-    v, told = chunks(schedule), given(schedule)
-    is_told = len(told) == ranks * v and sum(told) == model.n_layer
+    v, cut = chunks(schedule), cut_of(schedule)
+    is_told = len(cut) == ranks * v and sum(cut) == model.n_layer
     if not is_told and (not is_balanced or ranks == 1 or ranks * v > model.n_layer):
         return even(model.n_layer, ranks)
-    stages, found = stages_of(model, schedule, ranks), [0] * ranks
+    stages, layers_by_row = stages_of(model, schedule, ranks), [0] * ranks
     for stage, row in enumerate(of(schedule).placement(ranks)):
-        found[row] += stages[stage % len(stages)]
+        layers_by_row[row] += stages[stage % len(stages)]
     chains = of(schedule).chains
-    return tuple(layers / chains for layers in found) if chains > 1 else tuple(found)
+    return tuple(layers / chains for layers in layers_by_row) if chains > 1 else tuple(layers_by_row)

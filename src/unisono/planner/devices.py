@@ -1,62 +1,30 @@
-"""Devices under a stack of software: a question's price, memory and timetable."""
+"""Equal devices under a stack of software: price and memory of a request."""
 
 from unisono.plan import Plan
-from unisono.planner.kinds import attending, kind
 from unisono.planner.memory import MemoryVerdict, fullest
-from unisono.planner.parts import Price, Rows
-from unisono.planner.played import costs, span, with_play
-from unisono.planner.price import price as composed
-from unisono.planner.question import Question
-from unisono.programs.pipeline import Placed, Timetable, play_costs
-
-screened = ordered = True
+from unisono.planner.model_kinds import kind
+from unisono.planner.price import price
+from unisono.planner.price_parts import Price, Rows
+from unisono.planner.request import PlanRequest
 
 
 def unmeasured(plan: Plan) -> tuple[str, ...]:
-    """Nothing: a stack says what software makes of any device."""
+    """No key: a stack says how fast software is on any device."""
     return ()
 
 
-def modes(ask: Question) -> tuple[str, ...]:
-    """Selective recomputation leaves out the scores, which fused attention does not keep."""
-    kept = attending(ask.model) is not None and not ask.stack.fused_attention
-    return ("none", "selective") if kept else ("none",)
-
-
-def closed(ask: Question) -> Price:
+def closed(ask: PlanRequest) -> Price:
+    """Seconds of a step by closed forms."""
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    return composed(ask.model, ask.plan, ask.cluster, ask.stack, **sizes)
+    return price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes)
 
 
-def price(ask: Question) -> Price:
-    return with_timetable(ask, closed(ask), rows(ask)) if ask.plan.pp > 1 else closed(ask)
-
-
-def with_timetable(ask: Question, got: Price, each: Rows) -> Price:
-    """The price with its timetable played, where there is one."""
-    schedule = ask.plan.schedule
-    whole = span(schedule, ask.model.n_layer, ask.micros, each)
-    return got if whole is None else with_play(got, whole, ask.micros, schedule, each)
-
-
-def rows(ask: Question) -> Rows:
-    """What each row of the pipeline takes for one micro-batch."""
+def rows(ask: PlanRequest) -> Rows:
+    """Seconds of one micro-batch on each row of the pipeline."""
     return kind(ask.model).passes(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch, 1).rows
 
 
-def verdict(ask: Question) -> MemoryVerdict:
-    found = kind(ask.model).memories(ask.model, ask.plan, ask.stack, ask.micro_batch, ask.micros)
-    return fullest(found, ask.cluster.device)
-
-
-def layers(ask: Question) -> tuple[float, ...]:
-    return kind(ask.model).layers(ask.model, ask.plan, ask.stack.balanced)
-
-
-def placed(ask: Question, timetable: Timetable) -> list[Placed]:
-    return drawn(ask, timetable, rows(ask))
-
-
-def drawn(ask: Question, timetable: Timetable, each: Rows) -> list[Placed]:
-    """The timetable against the clock, as it is priced: each computation with the messages that wait for it."""
-    return play_costs(timetable, *costs(ask.plan.schedule, timetable, each))
+def verdict(ask: PlanRequest) -> MemoryVerdict:
+    """Memory of the fullest rank, and whether it fits."""
+    memories = kind(ask.model).memories(ask.model, ask.plan, ask.stack, ask.micro_batch, ask.micros)
+    return fullest(memories, ask.cluster.device)

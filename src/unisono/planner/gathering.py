@@ -6,7 +6,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
-from unisono.planner.work import sparse, wires
+from unisono.planner.work import expert_parallel, wire_formats
 from unisono.planner.work.transformer import Transformer, on_rank
 
 Sent = tuple[float, float]  # bytes that a rank sends, seconds
@@ -22,7 +22,7 @@ def block(
 ) -> tuple[Sent, Sent]:
     """To gather one block's weights once, and to scatter its gradients. alone: ranks of tp that have the block whole,
     which deal positions as those of cp do, but none of its weights."""
-    held, ranks = sparse.elements(model, plan)
+    held, ranks = expert_parallel.elements(model, plan)
     dealt, whole = model.block_parameters
     groups = [(on_rank(plan.tp, dealt, whole), owners(plan)[0] // alone)]
     if held:
@@ -44,17 +44,17 @@ def moved(
     groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack, learns: float = 1.0
 ) -> tuple[Sent, Sent]:
     """Of (elements, ranks that they are dealt to). learns: of the elements, those that have gradients."""
-    found, (every, near) = [], owners(plan, cluster.order)
+    traffic, (every, near) = [], owners(plan, cluster.order)
     for item in (
-        wires.gathered(plan, item_of(plan, stack)),
-        learns * wires.scattered(plan, stack.reduce_bytes),
+        wire_formats.gathered(plan, item_of(plan, stack)),
+        learns * wire_formats.scattered(plan, stack.reduce_bytes),
     ):
         sent = seconds = 0.0
         for elements, ranks in groups:
             net = bus(cluster, near * every // ranks, ranks, stack.dp_bus)
             sent, seconds = sent + net.sent(elements * item) / 2, seconds + net.gather(elements * item)
-        found.append((sent, seconds))
-    return found[0], found[1]
+        traffic.append((sent, seconds))
+    return traffic[0], traffic[1]
 
 
 def shown(
@@ -91,7 +91,7 @@ def total(
     """(bytes, seconds) of one micro-batch: of one block in both passes, of stem and head together. alone: see
     `block`."""
     gathered, scattered = block(model, plan, cluster, stack, alone)
-    pairs = [one for end in ends(model, plan, cluster, stack) for one in end]
+    pairs = [traffic for end in ends(model, plan, cluster, stack) for traffic in end]
     return (
         (2 * gathered[0] + scattered[0], 2 * gathered[1] + scattered[1]),
         (sum(sent for sent, _ in pairs), sum(seconds for _, seconds in pairs)),

@@ -17,7 +17,7 @@ from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, Memory, RowShare
-from unisono.planner.parts import Passes, Rows
+from unisono.planner.price_parts import Passes, Rows
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import copies, in_flight
@@ -28,15 +28,10 @@ from unisono.planner.work.networks import (
     matrix_elements,
     part_pass,
     read_elements,
-    row_works,
-    stages,
-    tied,
 )
 from unisono.planner.work.stage import ITEM
 from unisono.spec.errors import Problem
 from unisono.spec.workload import WorkPart
-
-__all__ = ["row_works", "stages", "tied"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +84,22 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
     rows = [[seconds(part) for part in parts] for parts in cuts]
     # A model that is one part is gathered before anything of it computes.
     hidden = stack.dp_hidden if network.workload.blocks else 0.0
-    waits = [[sum(one.waits(hidden)[way] for one in row) for way in (0, 1)] for row in rows]
-    every, share = [one for row in rows for one in row], micros / plan.pp
+    waits = [[sum(timed.waits(hidden)[way] for timed in row) for way in (0, 1)] for row in rows]
+    every, share = [timed for row in rows for timed in row], micros / plan.pp
     outputs = [parts[-1].output * samples * item_of(plan, stack) for parts in cuts[:-1]] or [0]
     most = max(outputs)
     send = message(cluster, stride(plan, "pp", cluster.order), most, stack.p2p, plan.pp) if most else 0.0
-    again = sum(one.again.device for one in every)
-    device = sum(one.ahead.device + one.back.device for one in every)
+    again = sum(timed.again.device for timed in every)
+    device = sum(timed.ahead.device + timed.back.device for timed in every)
     return Passes(
         rows=Rows(
             tuple(
-                sum(one.ahead.total for one in row) + wait[0] for row, wait in zip(rows, waits, strict=True)
+                sum(timed.ahead.total for timed in row) + wait[0]
+                for row, wait in zip(rows, waits, strict=True)
             ),
             tuple(
-                sum(one.back.total for one in row) + wait[1] for row, wait in zip(rows, waits, strict=True)
+                sum(timed.back.total for timed in row) + wait[1]
+                for row, wait in zip(rows, waits, strict=True)
             ),
             send=send,
         ),
@@ -121,7 +118,7 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
             share * sum(map(sum, waits)),
         ),
         arithmetic=share
-        * sum(one.ahead.arithmetic + one.back.arithmetic - one.again.arithmetic for one in every),
+        * sum(timed.ahead.arithmetic + timed.back.arithmetic - timed.again.arithmetic for timed in every),
         device=share * device,
         again=share * again,
     )
@@ -138,14 +135,14 @@ def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowS
 
 def inside(each: list[PartSeconds], plan: Plan, share: float, waited: float) -> dict[str, Traffic]:
     """What crosses inside the passes over parts, `share` times: results of dealt tables, weights and gradients."""
-    found: dict[str, Traffic] = {}
-    for one in each:
-        found = joined(found, joined(one.ahead.talk, one.back.talk))
-    found = {axis: traffic * share for axis, traffic in found.items()}
+    traffic_by_axis: dict[str, Traffic] = {}
+    for part in each:
+        traffic_by_axis = joined(traffic_by_axis, joined(part.ahead.talk, part.back.talk))
+    traffic_by_axis = {axis: traffic * share for axis, traffic in traffic_by_axis.items()}
     if deals(plan):
-        nbytes, seconds = (sum(2 * one.gathered[i] + one.scattered[i] for one in each) for i in (0, 1))
-        found["shard"] = Traffic(share * nbytes, share * seconds, waited)
-    return found
+        nbytes, seconds = (sum(2 * part.gathered[i] + part.scattered[i] for part in each) for i in (0, 1))
+        traffic_by_axis["shard"] = Traffic(share * nbytes, share * seconds, waited)
+    return traffic_by_axis
 
 
 def memories(
@@ -190,23 +187,23 @@ def _of_row(
         )
     elif plan.replicas > 1:
         gathered = min(BUCKET, weight * (dense + read))
-    found = Memory(params, grads, optim, activations, gathered)
-    return replace(found, slack=stack.slack * found.allocated)
+    memory = Memory(params, grads, optim, activations, gathered)
+    return replace(memory, slack=stack.slack * memory.allocated)
 
 
 def problems(network: Network, plan: Plan) -> list[Problem]:
     """What keeps a plan from being priced: axes that deal no parts."""
     units = [part.channels.units for part in network.workload.parts if part.channels]
-    found = _of_channels(plan, min(units, default=0))
+    reasons = _of_channels(plan, min(units, default=0))
     if plan.cp > 1:
         what = f"cp={plan.cp}: this kind of model has no positions"
-        found.append(Problem("P12", what, "plan.cp, model.kind", "leave cp out"))
+        reasons.append(Problem("P12", what, "plan.cp, model.kind", "leave cp out"))
     if plan.ep > 1 and network.holders(plan.ep) == 1:
-        found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
+        reasons.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
     if plan.pp > network.n_layer:
         what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {network.n_layer} between its ends"
-        found.append(Problem("P13", what, "plan.pp", f"pp={network.n_layer} or less"))
-    return found
+        reasons.append(Problem("P13", what, "plan.pp", f"pp={network.n_layer} or less"))
+    return reasons
 
 
 def _of_channels(plan: Plan, units: int) -> list[Problem]:

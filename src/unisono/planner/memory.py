@@ -1,8 +1,7 @@
-"""Memory of every rank by category, at its peak, and whether it fits.
+"""Memory of every rank by category at its peak, and whether it fits.
 
-Model states: ZeRO (Rajbhandari et al., 2019): weights, gradients and optimiser of mixed-precision Adam, each whole or
-shared out over `shard` and, with it, `cp`. Activations: `work.transformer`, times the micro-batches that the timetable
-holds.
+Weights, gradients and optimiser states follow ZeRO (Rajbhandari et al., 2019): each is whole, or sharded over `shard`
+and `cp`. Activations are those of `work`, times the micro-batches that the timetable holds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,8 +10,8 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
-from unisono.planner.alike import Alike, as_dealt, in_rows, is_uniform
 from unisono.planner.cuts import rows_of
+from unisono.planner.grouping import Alike, as_dealt, in_rows, is_uniform
 from unisono.planner.machines.cluster import Device
 from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.source import Source
@@ -20,9 +19,9 @@ from unisono.planner.stack import Stack
 from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
-from unisono.planner.work import grid_kept, sparse
-from unisono.planner.work import kept as row_kept
-from unisono.planner.work.fused_kept import block_bytes, head_bytes, owed_bytes, stem_bytes
+from unisono.planner.work import activations as row_kept
+from unisono.planner.work import expert_parallel, grid_kept
+from unisono.planner.work.megatron_activations import block_bytes, head_bytes, owed_bytes, stem_bytes
 from unisono.planner.work.stage import ITEM, Habits
 from unisono.planner.work.transformer import Transformer, on_rank
 from unisono.spec.numbers import smaller
@@ -36,7 +35,7 @@ MARGIN: Annotated[float, Source("fitted", _HELD)] = 0.095
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one rank at its peak. slack: what the allocator holds beside what was asked for."""
+    """Bytes of one rank at its peak. slack: bytes that the allocator holds beyond what was asked for."""
 
     params: float = 0.0
     grads: float = 0.0
@@ -56,13 +55,18 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
-    """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), how often its
-    weights are there, elements of routed experts, whether all its forward passes come before the backward ones, so that
-    the head keeps as many micro-batches as the blocks, and whether weight gradients come so late that the head still
-    owes its own of as many (each 1.0 or 0.0). Numbers, or arrays over timetables. ranks: that deal out the
-    same routed experts, 0 where there are none. stashed: versions of its weights beside the optimiser's own. apart: of
-    the blocks' elements, those that another `zero` deals than the plan's, by that. alone: of these, what each rank of
-    `tp` has of blocks that it leaves whole."""
+    """The part of the model that a rank of one pipeline row has. Numbers, or arrays over timetables.
+
+    blocks, ends: elements in blocks, in stem and head. layers: number of blocks. stem, head: 1.0 where the row has
+    it, else 0.0. copies: how often the schedule keeps the weights. routed: elements of routed experts. ranks: ranks
+    that shard the same experts, 0 without experts. stashed: versions of the weights beside the optimiser's.
+
+    heaped: 1.0 where all forward passes come before the backward passes, so that the head keeps as many micro-batches
+    as the blocks. late: 1.0 where weight gradients come so late that the head still owes its own of as many.
+
+    apart: elements of blocks that another `zero` shards than the plan's, by that value. alone: elements of blocks
+    that every rank of `tp` keeps whole.
+    """
 
     blocks: float
     ends: float
@@ -81,11 +85,11 @@ class RowShare:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes that one micro-batch keeps. Numbers, or arrays.
+    """Bytes that one micro-batch keeps for the backward pass. Numbers, or arrays.
 
-    block: in each block. live: more in the one block that is being computed again. stem, head: in these. loss: beside
-    the head while the loss's gradient is made. owed: of the head until its weight's gradient is made, where that comes
-    apart.
+    block: of each block. live: extra bytes of the one block that is being recomputed. stem, head: of these. loss:
+    extra bytes beside the head while the loss's gradient is computed. owed: of the head until its weight gradient is
+    computed, where that comes apart.
     """
 
     block: float
@@ -98,7 +102,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes."""
+    """Whether the fullest rank fits. row: its pipeline row. memory: what it needs. capacity: what the device has, in
+    bytes."""
 
     row: int
     memory: Memory
@@ -106,12 +111,13 @@ class MemoryVerdict:
 
     @property
     def short(self) -> float:
-        """Bytes that are missing, 0 where it fits."""
+        """Bytes that are missing; 0 where it fits."""
         return max(0.0, self.memory.total - self.capacity)
 
     @property
     def is_safe(self) -> bool:
-        """Whether it fits though the allocator holds the most that was ever seen, as what is chosen for a user must."""
+        """Whether it fits with `MARGIN` to spare: as much as an allocator was ever seen to hold. A plan chosen for a
+        user has to."""
         return self.memory.total * (1.0 + MARGIN) <= self.capacity
 
     @property
@@ -120,12 +126,12 @@ class MemoryVerdict:
 
 
 def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> RowShare:
-    """What one row has of the model."""
+    """Return the share of one pipeline row."""
     return share_in(model, plan, row, rows_of(model, plan.schedule, plan.pp, is_balanced))
 
 
 def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> RowShare:
-    """The same where rows have `cut` blocks."""
+    """Return the share of one pipeline row, where rows have `cut` blocks."""
     layers, (dealt, whole) = cut[row], model.block_parameters
     times, schedule = copies(plan.schedule, plan.pp), of(plan.schedule)
     stems, heads = ends_of(plan.schedule, plan.pp)
@@ -133,10 +139,10 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
     ends = end_elements(model, plan, first, last)
     elements, alone = dict[int, float](), 0.0
     # Most plans of a search are uniform, and are not looked up.
-    for one in (Alike(plan, layers),) if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]:
-        some = one.blocks * times * on_rank(one.plan.tp, dealt, whole)
-        elements[one.plan.zero] = elements.get(one.plan.zero, 0.0) + some
-        alone += some if one.plan.tp < plan.tp else 0.0
+    for alike in (Alike(plan, layers),) if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]:
+        here = alike.blocks * times * on_rank(alike.plan.tp, dealt, whole)
+        elements[alike.plan.zero] = elements.get(alike.plan.zero, 0.0) + here
+        alone += here if alike.plan.tp < plan.tp else 0.0
     blocks = sum(elements.values())
     routed, ranks = _experts_in(model, plan, row, cut)
     return RowShare(
@@ -151,17 +157,17 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
         float(schedule.late),
         ranks,
         schedule.stashed(row, plan.pp, plan.micros or plan.pp) if plan.pp > 1 else 0.0,
-        tuple((zero, some) for zero, some in elements.items() if zero != plan.zero),
+        tuple((zero, here) for zero, here in elements.items() if zero != plan.zero),
         alone,
     )
 
 
 def learned(model: Transformer, share: RowShare) -> RowShare:
-    """What of a row's share has gradients."""
+    """Return the trainable part of a row's share."""
     if not model.lora:
         return share
     part = model.learns
-    apart = tuple((zero, part * some) for zero, some in share.apart)
+    apart = tuple((zero, part * count) for zero, count in share.apart)
     routed = part * share.routed
     return replace(
         share,
@@ -174,29 +180,29 @@ def learned(model: Transformer, share: RowShare) -> RowShare:
 
 
 def by_zero(plan: Plan, share: RowShare) -> tuple[tuple[Plan, RowShare], ...]:
-    """What `shard` deals as the plan says, stem and head with it, and what it deals otherwise: each as a plan that
-    deals everything so, and its share."""
+    """Split a row's share by the `zero` that shards it: pairs of a plan that shards everything so, and its share. The
+    plan's own `zero` comes first, with stem and head."""
     if not share.apart:
         return ((plan, share),)
-    rest = replace(share, blocks=share.blocks - sum(some for _, some in share.apart), apart=())
+    rest = replace(share, blocks=share.blocks - sum(count for _, count in share.apart), apart=())
     none = {"ends": 0.0, "routed": 0.0, "ranks": 0, "apart": ()}
     return (plan, rest), *(
-        (as_dealt(plan, zero), replace(share, blocks=some, **none)) for zero, some in share.apart
+        (as_dealt(plan, zero), replace(share, blocks=count, **none)) for zero, count in share.apart
     )
 
 
 def end_elements(model: Transformer, plan: Plan, stem: bool, head: bool) -> float:
-    """Elements of the ends that a rank has."""
-    found = on_rank(plan.tp, *model.stem_parameters) if stem else 0.0
+    """Return the elements of stem and head on one rank."""
+    elements = on_rank(plan.tp, *model.stem_parameters) if stem else 0.0
     if head:
         # Tied weights exist once where one rank has both ends.
         matrix, rest = model.head_parameters
-        found += on_rank(plan.tp, 0.0 if model.tied and stem else matrix, rest)
-    return found
+        elements += on_rank(plan.tp, 0.0 if model.tied and stem else matrix, rest)
+    return elements
 
 
 def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
-    """What one micro-batch keeps on a rank."""
+    """Return what one micro-batch keeps on a rank."""
     # Nobody else plays grids, or computes by virtual shards.
     if isinstance(plan.tp, Grid) or virtual_of(plan) > 1 or (stack.autograd and model.latent is None):
         return _kept_by_us(model, plan, stack, micro_batch)
@@ -223,13 +229,13 @@ def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> 
 def kept_in(
     model: Transformer, plan: Plan, stack: Habits, micro_batch: int, row: int, cut: Sequence[float]
 ) -> Kept:
-    """The same of a row whose blocks are played in several ways: of the mean block, and of the worst to compute
-    again."""
+    """Return what one micro-batch keeps on a rank of a row whose blocks are played in several ways: of the mean
+    block, and of the largest to recompute."""
     usual = kept_of(model, plan, stack, micro_batch)
     kinds = () if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]
-    if all(one.plan == plan for one in kinds):
+    if all(alike.plan == plan for alike in kinds):
         return usual
-    each = [(kept_of(model, one.plan, stack, micro_batch), one.blocks / cut[row]) for one in kinds]
+    each = [(kept_of(model, alike.plan, stack, micro_batch), alike.blocks / cut[row]) for alike in kinds]
     block = sum(kept.block * part for kept, part in each)
     return replace(usual, block=block, live=max(kept.live for kept, _ in each))
 
@@ -237,22 +243,22 @@ def kept_in(
 def of_share(
     model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float
 ) -> Memory:
-    """Memory of a rank with this share and `held` micro-batches in flight.
+    """Return the memory of a rank with this share and `held` micro-batches in flight.
 
-    Of the plan only mesh, zero and precision are read: the rest may be arrays.
+    Of the plan only mesh, zero and precision are read: the other arguments may be arrays.
     """
-    given: dict[str, Any] = {
+    dtypes: dict[str, Any] = {
         "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
         "masters": not plan.arithmetic.stochastic,
     }  # fmt: skip
     params = grads = optim = 0.0
     for dealt, part in by_zero(plan, share):
-        own = [
+        groups = [
             (part.blocks + part.ends, owners(plan)[0]),
             *([(part.routed, part.ranks)] if part.ranks else []),
         ]
-        for elements, ranks in own:
-            more = states(elements, shard=ranks, zero=dealt.zero, **given)
+        for elements, ranks in groups:
+            more = states(elements, shard=ranks, zero=dealt.zero, **dtypes)
             params = params + more[0]
             grads, optim = grads + more[1] * model.learns, optim + more[2] * model.learns
     params = params * (1.0 + share.stashed)
@@ -266,21 +272,21 @@ def of_share(
 
 
 def passing(share: RowShare, kept: Kept) -> tuple[float, float, float]:
-    """Bytes of activations on a rank of a row: what each micro-batch keeps, what every further one keeps for the head,
-    and what comes to them while a backward pass begins."""
+    """Return bytes of activations of a row: what each micro-batch keeps, what each further one keeps for the head,
+    and what is added while a backward pass begins."""
     each = share.layers * kept.block + share.stem * kept.stem
     owed = share.head * (share.heaped * kept.head + share.late * kept.owed)
     return each, owed, kept.live + share.head * (kept.head + kept.loss)
 
 
 def at_peak(held: float, each: float, owed: float, working: float) -> float:
-    """Bytes of `held` micro-batches of a row as the first backward pass begins."""
+    """Return bytes of activations of `held` micro-batches as the first backward pass begins."""
     return held * each + (held - 1.0) * owed + working
 
 
 def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float]) -> tuple[float, int]:
-    """(elements of routed experts on one rank of a row, ranks that deal out the same ones; 0: none are). Of a row
-    with several stages its share of all sparse layers, of one stage those that lie there."""
+    """Return (elements of routed experts on one rank of a row, ranks that shard the same experts; 0 without experts).
+    A row with one stage has the sparse layers that lie there, a row with several its share of all."""
     if model.experts is None:
         return 0.0, 0
     first = sum(layers[:row])
@@ -288,14 +294,14 @@ def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float
         layered = float(model.experts.layers(int(first), int(first + layers[row])))
     else:
         layered = layers[row] * model.sparse_share
-    one, ranks = sparse.elements(model, plan)
-    return layered * one, ranks
+    layer, ranks = expert_parallel.elements(model, plan)
+    return layered * layer, ranks
 
 
 def of_row(
     model: Transformer, plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
 ) -> Memory:  # fmt: skip
-    """Memory of the ranks of one pipeline row."""
+    """Return the memory of the ranks of one pipeline row."""
     cut = rows_of(model, plan.schedule, plan.pp, stack.balanced)
     share, kept = share_in(model, plan, row, cut), kept_in(model, plan, stack, micro_batch, row, cut)
     held = in_flight(plan.schedule, row, plan.pp, micros)
@@ -303,14 +309,14 @@ def of_row(
 
 
 def rows_seen(ranks: int) -> list[int]:
-    """Rows that can be fullest: the ends and between."""
+    """Return the rows that can be fullest: the ends, and one between."""
     return sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1})
 
 
 def verdict(
     model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
 ) -> MemoryVerdict:
-    """The fullest row against the device."""
+    """Hold the fullest row against the device."""
     sizes = {"micro_batch": micro_batch, "micros": micros}
     return fullest(
         ((row, of_row(model, plan, stack, **sizes, row=row)) for row in rows_seen(plan.pp)), device
@@ -318,25 +324,25 @@ def verdict(
 
 
 def fullest(rows: Iterable[tuple[int, Memory]], device: Device) -> MemoryVerdict:
-    """The fullest of some rows against the device."""
+    """Hold the fullest of some rows against the device."""
     row, memory = max(rows, key=lambda pair: pair[1].total)
     return MemoryVerdict(row, squeezed(memory, device.room), device.room)
 
 
 def squeezed(memory: Memory, capacity: float) -> Memory:
-    """With as much slack as there is room for: before it fails, PyTorch's allocator gives back what it only keeps. Of
-    ten logged runs the one nearest to its device's limit had 0.8 % of it, and one with room to spare 14 %."""
+    """Return the memory with as much slack as there is room for. Before it fails, PyTorch's allocator gives back what
+    it only caches: of ten logged runs the one nearest to its limit had 0.8 % slack, one with room to spare 14 %."""
     return replace(memory, slack=min(memory.slack, max(0.0, capacity - memory.allocated)))
 
 
 def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
-    """Activations of our own GPT."""
-    item, own = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
-    shards = {"shards": virtual_of(plan)} if own is row_kept else {}
+    """Return what one micro-batch of our own GPT keeps."""
+    item, forms = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
+    shards = {"shards": virtual_of(plan)} if forms is row_kept else {}
     sizes = micro_batch, plan.tp, plan.cp, item
 
     def block(recompute: str) -> float:
-        return own.block_bytes(
+        return forms.block_bytes(
             model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, cp_kind=plan.cp_kind,
             recompute=recompute, itemsize=item, composed=stack.composed, **shards,
         )  # fmt: skip
@@ -348,21 +354,21 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
         block=block(mode),
         live=block("none")
         - block(mode)
-        + (grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0),
-        stem=own.stem_bytes(model, *sizes, **shards),
-        head=own.head_bytes(model, *sizes, composed=stack.composed, **shards),
-        loss=own.loss_bytes(model, *sizes),
-        owed=own.owed_bytes(model, *sizes),
+        + (grid_kept.meeting_bytes(model, *sizes) if forms is grid_kept else 0.0),
+        stem=forms.stem_bytes(model, *sizes, **shards),
+        head=forms.head_bytes(model, *sizes, composed=stack.composed, **shards),
+        loss=forms.loss_bytes(model, *sizes),
+        owed=forms.owed_bytes(model, *sizes),
     )
 
 
 def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: float) -> float:
-    """Communication buffers: ZeRO-3 holds two gathered blocks, a gathered end and one block's gradients; below that a
-    bucket of gradients where data ranks meet."""
+    """Return bytes of communication buffers. ZeRO-3 holds two gathered blocks, a gathered end and one block's
+    gradients; below that there is a bucket of gradients where data ranks meet."""
     item = item_of(plan, stack)
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
-        held, ranks = sparse.elements(model, plan)
+        held, ranks = expert_parallel.elements(model, plan)
         block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:

@@ -7,15 +7,15 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import clusters
-from unisono.planner.homes import AXIS
-from unisono.planner.kinds import Model, kind
+from unisono.planner.error_bars import trust
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.parts import Price
-from unisono.planner.priced import closed, verdict
-from unisono.planner.question import Question
+from unisono.planner.model_kinds import Model, kind
+from unisono.planner.offload import AXIS
+from unisono.planner.price_parts import Price
+from unisono.planner.pricing import closed, verdict
+from unisono.planner.request import PlanRequest
 from unisono.planner.stack import Stack
 from unisono.planner.stack import stack as stack_named
-from unisono.planner.trust import trust
 from unisono.spec.errors import UsageError
 
 MIB = 2.0**20
@@ -45,7 +45,7 @@ def predict(
     what has no price."""
     for problem in kind(model).problems(model, plan):
         raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)
-    ask = Question(model, plan, roomy(cluster, plan.world), stack, micro_batch, micros)
+    ask = PlanRequest(model, plan, roomy(cluster, plan.world), stack, micro_batch, micros)
     seconds = closed(ask)
     mem_mib = (verdict(ask).memory.total + cluster.device.reserved) / MIB
     error = trust(model, plan, ask.cluster, stack).error if ask.known else None
@@ -96,17 +96,31 @@ def calibration(environ: Mapping[str, str]) -> Path:
 
 
 def roomy(cluster: Cluster, ranks: int) -> Cluster:
-    """The cluster with room for so many ranks, however few devices it has. Ranks of a measured host stay on
-    that one host."""
+    """The cluster with room for so many ranks, however few devices it has. Ranks of a measured CPU host stay on that
+    one host and share its cores and its memory evenly."""
     if ranks <= cluster.devices or not cluster.links:
         return cluster
     last = replace(cluster.links[-1], size=ranks)
     wider = replace(cluster, devices=ranks, links=(*cluster.links[:-1], last))
-    if cluster.host is None:
-        return wider
-    return replace(wider, in_node=ranks, loader=replace(cluster.loader, devices=ranks))
+    return _sharing_cores(wider, cluster.devices) if cluster.cores else wider
 
 
 def of_ranks(cluster: Cluster, ranks: int) -> Cluster:
     """The cluster with a device for each of so many ranks, no more and no fewer."""
-    return replace(roomy(cluster, ranks), devices=ranks)
+    if not cluster.cores or ranks >= cluster.devices:
+        return replace(roomy(cluster, ranks), devices=ranks)
+    return _sharing_cores(replace(cluster, devices=ranks), cluster.devices)
+
+
+def _sharing_cores(cluster: Cluster, before: int) -> Cluster:
+    """A CPU host whose ranks share its memory, and its cores where there are more of them. before: ranks of which the
+    cluster's device is one."""
+    ranks, device = cluster.devices, cluster.device
+    pace = max(1.0, before / cluster.cores) / max(1.0, ranks / cluster.cores)
+    shared = replace(
+        device,
+        peak={dtype: pace * rate for dtype, rate in device.peak.items()},
+        bandwidth=pace * device.bandwidth,
+        memory=device.memory * before / ranks,
+    )
+    return replace(cluster, device=shared, in_node=ranks, loader=replace(cluster.loader, devices=ranks))

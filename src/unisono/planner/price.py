@@ -7,12 +7,12 @@ from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner import replicas
 from unisono.planner.collectives import all_reduce, bus, message
-from unisono.planner.kinds import Model, attending, kind
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import owners, stride, virtual_of
 from unisono.planner.memory import RowShare, by_zero
-from unisono.planner.parts import (
+from unisono.planner.model_kinds import Model, attending, kind
+from unisono.planner.price_parts import (
     Passes,
     PipelineSeconds,
     Price,
@@ -22,8 +22,8 @@ from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
 from unisono.planner.timetables import chunks, handovers, idle, of
-from unisono.planner.work import wires
-from unisono.planner.work.calls import leafwise
+from unisono.planner.work import wire_formats
+from unisono.planner.work.replica_traffic import leafwise
 from unisono.spec.numbers import either, larger, smaller
 
 _READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"
@@ -45,19 +45,19 @@ def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSecond
     return RowSeconds(slowest, ahead, cover, sum_f, sum_b)
 
 
-def line(schedule: str, ranks: int, micros: float, made: RowSeconds, send: float) -> PipelineSeconds:
+def line(schedule: str, ranks: int, micros: float, rows: RowSeconds, send: float) -> PipelineSeconds:
     """The pipeline of rows with so much work."""
     # The dearest row waits while the others fill and drain the pipeline: for their mean.
     others = (
-        (made.forward + made.backward - made.slowest) / (made.forward + made.backward) / max(1, ranks - 1)
+        (rows.forward + rows.backward - rows.slowest) / (rows.forward + rows.backward) / max(1, ranks - 1)
     )
-    other_f, other_b = made.forward * others, made.backward * others
+    other_f, other_b = rows.forward * others, rows.backward * others
     # Towards the weights a backward pass has the forward pass's products.
     waits = idle(schedule, ranks, micros, other_f, other_b, smaller(other_f, other_b / 2))
     v = chunks(schedule)
     messages = 2 * send * (micros * v + ranks - 1) if ranks > 1 else 0.0 * micros
-    mean = (made.forward + made.backward) / ranks
-    return PipelineSeconds(made.slowest, mean, made.ahead, made.cover, waits, messages)
+    mean = (rows.forward + rows.backward) / ranks
+    return PipelineSeconds(rows.slowest, mean, rows.ahead, rows.cover, waits, messages)
 
 
 def price(
@@ -134,17 +134,17 @@ def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[floa
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them, where a pass hands them
     over."""
-    item = wires.scattered(plan, stack.reduce_bytes)
+    item = wire_formats.scattered(plan, stack.reduce_bytes)
     return _added(
-        _dealt(plan, cluster, stack, some, item) for way, some in by_zero(plan, share) if scatters(way)
+        _dealt(plan, cluster, stack, part, item) for way, part in by_zero(plan, share) if scatters(way)
     )
 
 
 def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """The same of weights on their way back after the update, below zero=3."""
-    item = wires.gathered(plan, item_of(plan, stack))
+    item = wire_formats.gathered(plan, item_of(plan, stack))
     return _added(
-        _dealt(plan, cluster, stack, some, item) for way, some in by_zero(plan, share) if _late(way)
+        _dealt(plan, cluster, stack, part, item) for way, part in by_zero(plan, share) if _late(way)
     )
 
 
@@ -155,8 +155,8 @@ def _late(plan: Plan) -> bool:
 
 def _added(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
     sent = seconds = 0.0
-    for one in pairs:
-        sent, seconds = sent + one[0], seconds + one[1]
+    for pair in pairs:
+        sent, seconds = sent + pair[0], seconds + pair[1]
     return sent, seconds
 
 
@@ -188,10 +188,10 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     alone, whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh,
     zero, and precision are read."""
     parts: dict[str, tuple[float, float]] = {}
-    late = [some for way, some in by_zero(plan, share) if _late(way)]
+    late = [part for way, part in by_zero(plan, share) if _late(way)]
     if late:
-        item = wires.scattered(plan, stack.reduce_bytes)
-        parts["shard"] = _added(_dealt(plan, cluster, stack, some, item) for some in late)
+        item = wire_formats.scattered(plan, stack.reduce_bytes)
+        parts["shard"] = _added(_dealt(plan, cluster, stack, part, item) for part in late)
     # By virtual shards each pass has added up its own.
     if plan.cp > 1 and plan.shard == 1 and virtual_of(plan) == 1:
         net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)
@@ -204,8 +204,8 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
         if plan.cp > 1 and plan.shard == 1:
             ranks, near = ranks * plan.cp, min(near, stride(plan, "cp", cluster.order))
         net = bus(cluster, near, ranks, stack.dp_bus)
-        some = share.alone / owners(plan)[0] * stack.reduce_bytes
-        parts["tp"] = (net.sent(some), net.all_reduce(some))
+        part = share.alone / owners(plan)[0] * stack.reduce_bytes
+        parts["tp"] = (net.sent(part), net.all_reduce(part))
     if plan.dp > 1:
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
@@ -254,15 +254,15 @@ def meeting(
     forward pass."""
     seconds = sum(part[1] for part in once.values())
     share = over.beside_backward(seconds) / seconds if seconds else 0.0
-    found = {axis: Traffic(sent, own, own * share, own * share) for axis, (sent, own) in once.items()}
+    traffic = {axis: Traffic(sent, took, took * share, took * share) for axis, (sent, took) in once.items()}
     rest = micros - 1
-    for (sent, own), shows in (
+    for (sent, took), shows in (
         ((rest * every[0], rest * every[1]), rest * over.beside_each(every[1])),
         (back, over.beside_forward(back[1])),
     ):
-        if own:
-            found["shard"] += Traffic(sent, own, shows, shows)
-    return found
+        if took:
+            traffic["shard"] += Traffic(sent, took, shows, shows)
+    return traffic
 
 
 def covered(

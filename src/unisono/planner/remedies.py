@@ -54,8 +54,8 @@ def put_away(plan: Plan, micro_batch: int, micros: int) -> Iterator[tuple[str, P
 
 def _smaller(size: int) -> list[int]:
     """Its half, the half of that, and so on while it is even; and 1."""
-    found: list[int] = []
+    sizes: list[int] = []
     while size > 1:
         size = size // 2 if size % 2 == 0 else 1
-        found.append(size)
-    return found
+        sizes.append(size)
+    return sizes

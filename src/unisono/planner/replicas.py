@@ -10,9 +10,8 @@ from unisono.planner.collectives import all_reduce, bus, exchange, uncovered
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
-from unisono.planner.work.calls import leafwise, of_call
-from unisono.planner.work.coded import declared
 from unisono.planner.work.networks import Network
+from unisono.planner.work.replica_traffic import declared, leafwise, transfer_of
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.numbers import larger, smaller
@@ -46,8 +45,10 @@ class Cover:
         return uncovered(talk, self.backward, self.hidden)
 
     def _by_stages(self, talk: float, cover: float) -> float:
-        own = cover / self.stages
-        return larger(uncovered(talk, own * (1.0 + self.ahead), self.hidden), (talk - cover) / self.stages)
+        of_stage = cover / self.stages
+        return larger(
+            uncovered(talk, of_stage * (1.0 + self.ahead), self.hidden), (talk - cover) / self.stages
+        )
 
 
 Spent = tuple[
@@ -70,20 +71,20 @@ def traffic(
     model: Transformer | Network, plan: Plan, cluster: Cluster, stack: Stack, elements: float, over: Cover
 ) -> Spent:
     """Of a plan on a cluster. elements: of one rank's gradient."""
-    made, apart = declared(model, plan, stack.reduce_bytes, elements), stride(plan, "dp", cluster.order)
+    work, apart = declared(model, plan, stack.reduce_bytes, elements), stride(plan, "dp", cluster.order)
     nbytes, wire = 0.0, 0.0
     way = getattr(member("collective", plan.collective), "program", None)
-    for call in made.calls:
-        whole = of_call(call, plan.dp).nbytes
+    for call in work.calls:
+        whole = transfer_of(call, plan.dp).nbytes
         if call.op == "all_reduce":
-            one = all_reduce(cluster, apart, plan.dp, whole, stack.dp_bus, way)
+            took = all_reduce(cluster, apart, plan.dp, whole, stack.dp_bus, way)
         elif call.op == "all_to_all":
-            one = exchange(cluster, apart, plan.dp, stack.dp_bus).all_to_all(whole)
+            took = exchange(cluster, apart, plan.dp, stack.dp_bus).all_to_all(whole)
         else:
-            one = bus(cluster, apart, plan.dp, stack.dp_bus).gather(whole)
-        nbytes, wire = nbytes + call.times * call.nbytes, wire + call.times * one
+            took = bus(cluster, apart, plan.dp, stack.dp_bus).gather(whole)
+        nbytes, wire = nbytes + call.times * call.nbytes, wire + call.times * took
     device = cluster.device
-    beside = made.moved / (device.bandwidth * stack.elementwise) + made.flops / max(device.peak.values())
+    beside = work.moved / (device.bandwidth * stack.elementwise) + work.flops / max(device.peak.values())
     shows = wire if leafwise(plan) else over.beside_backward(wire)
     return nbytes, wire + beside, beside + shows
 
@@ -99,11 +100,12 @@ def least(
 
 def fidelity(plan: Plan) -> tuple[Fidelity, str]:
     """How close the plan's result is to one device's, and why: as the prover holds it to."""
-    found = fidelity_of(plan)
+    closeness = fidelity_of(plan)
     pairs = [(key, getattr(plan, key)) for key in ("sync", "codec") if plan.dp > 1]
     pairs += [("schedule", plan.schedule)] if plan.pp > 1 else []
     named = ((f"{key}={text}", member(key, text)) for key, text in pairs)
-    reasons = [f"{text}: {one.summary()}" for text, one in named if one and one.fidelity is Fidelity.LOSSY]
+    lossy = ((text, sender) for text, sender in named if sender)
+    reasons = [f"{text}: {sender.summary()}" for text, sender in lossy if sender.fidelity is Fidelity.LOSSY]
     if reasons:
         return Fidelity.LOSSY, "; ".join(reasons)
     said = {
@@ -111,4 +113,4 @@ def fidelity(plan: Plan) -> tuple[Fidelity, str]:
         Fidelity.ROUNDING: "the same up to the order of summation",
         Fidelity.LOSSY: "sums are not those of one device",
     }
-    return found, said[found]
+    return closeness, said[closeness]

@@ -11,7 +11,20 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner import replicas
-from unisono.planner.bench import (
+from unisono.planner.memory import MARGIN, Kept, learned, of_share, rows_seen, share_of
+from unisono.planner.price import (
+    covered,
+    crossing,
+    gathered,
+    line,
+    met,
+    scattered,
+    tied,
+    update,
+    work,
+)
+from unisono.planner.price_parts import Blocks, RowSeconds, owned
+from unisono.planner.search_arrays import (
     Array,
     Axes,
     SearchShared,
@@ -24,19 +37,6 @@ from unisono.planner.bench import (
     like,
     share_by,
     totals_by,
-)
-from unisono.planner.memory import MARGIN, Kept, learned, of_share, rows_seen, share_of
-from unisono.planner.parts import Blocks, RowSeconds, owned
-from unisono.planner.price import (
-    covered,
-    crossing,
-    gathered,
-    line,
-    met,
-    scattered,
-    tied,
-    update,
-    work,
 )
 from unisono.planner.transformers import row_seconds
 
@@ -64,12 +64,12 @@ def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     nothing = Kept(0.0, 0.0, 0.0, 0.0)
     best, least = like(mesh, zero=max(axes.zeros)), np.inf
     for schedule in axes.schedules:
-        own, found = like(best, schedule=schedule), 0.0
+        variant, most = like(best, schedule=schedule), 0.0
         for row in rows_seen(mesh.pp):
-            share = share_of(bench.model, own, row, bench.stack.balanced)
-            got = of_share(bench.model, own, bench.stack, share, nothing, 0.0)
-            found = max(found, (got.params + got.grads + got.optim) * (1.0 + bench.stack.slack))
-        least = min(least, found)
+            share = share_of(bench.model, variant, row, bench.stack.balanced)
+            got = of_share(bench.model, variant, bench.stack, share, nothing, 0.0)
+            most = max(most, (got.params + got.grads + got.optim) * (1.0 + bench.stack.slack))
+        least = min(least, most)
     return float(least)
 
 
@@ -79,10 +79,10 @@ def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     hiding = [name for name in axes.schedules if covers(mesh, name)]
     if hiding:
         mesh = like(mesh, schedule=hiding[0])  # under which nothing that goes to experts may show
-    made = totals_by(bench, mesh, plain)
-    both = np.broadcast_to(made.ahead + made.back, (1, 1, len(axes.sizes), len(axes.kinds)))
+    totals = totals_by(bench, mesh, plain)
+    both = np.broadcast_to(totals.ahead + totals.back, (1, 1, len(axes.sizes), len(axes.kinds)))
     micros = np.array([m for _, m in axes.sizes], float)[:, None]
-    ends_ = np.broadcast_to(sum(made.stem) + sum(made.head), both.shape)[0, 0]
+    ends_ = np.broadcast_to(sum(totals.stem) + sum(totals.head), both.shape)[0, 0]
     work = micros * (both[0, 0] * bench.model.n_layer + ends_) / mesh.pp
     return float(work.min()) + bench.stack.step
 
@@ -95,7 +95,7 @@ def _memory(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -
     totals: list[Array] = []
     for plan in ways:
         each = [of_share(bench.model, plan, bench.stack, share, kept, held).total for share, held in rows]
-        totals.append(np.maximum.reduce([np.broadcast_to(one, shape) for one in each]))
+        totals.append(np.maximum.reduce([np.broadcast_to(part, shape) for part in each]))
     return np.stack(totals)
 
 
@@ -103,7 +103,7 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
     """(place of a timetable, blocks) -> what its rows compute; of the same layout and blocks once."""
     memo: dict[tuple[object, int], RowSeconds] = {}
 
-    def found(at: int, each: Blocks) -> RowSeconds:
+    def row_work(at: int, each: Blocks) -> RowSeconds:
         layout = layout_of(bench, mesh, axes.schedules[at])
         key = layout, id(each)  # which its caller keeps
         if key not in memo:
@@ -111,31 +111,31 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
             memo[key] = work(pairs, [many for _, _, _, many in layout])
         return memo[key]
 
-    return found
+    return row_work
 
 
 def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
     """Seconds of a step, of all axes."""
     works = _works(bench, mesh, axes)
     covering = {name: covers(mesh, name) for name in axes.schedules}
-    some = {which: name for name, which in covering.items()}
-    blocks = {which: blocks_by(bench, like(mesh, schedule=name), axes) for which, name in some.items()}
+    names = {which: name for name, which in covering.items()}
+    blocks = {which: blocks_by(bench, like(mesh, schedule=name), axes) for which, name in names.items()}
     first = learned(bench.model, share_by(bench, mesh, axes, 0))
     micros = array([m for _, m in axes.sizes], -1, 1)
     device, where = bench.cluster.device, (bench.cluster, bench.stack, first)
 
-    def told(seconds: Callable[[Plan], float]) -> Array:
+    def by_schedule(seconds: Callable[[Plan], float]) -> Array:
         """Of all ways, by schedule: (schedule, way, 1, 1, 1)."""
         columns = [np.broadcast_to(array(seconds(plan)), (len(covering),)) for plan in ways]
         return np.stack(columns, axis=-1)[:, :, None, None, None]
 
-    once = told(lambda plan: update(bench.model, device, bench.stack, owned(plan, first)))
-    once = once + told(lambda plan: tied(bench.model, plan, *where))
-    handed = told(lambda plan: scattered(plan, *where)[1])
-    back = told(lambda plan: gathered(plan, *where)[1])
+    once = by_schedule(lambda plan: update(bench.model, device, bench.stack, owned(plan, first)))
+    once = once + by_schedule(lambda plan: tied(bench.model, plan, *where))
+    handed = by_schedule(lambda plan: scattered(plan, *where)[1])
+    back = by_schedule(lambda plan: gathered(plan, *where)[1])
     coded = mesh.dp > 1 and not replicas.plain(mesh)
-    meeting = told(
-        lambda plan: sum(own for axis, (_, own) in met(plan, *where).items() if not coded or axis != "dp")
+    meeting = by_schedule(
+        lambda plan: sum(took for axis, (_, took) in met(plan, *where).items() if not coded or axis != "dp")
     )
     elements = np.broadcast_to(array(crossing(mesh, first)), (len(covering),))
     step = np.empty(axes.shape)

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner.alike import is_uniform
-from unisono.planner.asked import later
-from unisono.planner.bench import Array, SearchShared, like
-from unisono.planner.between import between
-from unisono.planner.kinds import attending
+from unisono.planner.error_bars import untried
+from unisono.planner.from_recipe import later
+from unisono.planner.grouping import is_uniform
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MARGIN
-from unisono.planner.played import actions, span
-from unisono.planner.priced import closed, machine, verdict
+from unisono.planner.mixed_blocks import between
+from unisono.planner.model_kinds import attending
+from unisono.planner.pipeline_play import actions, span
+from unisono.planner.pricing import closed, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
-from unisono.planner.simulate import Answer, Question, gain, simulate
+from unisono.planner.search_arrays import Array, SearchShared, like
+from unisono.planner.simulate import PlanRequest, PlanResult, gain, simulate
 from unisono.planner.space import CHUNKS, MeshSizes, Space, meshes, overlaps, places, plan_at, plans
 from unisono.planner.space import in_chunks as chunked
-from unisono.planner.ties import simplest
-from unisono.planner.trust import untried
+from unisono.planner.tie_breaks import simplest
 
 __all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
@@ -56,15 +56,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """best: answers, the best first; where ranks share cores, of those that prices cannot tell apart, see `ties`.
+    """best: answers, the best first; of those that prices cannot tell apart the surest, see `ties`.
     front: answers of which none is slower and larger than another, the quickest first. nearest: the plan that is short
     of least, where none fits."""
 
     counts: Counts
     seconds: float
-    best: tuple[Answer, ...]
-    front: tuple[Answer, ...] = ()
-    nearest: Answer | None = None
+    best: tuple[PlanResult, ...]
+    front: tuple[PlanResult, ...] = ()
+    nearest: PlanResult | None = None
 
     @property
     def searched(self) -> int:
@@ -118,8 +118,8 @@ class _Pool:
         """The plan that needs least memory, while none fits."""
         memory = np.where(np.broadcast_to(exists, got.step.shape), got.memory, np.inf)
         place = int(np.argmin(memory))
-        found = (float(memory.ravel()[place]), float(got.step.ravel()[place]), index, place)
-        self.nearest = found if self.nearest is None else min(self.nearest, found)
+        candidate = (float(memory.ravel()[place]), float(got.step.ravel()[place]), index, place)
+        self.nearest = candidate if self.nearest is None else min(self.nearest, candidate)
 
 
 @contextmanager
@@ -140,11 +140,11 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
     least, priced_at = pricer(space)
-    found = [(*least(mesh), mesh) for mesh in meshes(space)]
-    found.sort(key=lambda one: one[0])
+    bounds = [(*least(mesh), mesh) for mesh in meshes(space)]
+    bounds.sort(key=lambda bound: bound[0])
     pool, sure = _Pool(0 if objective == "time" else 1), _Pool(0)
     too_large = dominated = priced = feasible = 0
-    for index, (seconds, memory, mesh) in enumerate(found):
+    for index, (seconds, memory, mesh) in enumerate(bounds):
         if memory * (1.0 + MARGIN) > space.cluster.device.room:
             too_large += mesh.count
         elif space.all_keys and pool.beats(seconds, memory):
@@ -153,13 +153,13 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
             got = priced_at(mesh)
             priced += mesh.count
             feasible += pool.add(index, got)
-            if not pool.by and space.cluster.host is None:
+            if not pool.by:
                 sure.add(index, replace(got, fits=got.fits & _tried(space, mesh)))
             if not feasible:
                 pool.remember_nearest(index, got, exists(mesh, space))
-    every = [mesh for _, _, mesh in found]
-    if not feasible and pool.nearest is None and found:  # to say by how much the least of them is too large
-        index = min(range(len(found)), key=lambda i: found[i][1])
+    every = [mesh for _, _, mesh in bounds]
+    if not feasible and pool.nearest is None and bounds:  # to say by how much the least of them is too large
+        index = min(range(len(bounds)), key=lambda i: bounds[i][1])
         pool.remember_nearest(index, priced_at(every[index]), exists(every[index], space))
     counts = Counts(sum(mesh.count for mesh in every), too_large, dominated, priced, feasible)
     return _played(space, every, (pool, sure), counts, top, begun)
@@ -167,12 +167,12 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
 
 def candidates(space: Space) -> list[tuple[Plan, int]]:
     """(plan, its micro-batch): every legal way to deal the batch to all devices."""
-    return [one for mesh in meshes(space) for one in plans(mesh, space.model.n_layer)]
+    return [candidate for mesh in meshes(space) for candidate in plans(mesh, space.model.n_layer)]
 
 
-def on_fewer(space: Space, found: Ranking, objective: str = "time") -> Ranking:
+def on_fewer(space: Space, ranking: Ranking, objective: str = "time") -> Ranking:
     """The same with the front over a half, a quarter … of the nodes too: of time, memory and device-seconds."""
-    answers, counts, seconds = list(found.front), found.counts, found.seconds
+    answers, counts, seconds = list(ranking.front), ranking.counts, ranking.seconds
     devices = space.cluster.devices
     while devices % 2 == 0 and devices > space.cluster.node:
         devices //= 2
@@ -181,39 +181,39 @@ def on_fewer(space: Space, found: Ranking, objective: str = "time") -> Ranking:
         answers += other.front
         seconds += other.seconds
         counts = Counts(*(a + b for a, b in zip(astuple(counts), astuple(other.counts), strict=True)))
-    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.question.plan.world) for a in answers]
+    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.request.plan.world) for a in answers]
 
-    def beaten(one: tuple[float, ...]) -> bool:
-        return any(p != one and all(x <= y for x, y in zip(p, one, strict=True)) for p in points)
+    def beaten(point: tuple[float, ...]) -> bool:
+        return any(p != point and all(x <= y for x, y in zip(p, point, strict=True)) for p in points)
 
     kept = [a for a, point in zip(answers, points, strict=True) if not beaten(point)]
     kept.sort(key=lambda a: (a.price.step, a.verdict.memory.total))
-    return replace(found, front=tuple(kept), counts=counts, seconds=seconds)
+    return replace(ranking, front=tuple(kept), counts=counts, seconds=seconds)
 
 
-def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, Answer] | None:
+def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, PlanResult] | None:
     """The first of 1, 2, 4 … nodes of which a plan fits, and its fastest plan; scaled(nodes) makes the cluster."""
     nodes = 1
     while nodes <= _MOST_NODES:
         larger = scaled(nodes)
         if larger.devices > space.cluster.devices:
-            found = search(replace(space, cluster=larger, held=replace(space.held, dp=-1)), top=1)
-            if found.best:
-                return larger, found.best[0]
+            ranking = search(replace(space, cluster=larger, held=replace(space.held, dp=-1)), top=1)
+            if ranking.best:
+                return larger, ranking.best[0]
         nodes *= 2
     return None
 
 
-def answer_at(space: Space, mesh: MeshSizes, place: int) -> Answer:
+def answer_at(space: Space, mesh: MeshSizes, place: int) -> PlanResult:
     """The answer of the plan at a place in the mesh's flat arrays."""
     plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
-    return simulate(question_at(space, plan, size))
+    return simulate(request_at(space, plan, size))
 
 
-def question_at(space: Space, plan: Plan, micro_batch: int) -> Question:
+def request_at(space: Space, plan: Plan, micro_batch: int) -> PlanRequest:
     """What is asked of one plan of a space."""
     sizes, unplayed = (micro_batch, plan.micros or 1, space.steps), (*space.unplayed, *later(plan))
-    return Question(
+    return PlanRequest(
         space.model, plan, space.cluster, space.stack, *sizes, assumed=space.assumed, unplayed=unplayed
     )
 
@@ -230,7 +230,7 @@ def pricer(
     model = attending(space.model)
     # Arrays are of plans whose blocks are all alike, and of which nothing is put away.
     alike = is_uniform(space.held) and space.held.offload == "none"
-    if model is not None and machine(space.cluster).screened and alike:
+    if model is not None and alike:
         bench = SearchShared(model, space.cluster, space.stack)
         return (
             lambda mesh: (
@@ -243,37 +243,37 @@ def pricer(
 
 
 def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
-    """Networks of parts, hosts of ranks that share cores, and what is put away have no screen."""
+    """Networks of parts, and what is put away, have no screen."""
     step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):
         plan, size = plan_at(mesh, at)
-        ask = Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
-        found, step[at] = verdict(ask), closed(ask).step
-        memory[at], fits[at] = found.memory.total, found.is_safe
+        ask = PlanRequest(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
+        fit, step[at] = verdict(ask), closed(ask).step
+        memory[at], fits[at] = fit.memory.total, fit.is_safe
     return Screened(step, memory, fits)
 
 
 def _tried(space: Space, mesh: MeshSizes) -> Array:
     """Which plans of a mesh have no technique that their stack was not fitted to, but for those that are held."""
     held, axes = {*untried(space.held, space.stack)}, mesh.axes
-    found = [
+    tried = [
         [
             held.issuperset(untried(like(mesh.plan, zero=zero, schedule=name), space.stack))
             for name in axes.schedules
         ]
         for zero in axes.zeros
     ]
-    return np.array(found)[:, None, None, None, :]
+    return np.array(tried)[:, None, None, None, :]
 
 
 def _played(
     space: Space, every: list[MeshSizes], pools: tuple[_Pool, _Pool], counts: Counts, top: int, begun: float
 ) -> Ranking:
     """The best of the screen by event simulation, and so put in order. pools: of all plans, and of the surer ones."""
-    (pool, sure), answers = pools, dict[tuple[int, int], Answer]()
+    (pool, sure), answers = pools, dict[tuple[int, int], PlanResult]()
 
-    def answer(row: Mapping[int, float] | Any) -> Answer:
+    def answer(row: Mapping[int, float] | Any) -> PlanResult:
         key = int(row[2]), int(row[3])
         if key not in answers:
             answers[key] = answer_at(space, every[key[0]], key[1])
@@ -282,23 +282,27 @@ def _played(
     budget = _ACTIONS if space.all_keys else _ACTIONS // 4
     chosen = _within(map(answer, pool.rows[: max(top, _PLAYED)]), budget, max(top, 8))
     surer = _within(map(answer, sure.rows[:_SURER]), budget // 4, 4)
-    keys: Mapping[str, Callable[[Answer], tuple[float, ...]]] = {
+    keys: Mapping[str, Callable[[PlanResult], tuple[float, ...]]] = {
         # Of plans that take equally long, one that computes nothing twice: it needs memory that is there.
-        "time": lambda one: (
-            one.price.step, one.question.plan.recompute != "none", one.verdict.memory.total
+        "time": lambda result: (
+            result.price.step, result.request.plan.recompute != "none", result.verdict.memory.total
         ),
-        "memory": lambda one: (one.verdict.memory.total, one.price.step),
+        "memory": lambda result: (result.verdict.memory.total, result.price.step),
     }  # fmt: skip
-    known = [one.question for one in chosen]
-    own = [one for one in map(simulate, _besides(space)) if one.verdict.is_safe]
-    chosen += [one for one in own if one.question not in known]
+    known = [result.request for result in chosen]
+    besides = [result for result in map(simulate, _besides(space)) if result.verdict.is_safe]
+    chosen += [result for result in besides if result.request not in known]
     if not pool.by:
         both = [*_better(space, chosen, top, keys["time"]), *_better(space, surer, top, keys["time"])]
-        chosen = [*{one.question.plan: one for one in both}.values()]
+        chosen = [*{result.request.plan: result for result in both}.values()]
     chosen.sort(key=keys["memory" if pool.by else "time"])
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
-    best = chosen if pool.by else simplest(chosen, min((one.price.step for one in own), default=np.inf))
+    best = (
+        chosen
+        if pool.by
+        else simplest(chosen, min((result.price.step for result in besides), default=np.inf))
+    )
     return Ranking(
         replace(counts, played=len(chosen)),
         perf_counter() - begun,
@@ -309,61 +313,61 @@ def _played(
 
 
 def _better(
-    space: Space, some: Sequence[Answer], top: int, key: Callable[[Answer], tuple[float, ...]]
-) -> list[Answer]:
+    space: Space, answers: Sequence[PlanResult], top: int, key: Callable[[PlanResult], tuple[float, ...]]
+) -> list[PlanResult]:
     """The answers with what single plans are looked at for: blocks played in several ways, and tp in chunks."""
-    found = sorted(some, key=key)
-    found = sorted([*found, *_between(space, found)], key=key)
-    cut = {id(one) for one in [one for one in found if one.question.plan.tp > 1][:top]}
-    return [in_chunks(space, one) if id(one) in cut else one for one in found]
+    ordered = sorted(answers, key=key)
+    ordered = sorted([*ordered, *_between(space, ordered)], key=key)
+    cut = {id(answer) for answer in [answer for answer in ordered if answer.request.plan.tp > 1][:top]}
+    return [in_chunks(space, answer) if id(answer) in cut else answer for answer in ordered]
 
 
-def _within(answers: Iterator[Answer], budget: int, least: int) -> list[Answer]:
+def _within(answers: Iterator[PlanResult], budget: int, least: int) -> list[PlanResult]:
     """Answers, until timetables that nobody had played have so many actions together; `least` of them in any case."""
-    found = list[Answer]()
-    while budget >= 0 or len(found) < least:
+    taken = list[PlanResult]()
+    while budget >= 0 or len(taken) < least:
         before, got = span.cache_info().misses, next(answers, None)
         if got is None:
             break
-        found.append(got)
-        plan = got.question.plan
+        taken.append(got)
+        plan = got.request.plan
         if span.cache_info().misses > before:
             budget -= min(
-                actions(plan.schedule, plan.pp, got.question.micros),
+                actions(plan.schedule, plan.pp, got.request.micros),
                 actions(plan.schedule, plan.pp, 7 * plan.pp),
             )
-    return found
+    return taken
 
 
-def in_chunks(space: Space, one: Answer) -> Answer:
+def in_chunks(space: Space, answer: PlanResult) -> PlanResult:
     """The same plan with products of tp in as few chunks as are about as quick, where nobody has said how many."""
-    if not overlaps(space, one.question.plan):
-        return one
-    found = one if one.question.plan.chunks == CHUNKS[0] else None
+    if not overlaps(space, answer.request.plan):
+        return answer
+    best = answer if answer.request.plan.chunks == CHUNKS[0] else None
     for count in CHUNKS:
-        cut = chunked(one.question.plan, count)
-        tried = one if count == one.question.plan.chunks else simulate(replace(one.question, plan=cut))
-        if space.legal(cut) and (found is None or gain(tried, found) > _WORTH) and tried.verdict.is_safe:
-            found = tried
-    return found or one
+        cut = chunked(answer.request.plan, count)
+        tried = answer if count == answer.request.plan.chunks else simulate(replace(answer.request, plan=cut))
+        if space.legal(cut) and (best is None or gain(tried, best) > _WORTH) and tried.verdict.is_safe:
+            best = tried
+    return best or answer
 
 
-def _between(space: Space, chosen: Sequence[Answer]) -> list[Answer]:
+def _between(space: Space, chosen: Sequence[PlanResult]) -> list[PlanResult]:
     """Of the best plans those that play some blocks a quicker way, where that is worth a longer name."""
     under = chosen[0].price.step * (1.0 - _WORTH) if chosen else 0.0
-    asked = [
+    requests = [
         ask
-        for one in chosen[:_MIXED]
-        for ask in between(one.question, space.held.said, one.price.step - under)
+        for answer in chosen[:_MIXED]
+        for ask in between(answer.request, space.held.said, answer.price.step - under)
     ]
-    answers = [simulate(ask) for ask in asked if space.legal(ask.plan)]
-    return [one for one in answers if gain(one, chosen[0]) > _WORTH]
+    answers = [simulate(ask) for ask in requests if space.legal(ask.plan)]
+    return [answer for answer in answers if gain(answer, chosen[0]) > _WORTH]
 
 
-def _besides(space: Space) -> list[Question]:
+def _besides(space: Space) -> list[PlanRequest]:
     """The user's own plans, where they are of as many devices and samples as are searched."""
-    found = [question_at(space, *one) for one in space.besides(space.cluster.devices)]
-    return [ask for ask in found if ask.batch == space.batch]
+    requests = [request_at(space, *pair) for pair in space.besides(space.cluster.devices)]
+    return [ask for ask in requests if ask.batch == space.batch]
 
 
 def _unlike(rows: Array) -> Array:
@@ -387,10 +391,10 @@ def _spaced(rows: Array) -> Array:
     return rows[np.unique(np.linspace(0, len(rows) - 1, _FRONT).round().astype(int))]
 
 
-def _best_of(answers: list[Answer]) -> list[Answer]:
+def _best_of(answers: list[PlanResult]) -> list[PlanResult]:
     """Those that none of the others beats, by seconds."""
-    kept: list[Answer] = []
-    for one in sorted(answers, key=lambda a: (a.price.step, a.verdict.memory.total)):
-        if not kept or one.verdict.memory.total < kept[-1].verdict.memory.total:
-            kept.append(one)
+    kept: list[PlanResult] = []
+    for answer in sorted(answers, key=lambda a: (a.price.step, a.verdict.memory.total)):
+        if not kept or answer.verdict.memory.total < kept[-1].verdict.memory.total:
+            kept.append(answer)
     return kept

@@ -17,12 +17,11 @@ from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import known, played
 from unisono.plan.grid import Grid
-from unisono.planner.asked import NOT_BUILT, assuming, judged, length, unplayed
-from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
-from unisono.planner.kinds import Model, attending, kind
+from unisono.planner.from_recipe import NOT_BUILT, assuming, judged, length, unplayed
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.priced import machine
+from unisono.planner.model_kinds import Model, attending, kind
+from unisono.planner.search_arrays import Axes, like
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import chunks, serves
@@ -90,7 +89,7 @@ def _contexts(space: Space, ranks: int) -> Sequence[int]:
     """Numbers of ranks among which one sample's positions may be dealt: with all keys any, else as many as leave each
     of them enough that its products are as good as whole ones."""
     every = divisors(ranks)
-    if space.all_keys or attending(space.model) is None or not machine(space.cluster).screened:
+    if space.all_keys or attending(space.model) is None:
         return every if space.all_keys else (1,)
     return [cp for cp in every if cp == 1 or space.model.context >= cp * LONG]
 
@@ -143,7 +142,7 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
 
 def overlaps(space: Space, plan: Plan) -> bool:
     """Whether products of `tp` may go in chunks, behind which our own runs hide its messages, and nobody has said."""
-    ours = space.stack.autograd and attending(space.model) is not None and machine(space.cluster).screened
+    ours = space.stack.autograd and attending(space.model) is not None
     return ours and plan.tp > 1 and not isinstance(plan.tp, Grid) and "tp" not in space.held.said
 
 
@@ -155,9 +154,7 @@ def in_chunks(plan: Plan, count: int) -> Plan:
 
 def _experts(space: Space, ranks: int) -> Sequence[int]:
     """Numbers of ranks among which experts, or embedding tables, may be dealt out: ep re-uses those of a replica."""
-    every = (
-        divisors(space.model.holders(ranks)) if space.all_keys or machine(space.cluster).screened else (1,)
-    )
+    every = divisors(space.model.holders(ranks))
     return [ep for ep in _values(space, "ep", every) if ranks % ep == 0]
 
 
@@ -188,7 +185,7 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
 
 def _schedules(space: Space, ranks: int) -> list[str]:
     """Timetables, those with several stages a rank for every number that cuts a row evenly."""
-    found: list[str] = []
+    names: list[str] = []
     for name in known("schedule") if space.all_keys else played("schedule"):
         if name not in SCHEDULES.names() or SCHEDULES.find(name).alone or not SCHEDULES.find(name).flushed:
             continue
@@ -196,8 +193,8 @@ def _schedules(space: Space, ranks: int) -> list[str]:
             divisors(-(-space.model.n_layer // ranks))[1:] if "v" in SCHEDULES.find(name).model_fields else ()
         )
         each = [f"{name}:v={v}" for v in sizes] if sizes else [name]
-        found += [text for text in each if ranks * chunks(text) <= space.model.n_layer]
-    return found
+        names += [text for text in each if ranks * chunks(text) <= space.model.n_layer]
+    return names
 
 
 def _sizes(space: Space, plan: Plan, share: int) -> Iterator[tuple[int, int]]:
@@ -223,31 +220,31 @@ def _micro_batches(space: Space, share: int) -> Sequence[int]:
 
 
 def space_of(
-    loaded: Loaded, model: Model, held: str | None, cluster_name: str, made: Stack | None, all_keys: bool = False
+    loaded: Loaded, model: Model, held: str | None, cluster_name: str, software: Stack | None, all_keys: bool = False
 ) -> Space:  # fmt: skip
     """What is searched; the keys that `held` names stay as it says. Raises UsageError."""
     where = cluster(cluster_name)
     keys = Plan.parse(held, where="flag --plan") if held else Plan()
-    return space_on(loaded, model, keys, where, made or stack(where.stack), all_keys)
+    return space_on(loaded, model, keys, where, software or stack(where.stack), all_keys)
 
 
 def space_on(
-    loaded: Loaded, model: Model, held: Plan, where: Cluster, made: Stack, all_keys: bool = False
+    loaded: Loaded, model: Model, held: Plan, where: Cluster, software: Stack, all_keys: bool = False
 ) -> Space:
     """The same for a cluster and keys that are there already. The recipe's own plan gives its precision alone, since
     that changes what is computed. Raises ConfigProblems for held keys that no plan can be played with."""
     recipe = on_any_ranks(loaded.recipe)
-    held, assumed = assuming(loaded, held, where)
-    asked = judged(recipe, model)
+    held, assumed = assuming(loaded, held, (where,))
+    checked = judged(recipe, model)
     # What is not trained in this version at all is searched with the keys that are held, played here or not.
     later = all_keys or not recipe.model.played
-    wrong = [p for p in held.check(asked) if p.code == _WIDTH or (p.code == NOT_BUILT and not later)]
+    wrong = [p for p in held.check(checked) if p.code == _WIDTH or (p.code == NOT_BUILT and not later)]
     if wrong:
         raise ConfigProblems(wrong)
 
     def legal(plan: Plan) -> bool:
         return not kind(model).problems(model, plan) and all(
-            later and p.code == NOT_BUILT for p in plan.check(asked)
+            later and p.code == NOT_BUILT for p in plan.check(checked)
         )
 
     train, unable = recipe.train, unplayed(loaded)
@@ -266,4 +263,6 @@ def space_on(
                 if filled.pp == 1 or serves(filled.schedule, filled.pp, batch.micros, model.n_layer):
                     yield replace(filled, micros=batch.micros), batch.micro_batch
 
-    return Space(model, where, made, *sizes, held, legal, all_keys, steps, (*assumed, *more), unable, besides)
+    return Space(
+        model, where, software, *sizes, held, legal, all_keys, steps, (*assumed, *more), unable, besides
+    )

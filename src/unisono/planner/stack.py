@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono.plan.grammar import meant
 from unisono.planner.source import Source
-from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
+from unisono.planner.toml_tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
 
 
@@ -116,7 +116,7 @@ def names() -> tuple[str, ...]:
 def stack(name: str) -> Stack:
     """A built-in stack, or a user's own file. Raises UsageError."""
     if is_file(name):
-        return own(Path(name))[0]
+        return read_stack(Path(name))[0]
     table = bundled("stacks.toml")
     if name not in table.values:
         what = f"no software stack is called {name!r}{meant(name, names())}"
@@ -124,29 +124,29 @@ def stack(name: str) -> Stack:
     return _read(inherited(table, name), name)
 
 
-def own(path: Path) -> tuple[Stack, Table | None]:
+def read_stack(path: Path) -> tuple[Stack, Table | None]:
     """(the stack of a user's file: one that it is `like`, where it says nothing else; its table [run]). Raises
     UsageError with file and line."""
-    given = from_file(path)
-    given.known((*_KEYS, "factor", "run"))
-    table = likeness(given, bundled("stacks.toml"), "stack")
+    user_table = from_file(path)
+    user_table.known((*_KEYS, "factor", "run"))
+    table = likeness(user_table, bundled("stacks.toml"), "stack")
     constants = {key: value for key, value in table.values.items() if key not in ("factor", "run")}
-    made = _read(replace(table, values=constants), path.stem)
-    if "factor" not in given.values:
-        return made, given.table("run") if "run" in given.values else None
-    factor = given.number("factor")[0]
-    if not factor or "run" in given.values:
-        raise given.wrong(
+    software = _read(replace(table, values=constants), path.stem)
+    if "factor" not in user_table.values:
+        return software, user_table.table("run") if "run" in user_table.values else None
+    factor = user_table.number("factor")[0]
+    if not factor or "run" in user_table.values:
+        raise user_table.wrong(
             "factor is above 0 and takes the place of [run]", "factor", "factor = 1.2, or [run]"
         )
-    return scaled(made, factor), None
+    return scaled(software, factor), None
 
 
-def scaled(made: Stack, factor: float) -> Stack:
+def scaled(software: Stack, factor: float) -> Stack:
     """The same software, so many times as slow in everything but what a message waits on the wire."""
-    slower = {key: getattr(made, key) * factor for key in _SECONDS_US}
-    less = {key: getattr(made, key) / factor for key in _RATES}
-    return replace(made, name=f"{made.name} x {factor:.3g}", **slower, **less)
+    slower = {key: getattr(software, key) * factor for key in _SECONDS_US}
+    less = {key: getattr(software, key) / factor for key in _RATES}
+    return replace(software, name=f"{software.name} x {factor:.3g}", **slower, **less)
 
 
 def _read(table: Table, name: str) -> Stack:
@@ -160,13 +160,13 @@ def _read(table: Table, name: str) -> Stack:
             values[key] = int(table.number(key)[0])
             sources[key] = table.number(key)[1]
         elif key == "seen":
-            given, sources[key] = table.constant(key)
-            values[key] = _range(given)
+            value, sources[key] = table.constant(key)
+            values[key] = _range(value)
         elif key == "families":
-            given, sources[key] = table.constant(key)
+            value, sources[key] = table.constant(key)
             values[key] = tuple(
-                FittedRows(one["error"], _range({k: v for k, v in one.items() if k != "error"}))
-                for one in given
+                FittedRows(rows["error"], _range({k: v for k, v in rows.items() if k != "error"}))
+                for rows in value
             )
         elif key != "like":
             values[key], sources[key] = table.number(key, 1e-6 if key in _SECONDS_US else 1.0)
@@ -176,5 +176,5 @@ def _read(table: Table, name: str) -> Stack:
     return Stack(name=name, sources=sources, **values)  # pyright: ignore[reportArgumentType]
 
 
-def _range(given: Mapping[str, Sequence[Any]]) -> FittedRange:
-    return FittedRange(**{name: tuple(value) for name, value in given.items()})
+def _range(table: Mapping[str, Sequence[Any]]) -> FittedRange:
+    return FittedRange(**{name: tuple(value) for name, value in table.items()})

@@ -26,8 +26,8 @@ def name_of(schedule: str) -> str:
 @cache
 def chunks(schedule: str) -> int:
     """Stages that one rank owns of the pipeline that one micro-batch passes."""
-    own = of(schedule)
-    return len(own.placement(2)) // 2 // own.chains
+    named = of(schedule)
+    return len(named.placement(2)) // 2 // named.chains
 
 
 def copies(schedule: str, ranks: int = 2) -> float:
@@ -38,9 +38,9 @@ def copies(schedule: str, ranks: int = 2) -> float:
 @cache
 def ends(schedule: str, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(rows that have the stem, rows that have the head)."""
-    own = of(schedule)
-    placement = own.placement(ranks)
-    length = len(placement) // own.chains
+    named = of(schedule)
+    placement = named.placement(ranks)
+    length = len(placement) // named.chains
     first, last = placement[::length], placement[length - 1 :: length]
     return tuple(sorted({*first})), tuple(sorted({*last}))
 
@@ -48,8 +48,8 @@ def ends(schedule: str, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @cache
 def handovers(schedule: str, ranks: int) -> int:
     """How often one micro-batch goes from a row to another on its way through the stages."""
-    own = of(schedule)
-    way = own.placement(ranks)[: len(own.placement(ranks)) // own.chains]
+    named = of(schedule)
+    way = named.placement(ranks)[: len(named.placement(ranks)) // named.chains]
     return sum(here != there for here, there in pairwise(way))
 
 
@@ -57,20 +57,20 @@ def serves(schedule: str, ranks: int, micros: int, n_layer: int) -> bool:
     """Whether the timetable exists for these numbers: those that `programs` refuses have no price."""
     if member("schedule", schedule) is None:
         return False
-    own = of(schedule)
+    named = of(schedule)
     if ranks == 1:
-        return chunks(schedule) == 1 and not own.halves
-    bare = own.blocks.count(0)  # stages that are a stem or a head alone
-    return ranks * chunks(schedule) <= n_layer + bare and not own.alone and own.serves(ranks, micros)
+        return chunks(schedule) == 1 and not named.halves
+    bare = named.blocks.count(0)  # stages that are a stem or a head alone
+    return ranks * chunks(schedule) <= n_layer + bare and not named.alone and named.serves(ranks, micros)
 
 
 def in_flight(schedule: str, row: int, ranks: int, micros: float) -> float:
     """Micro-batches whose activations row `row` holds at its peak, each counted over all layers of the row. Where
     weight gradients come apart, activations are held until those are made."""
-    own = of(schedule)
-    if ranks == 1 and not own.heaped:
+    named = of(schedule)
+    if ranks == 1 and not named.heaped:
         return 1.0
-    return smaller(own.held(row, ranks, micros), micros * 1.0)
+    return smaller(named.held(row, ranks, micros), micros * 1.0)
 
 
 def idle(schedule: str, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:

@@ -6,23 +6,20 @@ from functools import reduce
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner import gathering
-from unisono.planner.alike import in_rows, is_uniform, together
 from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
+from unisono.planner.grouping import in_rows, is_uniform, together
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride, virtual_of
 from unisono.planner.memory import Memory, learned, of_row, rows_seen, share_of
-from unisono.planner.parts import Blocks, Detail, Kernels, KindOfBlock, Passes, Rows, Totals, owned
+from unisono.planner.price_parts import Blocks, Detail, Kernels, KindOfBlock, Passes, Rows, Totals, owned
 from unisono.planner.stack import Stack
 from unisono.planner.states import item_of
 from unisono.planner.timetables import ends
 from unisono.planner.work import blocks as work
-from unisono.planner.work.passes import row_works, stages, tied
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Problem
-
-__all__ = ["row_works", "stages", "tied"]
 
 
 def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Kernels:
@@ -38,14 +35,14 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
         more,
         (_end(stem[0]), _end(stem[1])),
         (_end(head[0]), _end(head[1])),
-        sum(one.arithmetic for one in head),
-        reduce(joined, (one.talk for one in (*stem, *head)), {}),
+        sum(end.arithmetic for end in head),
+        reduce(joined, (end.talk for end in (*stem, *head)), {}),
     )
 
 
-def _end(one: PassSeconds) -> float:
+def _end(seconds: PassSeconds) -> float:
     """Seconds of stem or head, with what shows of what it sends."""
-    return one.device + sum(traffic.exposed for traffic in one.talk.values())
+    return seconds.device + sum(traffic.exposed for traffic in seconds.talk.values())
 
 
 def blocks(
@@ -54,18 +51,18 @@ def blocks(
     cluster: Cluster,
     stack: Stack,
     micro_batch: float,
-    made: Totals,
+    totals: Totals,
     alone: int = 1,
 ) -> Blocks:
     """A block with its weights on their way to and from shard. Of the plan only mesh, zero and precision are read: the
     rest may be arrays. alone: ranks of tp that have it whole."""
-    gathered = gathering.shown(model, plan, cluster, stack, made.ahead, made.back, alone)
+    gathered = gathering.shown(model, plan, cluster, stack, totals.ahead, totals.back, alone)
     stem, head = gathering.rims(model, plan, cluster, stack)
     return Blocks(
-        forward=made.ahead + gathered[0],
-        backward=made.back + gathered[1],
-        stem=(made.stem[0] + stem[0], made.stem[1] + stem[1]),
-        head=(made.head[0] + head[0], made.head[1] + head[1]),
+        forward=totals.ahead + gathered[0],
+        backward=totals.back + gathered[1],
+        stem=(totals.stem[0] + stem[0], totals.stem[1] + stem[1]),
+        head=(totals.head[0] + head[0], totals.head[1] + head[1]),
         send=_send(model, plan, cluster, stack, micro_batch),
         shard=sum(gathered),
         rims=sum(stem) + sum(head),
@@ -82,38 +79,38 @@ def row_seconds(each: Blocks, layers: float, stem: float, head: float) -> tuple[
 
 def detail(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Detail:
     """What each row of the pipeline takes for one micro-batch, and what that comes from."""
-    made, each = usual = _priced(model, plan, cluster, stack, micro_batch)
+    usual_kernels, each = usual = _priced(model, plan, cluster, stack, micro_batch)
     counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
-    own = in_rows(model, plan, counts)
+    grouped = in_rows(model, plan, counts)
     kinds = {
-        one.plan: KindOfBlock(
-            one.plan,
-            one.blocks / sum(counts),
+        alike.plan: KindOfBlock(
+            alike.plan,
+            alike.blocks / sum(counts),
             *(
                 usual
-                if one.plan == plan
-                else _priced(model, one.plan, cluster, stack, micro_batch, plan.tp // one.plan.tp)
+                if alike.plan == plan
+                else _priced(model, alike.plan, cluster, stack, micro_batch, plan.tp // alike.plan.tp)
             ),
         )
-        for one in together(own)
+        for alike in together(grouped)
     }
     stems, heads = ends(plan.schedule, plan.pp)
     pairs = []
-    for row, some in enumerate(own):
+    for row, groups in enumerate(grouped):
         f, b = row_seconds(each, 0.0, (row in stems) / len(stems), (row in heads) / len(heads))
-        for one in some:
-            more = row_seconds(kinds[one.plan].blocks, one.blocks, 0.0, 0.0)
+        for alike in groups:
+            more = row_seconds(kinds[alike.plan].blocks, alike.blocks, 0.0, 0.0)
             f, b = f + more[0], b + more[1]
         pairs.append((f, b))
-    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
-    return Detail(found, made, each, tuple(kinds.values()))
+    rows = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
+    return Detail(rows, usual_kernels, each, tuple(kinds.values()))
 
 
 def _priced(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, alone: int = 1
 ) -> tuple[Kernels, Blocks]:
-    made = kernels(model, plan, cluster, stack, micro_batch)
-    return made, blocks(model, plan, cluster, stack, micro_batch, made.totals, alone)
+    seconds = kernels(model, plan, cluster, stack, micro_batch)
+    return seconds, blocks(model, plan, cluster, stack, micro_batch, seconds.totals, alone)
 
 
 def passes(
@@ -162,23 +159,24 @@ def inside_blocks(
 ) -> dict[str, Traffic]:  # fmt: skip
     """What is sent, and what of it shows, inside the passes over blocks, by axis."""
     layers = model.n_layer / plan.pp * micros
-    found: dict[str, Traffic] = {}
+    traffic_by_axis: dict[str, Traffic] = {}
     for kind in each.kinds:
         both, many = joined(kind.kernels.ahead.talk, kind.kernels.back.talk), kind.part * layers
-        made = {axis: traffic * many for axis, traffic in both.items()}
-        if kind.plan.tp < plan.tp and "cp" in made:  # those ranks are of tp
-            made["tp"] = made.pop("cp")
+        of_kind = {axis: traffic * many for axis, traffic in both.items()}
+        if kind.plan.tp < plan.tp and "cp" in of_kind:  # those ranks are of tp
+            of_kind["tp"] = of_kind.pop("cp")
         if gathering.deals(kind.plan):
             alone = plan.tp // kind.plan.tp
             (sent, seconds), _ = gathering.total(model, kind.plan, cluster, stack, alone)
-            made["shard"] = Traffic(sent * many, seconds * many, kind.blocks.shard * many)
-        found = joined(found, made)
-    found = joined(found, {axis: own * (micros / plan.pp) for axis, own in each.kernels.rims.items()})
+            of_kind["shard"] = Traffic(sent * many, seconds * many, kind.blocks.shard * many)
+        traffic_by_axis = joined(traffic_by_axis, of_kind)
+    rims = {axis: rim * (micros / plan.pp) for axis, rim in each.kernels.rims.items()}
+    traffic_by_axis = joined(traffic_by_axis, rims)
     if gathering.deals(plan):
-        _, rims = gathering.total(model, plan, cluster, stack)
-        own = Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))
-        found["shard"] = found.get("shard", Traffic(0.0, 0.0, 0.0)) + own
-    return found
+        _, of_ends = gathering.total(model, plan, cluster, stack)
+        rim = Traffic(*(micros / plan.pp * part for part in (*of_ends, each.blocks.rims)))
+        traffic_by_axis["shard"] = traffic_by_axis.get("shard", Traffic(0.0, 0.0, 0.0)) + rim
+    return traffic_by_axis
 
 
 def memories(

@@ -3,6 +3,10 @@
 A member is one file of its family's package (or a folder whose `__init__.py` declares it), named as the contract names
 it: `topk` is `topk.py`, and `1f1b`, which Python cannot import, is `one_f_one_b.py`. A member in a user's own file is
 named by import path: `mine.py:NAME`. Files whose name begins with `_` are no members.
+
+What few need lies in a sister package of the same distribution, `unisono_contrib`, with the same rooms: a family of
+`unisono.codecs` has the members of `unisono_contrib.codecs` too. The core names that package here alone, and runs
+without it.
 """
 
 import importlib
@@ -10,7 +14,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import isfunction
@@ -26,6 +30,8 @@ from unisono.spec.runs import run_around
 from unisono.spec.words import meant
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+CORE, SISTER = "unisono", "unisono_contrib"
 
 _MARK = re.compile(r"[A-Za-z]\w*(?::[^/]*)?")
 
@@ -91,16 +97,77 @@ class Finder(Generic[C]):
                 fix=f"one of: {' '.join(names)}, or FILE.py:NAME",
                 code=self.codes[0],
             )
-        return _member_of(importlib.import_module(f"{self.package}.{module_of(name)}"), self.base)
+        return _member_of(importlib.import_module(_modules_in(self.package, self.folders)[name]), self.base)
+
+
+def names_in(package: str, folders: bool = False) -> tuple[str, ...]:
+    """Names of a family's members, of the core and of the sister package; `package`, as `unisono.sync`, is not imported
+    for it."""
+    return tuple(_modules_in(package, folders))
 
 
 @cache
-def names_in(package: str, folders: bool = False) -> tuple[str, ...]:
-    """Names of the members that lie in a family's package, as `unisono.sync`, which is not imported for it."""
-    spec = importlib.util.find_spec(package)
-    found = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
-    modules = (module for module in found if module.ispkg or not folders)
-    return tuple(sorted(name_of(module.name) for module in modules if not module.name.startswith("_")))
+def _modules_in(package: str, folders: bool) -> dict[str, str]:
+    """Each member of a family, by name in order, and the module that declares it."""
+    modules = {
+        name_of(module.name): f"{home}.{module.name}"
+        for home in (package, _beside(package))
+        for module in pkgutil.iter_modules(_folders_of(home))
+        if not module.name.startswith("_") and (module.ispkg or not folders)
+    }
+    return dict(sorted(modules.items()))
+
+
+def _beside(module: str) -> str:
+    """The name of what the sister package has beside a module of the core: `unisono_contrib.sync`."""
+    return SISTER + module.removeprefix(CORE)
+
+
+def _folders_of(package: str) -> Sequence[str]:
+    """Where a package's files lie; nowhere if there is no such package."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # of a package around it
+        return ()
+    return (spec.submodule_search_locations or ()) if spec else ()
+
+
+@cache
+def sister(module: str) -> ModuleType | None:
+    """What the sister package adds to a module of the core, given by its name: `unisono_contrib.parallel.passes` for
+    `unisono.parallel.passes`. None where it adds nothing, or is not installed."""
+    name = _beside(module)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise
+
+
+def contributed(module: str) -> ModuleType:
+    """As `sister`. Raises UsageError E01 where the sister package is not installed."""
+    found = sister(module)
+    if found is None:
+        raise UsageError(
+            f"{_beside(module)} is not installed",
+            where=module,
+            likely="unisono was installed without its sister package",
+            fix="pip install unisono",
+            code="E01",
+        )
+    return found
+
+
+def door(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module of the core that is the public address of one in the sister package."""
+
+    def attribute(name: str) -> Any:
+        if name.startswith("__"):  # asked by the import system
+            raise AttributeError(name)
+        return getattr(contributed(module), name)
+
+    return attribute
 
 
 @cache

@@ -13,8 +13,13 @@ from pathlib import Path
 
 from unisono.spec import errors
 
-_PACKAGE = str(Path(errors.__file__).parents[1]) + os.sep
-FOREIGN = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
+_PACKAGE = str(Path(errors.__file__).parents[1])
+FOREIGN = (
+    _PACKAGE + os.sep,
+    f"{_PACKAGE}_contrib{os.sep}",
+    sysconfig.get_paths()["stdlib"] + os.sep,
+    "<frozen",
+)
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LOADED = "unisono_"  # how modules are called that we load by path: unisono_model_mine
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")
@@ -50,7 +55,7 @@ def users(error: BaseException) -> list[traceback.FrameSummary]:
             own.append(traceback.FrameSummary(file, int(at), line.rpartition(" in ")[2]))
             continue
         module = str(frame.f_globals.get("__name__", ""))
-        ours = is_foreign(summary.filename) or module.startswith("unisono.")
+        ours = is_foreign(summary.filename) or module.startswith(("unisono.", "unisono_contrib."))
         if module.startswith(_LOADED) or not ours:
             own.append(summary)
     if isinstance(error, SyntaxError) and error.filename and not is_foreign(error.filename):

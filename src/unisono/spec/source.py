@@ -1,13 +1,12 @@
 """`[data] source` of a recipe: what the declaration of every data source says. No torch."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from unisono.spec.family import Family, Member
 from unisono.spec.model import Facts, ModelConfig
 
 if TYPE_CHECKING:
-    from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
 
 
@@ -31,8 +30,9 @@ class DataSource(Member, ABC):
         return None
 
     @abstractmethod
-    def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
-        """The samples, split and numbered. Starts no thread, so that a fork may follow. Raises UsageError."""
+    def load(self, data: Any, model: ModelConfig) -> "Corpus":
+        """The samples, split and numbered. data: the recipe's [data] section. Starts no thread, so that a fork may
+        follow. Raises UsageError."""
 
 
 SOURCES: Family[DataSource] = Family(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from unisono.comm.bucket import Bucket
     from unisono.comm.group import Group
-    from unisono.sync._kept import Remains
+    from unisono.sync._kept import CodecState
 
 
 class Verdict(Enum):
@@ -78,14 +78,16 @@ class Sync(ABC):
     """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own. shares: what each
     keeps for itself is a part of a sum, which counts: with another dp it is dealt anew, in equal parts. cap: bytes that
     a bucket between hosts has at most, 0 where that is not the policy's affair. sliced: buckets are as small on one
-    host, and do not lie in memory that all see. settled: what was measured, as the plan's `sync` would say it."""
+    host, and do not lie in memory that all see. overlaps: the next forward may begin
+    before the update is made. settled: what was measured, as the plan's `sync` would say it."""
 
     dp: "Group"
-    kept: "Remains | None" = None
+    kept: "CodecState | None" = None
     private: bool = False
     shares: bool = False
     cap: int = 0
     sliced: bool = False
+    overlaps: bool = False
     settled: str = ""
 
     def among(self, world: "Group") -> None:
@@ -122,11 +124,11 @@ class Sync(ABC):
         """What it has chosen among others, and why; "" where it had no choice."""
         return ""
 
-    def told(self) -> "Mapping[str, Any]":
+    def metrics(self) -> "Mapping[str, Any]":
         """What there is to tell of the last step beside its report, by name, for its line of metrics."""
         return {}
 
-    def own(self, key: str) -> bool:
+    def is_private(self, key: str) -> bool:
         """Whether this key of the state is each replica's own."""
         return self.private
 

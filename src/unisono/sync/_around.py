@@ -37,11 +37,11 @@ class SyncAround(Sync):
     def says(self) -> str:
         return self.inner.says()
 
-    def told(self) -> Mapping[str, Any]:
-        return self.inner.told()
+    def metrics(self) -> Mapping[str, Any]:
+        return self.inner.metrics()
 
-    def own(self, key: str) -> bool:
-        return self.inner.own(key)
+    def is_private(self, key: str) -> bool:
+        return self.inner.is_private(key)
 
     def state(self) -> Mapping[str, Tensor]:
         return self.inner.state()

@@ -25,12 +25,17 @@ def tuned(nbytes: int, before: float, rate: float) -> int:
 
 def sized(sync: S, bucket: float | str, slots: Sequence[Any]) -> S:
     """The policy with buckets of so many MiB; 0: as it is. Every member of its group calls it, or it hangs."""
-    own = [slot.master for slot in slots if slot.live.requires_grad]
+    learning = [slot.master for slot in slots if slot.live.requires_grad]
     if bucket == "auto":
-        if not own or sync.dp.size == 1 or not has_numbers(own[0].device) or sync.dp.near(own[0].device):
+        if (
+            not learning
+            or sync.dp.size == 1
+            or not has_numbers(learning[0].device)
+            or sync.dp.near(learning[0].device)
+        ):
             return sync
-        nbytes = sum(p.numel() * (p.grad_dtype or p.dtype).itemsize for p in own)
-        sync.cap = tuned(nbytes, *measured_link(sync.dp, own[0].device))
+        nbytes = sum(p.numel() * (p.grad_dtype or p.dtype).itemsize for p in learning)
+        sync.cap = tuned(nbytes, *measured_link(sync.dp, learning[0].device))
         sync.settled = f"every_step:bucket={sync.cap / 2**20:g}"
     elif bucket:
         sync.cap, sync.sliced = max(1, int(float(bucket) * 2**20)), True

@@ -39,7 +39,7 @@ class ChoosingSync(SyncAround):
         self._steps, self._since = 0, (0, torch.zeros(2))  # and when computing was looked at last, its time
         # Sums in memory that all see cost less than encoding, and begin when backward is over.
         self._near = inner.dp.near(gradient.device)
-        self._why, self._told = "", False
+        self._why, self._announced = "", False
         self._seconds: Sequence[CodecSeconds] = ()
         self._measure()
         self._decide(0.0, 0.0)
@@ -49,7 +49,7 @@ class ChoosingSync(SyncAround):
     def _measure(self) -> None:
         here = torch.tensor([float(not self._near)])
         if self.world.all_gather(here[None]).amax():
-            tried = [one.bind() for one in self.coder.member.rungs.values()]
+            tried = [rung.bind() for rung in self.coder.member.rungs.values()]
             self._seconds = probe(tried, self.gradient, self.dp, self.world)
 
     def _decide(self, backward: float, computing: float) -> None:
@@ -58,11 +58,11 @@ class ChoosingSync(SyncAround):
             place, why = 0, f"replicas of {self.dp.axis} see each other's memory"
         else:
             shows = self._shown(HIDES * backward)
-            place = self.coder.member.taken([computing + one for one in shows])
+            place = self.coder.member.taken([computing + shown for shown in shows])
             why = self._reason(shows, backward)
         said = f"{self.coder.rungs[place][0]}: {why}"
         if said != self._why:
-            self._why, self._told = said, False
+            self._why, self._announced = said, False
         if not self._steps or self.coder.now is not self.coder.rungs[place][1]:
             self.coder.take(place)
 
@@ -70,15 +70,15 @@ class ChoosingSync(SyncAround):
         """Seconds that show with each: encoding, and what travels beyond what is hidden; the last exchange of a step
         has nothing to hide behind in any case."""
         shows, gradient = list[float](), self.gradient
-        for one, (_, coder) in zip(self._seconds, self.coder.rungs, strict=True):
+        for took, (_, coder) in zip(self._seconds, self.coder.rungs, strict=True):
             parts = max(1, gradient.nbytes // coder.cap) if coder.cap else gradient.buckets
-            travels = one.whole - one.computed
-            shows.append(one.computed + max(travels - hidden, travels / parts if hidden else 0.0))
+            travels = took.whole - took.computed
+            shows.append(took.computed + max(travels - hidden, travels / parts if hidden else 0.0))
         return shows
 
     def _reason(self, shows: Sequence[float], backward: float) -> str:
         names = [name for name, _ in self.coder.rungs]
-        each = ", ".join(f"{name} {written(one)}" for name, one in zip(names, shows, strict=True))
+        each = ", ".join(f"{name} {written(shown)}" for name, shown in zip(names, shows, strict=True))
         n = self.dp.size
         rate = 2 * (n - 1) / n * self.gradient.nbytes / self._seconds[0].whole
         behind = f"a backward of {written(backward)}" if backward else "nothing"
@@ -112,22 +112,22 @@ class ChoosingSync(SyncAround):
     def says(self) -> str:
         return self._why
 
-    def told(self) -> Mapping[str, Any]:
-        chosen = {} if self._told else {"codec": self.coder.called, "codec_why": self._why}
-        self._told = True
-        return {**self.inner.told(), **chosen}
+    def metrics(self) -> Mapping[str, Any]:
+        chosen = {} if self._announced else {"codec": self.coder.called, "codec_why": self._why}
+        self._announced = True
+        return {**self.inner.metrics(), **chosen}
 
 
 def choosing(sync: Sync, coder: Coder, slots: Sequence[Any], world: Group, *, later: bool = True) -> Sync:
     """The policy itself, or with the choice of its codec where the plan leaves it to what is measured. Every rank of
     `world` calls it, or it hangs."""
-    own = [slot.master for slot in slots if slot.live.requires_grad and not slot.sparse]
-    device = own[0].device if own else torch.device("cpu")
+    learning = [slot.master for slot in slots if slot.live.requires_grad and not slot.sparse]
+    device = learning[0].device if learning else torch.device("cpu")
     if not coder.rungs or sync.dp.size == 1 or not has_numbers(device):
         return sync
     shapes, dtype = (
-        [Size(p.shape) for p in own],
-        (own[0].grad_dtype or own[0].dtype) if own else torch.float32,
+        [Size(p.shape) for p in learning],
+        (learning[0].grad_dtype or learning[0].dtype) if learning else torch.float32,
     )
     gradient = Gradient(shapes, dtype, device)
     return ChoosingSync(sync, cast("LadderCoder", coder), gradient, world, later=later)

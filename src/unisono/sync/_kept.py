@@ -12,24 +12,23 @@ from unisono.comm.group import Group
 STEPS = "steps"
 
 
-class Remains:
+class CodecState:
     """Live tensors, which a checkpoint may fill before a first step.
 
-    own: by `PARAMETER/NAME`, what this replica keeps for itself, each like its parameter. alike: by `PARAMETER/NAME`,
-    what all replicas keep alike; and `steps`, int64 [], if the codec counts them.
-    """
+    private: by `PARAMETER/NAME`, what this replica keeps for itself, each like its parameter. alike: by
+    `PARAMETER/NAME`, what all replicas keep alike; and `steps`, int64 [], if the codec counts them."""
 
     def __init__(self, coder: Coder, params: Mapping[str, nn.Parameter]) -> None:
         self.coder = coder
         self._names = {id(p): name for name, p in params.items()}
-        self.own = {
+        self.private = {
             f"{name}/{key}": torch.zeros_like(p, dtype=p.grad_dtype)
             for name, p in params.items()
             for key in coder.keeps
         }
         self._alike = {name: dict(coder.alike(name, p)) for name, p in params.items()}
         self.alike = {f"{n}/{key}": x for n, kept in self._alike.items() for key, x in kept.items()}
-        self._unseen = {*self.own, *self.alike}  # of parameters that were in no bucket yet
+        self._unseen = {*self.private, *self.alike}  # of parameters that were in no bucket yet
         self.steps = torch.zeros((), dtype=torch.int64)
         if coder.counts:
             self.alike[STEPS] = self.steps
@@ -43,11 +42,11 @@ class Remains:
         if self.spoiled:
             why = "what the codec keeps is spoiled by a step that was not finite"
             raise RuntimeError(f"{why}; go on from the last checkpoint")
-        return self.own | self.alike
+        return self.private | self.alike
 
     @property
     def nothing(self) -> bool:
-        return not self.own and not self.alike
+        return not self.private and not self.alike
 
     def joined(self, bucket: Bucket, place: int, replicas: int) -> BucketMemory:
         """The memory of a bucket, made once: what is kept of its parameters lies in one tensor from now on."""
@@ -61,7 +60,7 @@ class Remains:
         whole, at = torch.zeros_like(bucket.flat), 0
         for name, p in zip(names, bucket.params, strict=True):
             full = f"{name}/{key}"
-            self.own[full] = whole[at : at + p.numel()].view(p.shape).copy_(self.own[full])
+            self.private[full] = whole[at : at + p.numel()].view(p.shape).copy_(self.private[full])
             self._unseen.discard(full)
             at += p.numel()
         return whole
@@ -73,7 +72,7 @@ class Remains:
     def end_step(self) -> None:
         """Every bucket has been in an exchange; what was in none, such as aliases, keeps nothing."""
         for key in self._unseen:
-            self.own.pop(key, None)
+            self.private.pop(key, None)
             self.alike.pop(key, None)
         self._unseen = set()
         self.steps += 1
@@ -85,27 +84,27 @@ class Remains:
     def undo(self) -> None:
         """The step did not count: what was held is as it was. Outside fp16 nothing is held unless the run is to go on,
         for a copy in each step costs as much as the codec itself: what is kept may then go into no checkpoint."""
-        keeps = bool(self.own or self.alike.keys() - {STEPS})
+        keeps = bool(self.private or self.alike.keys() - {STEPS})
         self.spoiled = keeps and not self._before
         for was, x in self._before:
             x.copy_(was)
         self._before.clear()
         self.steps -= 1
 
-    def take_over(self, before: "Remains", group: Group) -> None:
+    def take_over(self, before: "CodecState", group: Group) -> None:
         """Go on from what was kept among other members: what each one keeps for itself, and what all keep alike, which
         is that of who has made most steps. Every member calls it, or it hangs."""
         if self.nothing and not self.coder.counts:
             return
-        for key, x in self.own.items():
-            if key in before.own:
-                x.copy_(before.own[key])
-        made = group.all_gather(before.steps.view(1).clone())
-        source = int(made.argmax())
+        for key, x in self.private.items():
+            if key in before.private:
+                x.copy_(before.private[key])
+        counts = group.all_gather(before.steps.view(1).clone())
+        source = int(counts.argmax())
         for key, x in self.alike.items():
             if key != STEPS:
                 group.broadcast(x.copy_(before.alike.get(key, x)), source)
-        self.steps.copy_(made[source])
+        self.steps.copy_(counts[source])
 
 
 def _tensors(memory: BucketMemory) -> Iterator[Tensor]:

@@ -22,10 +22,10 @@ def measured_link(group: Group, device: torch.device, nbytes: int = 1 << 20) -> 
 
 
 def _seconds(group: Group, x: torch.Tensor) -> float:
-    found = float("inf")
+    quickest = float("inf")
     for _ in range(TIMES):
         group.barrier()
         begun = time.perf_counter()
         group.start_all_reduce(x).wait()
-        found = min(found, time.perf_counter() - begun)
-    return found
+        quickest = min(quickest, time.perf_counter() - begun)
+    return quickest

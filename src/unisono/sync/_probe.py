@@ -59,15 +59,15 @@ class Gradient:
 
     def last(self, numel: int) -> list[nn.Parameter]:
         """Parameters like the last ones, of about so many elements together."""
-        found, left = list[nn.Parameter](), numel
+        params, left = list[nn.Parameter](), numel
         for shape in reversed(self.shapes):
             if left <= 0:
                 break
             if shape.numel() > left and len(shape):
                 shape = Size((max(1, left * shape[0] // shape.numel()), *shape[1:]))
-            found.append(nn.Parameter(torch.zeros(shape, dtype=self.dtype, device=self.device)))
+            params.append(nn.Parameter(torch.zeros(shape, dtype=self.dtype, device=self.device)))
             left -= shape.numel()
-        return found
+        return params
 
 
 def probe(coders: Sequence[Coder], gradient: Gradient, dp: Group, world: Group) -> list[CodecSeconds]:
@@ -75,38 +75,38 @@ def probe(coders: Sequence[Coder], gradient: Gradient, dp: Group, world: Group) 
     group, world = copy(dp), copy(world)
     group.recorder = world.recorder = Recorder(dp.recorder.rank)  # what is tried is in no ledger
     longest = int(_most(torch.tensor([float(gradient.elements)]), world)[0])
-    sizes, found = [], list[Tensor]()
+    sizes, times = [], list[Tensor]()
     size = SMALL
     while True:
         sizes.append(min(size, longest))
-        found.append(_most(_measured(coders[:1], gradient, sizes[-1], group), world))
-        if found[-1][0, 0] >= ENOUGH or sizes[-1] >= longest:
+        times.append(_most(_measured(coders[:1], gradient, sizes[-1], group), world))
+        if times[-1][0, 0] >= ENOUGH or sizes[-1] >= longest:
             break
         size *= GROWTH
     small = _most(_measured(coders[1:], gradient, sizes[0], group), world)
     large = small if len(sizes) == 1 else _most(_measured(coders[1:], gradient, sizes[-1], group), world)
-    both = torch.cat([found[0], small]), torch.cat([found[-1], large])
+    both = torch.cat([times[0], small]), torch.cat([times[-1], large])
     # The line through both, as a step has it: so many buckets, so many elements.
     slope = (both[1] - both[0]).clamp_min(0.0) / max(1, sizes[-1] - sizes[0])
     start = (both[0] - slope * sizes[0]).clamp_min(0.0)
     if len(sizes) == 1:
         slope, start = both[1] / sizes[-1], torch.zeros_like(start)
     # What goes in small exchanges has many in the longer stretch already, one encoded while another travels.
-    starts = torch.tensor([[1.0 if one.cap else float(gradient.buckets)] for one in coders])
-    told = starts * start + slope * gradient.elements
-    return [CodecSeconds(whole, min(whole, computed)) for whole, computed in _most(told, world).tolist()]
+    starts = torch.tensor([[1.0 if coder.cap else float(gradient.buckets)] for coder in coders])
+    total = starts * start + slope * gradient.elements
+    return [CodecSeconds(whole, min(whole, computed)) for whole, computed in _most(total, world).tolist()]
 
 
 def _measured(coders: Sequence[Coder], gradient: Gradient, numel: int, group: Group) -> Tensor:
     """[coders, 2] float64: seconds of an exchange of a bucket of about so many elements, and what was computed."""
     params = gradient.last(numel)
-    told = torch.zeros(len(coders), 2, dtype=torch.float64)
+    seconds = torch.zeros(len(coders), 2, dtype=torch.float64)
     if group.size == 1 or not params:
-        return told
+        return seconds
     mark = torch.zeros(1)
     for place, coder in enumerate(coders):
         drive, times = Drive(coder, group, {str(i): p for i, p in enumerate(params)}), []
-        buckets = [Bucket(some, group.size) for some in _runs(params, coder.cap)]
+        buckets = [Bucket(run, group.size) for run in _runs(params, coder.cap)]
         for _ in range(ROUNDS):
             for bucket in buckets:
                 bucket.flat.copy_(
@@ -119,8 +119,8 @@ def _measured(coders: Sequence[Coder], gradient: Gradient, numel: int, group: Gr
             drive.finish()
             buckets[-1].flat[:1].tolist()  # what a device was told to do is done
             times.append((time.perf_counter() - begun, time.thread_time() - busy))
-        told[place] = torch.tensor(min(times), dtype=torch.float64)
-    return told
+        seconds[place] = torch.tensor(min(times), dtype=torch.float64)
+    return seconds
 
 
 def _runs(params: Sequence[nn.Parameter], cap: int) -> list[list[nn.Parameter]]:

@@ -43,7 +43,7 @@ class ErrorSampler:
             place = flat[at : at + numel]
             self._taken = place.clone(), place
 
-    def told(self) -> dict[str, float]:
+    def take_error(self) -> dict[str, float]:
         """The error of the last sample, once."""
         error, self.error = self.error, None
         return {} if error is None else {"codec_error": error}

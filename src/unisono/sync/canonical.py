@@ -42,7 +42,7 @@ def _dealt(shard: int, batch: Any) -> str:
     )
     size = share // micros
     numbers = [dp for dp in range(1, batch.leaves // shard + 1) if not batch.leaves % (dp * shard)]
-    fit = [dp for dp in numbers if _below(own := batch.leaves // (dp * shard)) == own]
+    fit = [dp for dp in numbers if _below(leaves := batch.leaves // (dp * shard)) == leaves]
     other = min(fit, key=lambda dp: abs(dp * shard - batch.replicas), default=0)
     return f"--train.micro_batch {size} (micros={micros})" + (f", or dp={other}" if other else "")
 

@@ -66,11 +66,11 @@ class EveryStepSync(Sync):
     def undone(self) -> None:
         self._drive.kept.undo()
 
-    def told(self) -> "Mapping[str, Any]":
-        return self._drive.sampler.told()
+    def metrics(self) -> "Mapping[str, Any]":
+        return self._drive.sampler.take_error()
 
     def state(self) -> "Mapping[str, Tensor]":
         return self._drive.state
 
-    def own(self, key: str) -> bool:
-        return self.private or key in self._drive.kept.own
+    def is_private(self, key: str) -> bool:
+        return self.private or key in self._drive.kept.private

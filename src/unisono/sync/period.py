@@ -189,9 +189,9 @@ class PeriodSync(Sync):
 
         totals = self.dp.recorder.totals()
         computed = totals.get("forward", 0.0) + totals.get("backward", 0.0)
-        own = [self._shown, (computed - self._computed) / max(1, self._since)]
+        times = [self._shown, (computed - self._computed) / max(1, self._since)]
         self._computed, self._since = computed, 0
-        shown, computing = world.all_gather(torch.tensor([own], dtype=torch.float64)).amin(0).tolist()
+        shown, computing = world.all_gather(torch.tensor([times], dtype=torch.float64)).amin(0).tolist()
         return shown, computing
 
     def undone(self) -> None:
@@ -200,13 +200,13 @@ class PeriodSync(Sync):
             self.inner.undone()
         self._adds = False
 
-    def told(self) -> "Mapping[str, Any]":
+    def metrics(self) -> "Mapping[str, Any]":
         grown = self.steps != self._said and self.most > self.least
         self._said = self.steps
-        return {**self.inner.told(), **({"period": self.steps} if grown else {})}
+        return {**self.inner.metrics(), **({"period": self.steps} if grown else {})}
 
-    def own(self, key: str) -> bool:
-        return key.endswith("/held") or self.inner.own(key)
+    def is_private(self, key: str) -> bool:
+        return key.endswith("/held") or self.inner.is_private(key)
 
     def state(self) -> "Mapping[str, Tensor]":
         held = {f"{name}/held": x for name, x in self._held.items()}

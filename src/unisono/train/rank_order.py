@@ -8,11 +8,11 @@ from typing import Any, Self
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.spec.rendezvous import Rendezvous
-from unisono.train.abroad import Abroad
-from unisono.train.build import Place
-from unisono.train.shelf import Shelf
-from unisono.train.trial import Trial
-from unisono.train.watch import Uplink
+from unisono.train.build.build import Place
+from unisono.train.recovery.fault_injection import FaultInjector
+from unisono.train.recovery.replication import SnapshotReplicas
+from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
+from unisono.train.watch.journal import Uplink
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,11 @@ class RankOrder:
     last_bits: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 0
     rendezvous: Rendezvous | None = None
-    shelf: Shelf | None = None
-    abroad: Abroad | None = None
-    trial: Trial = field(default_factory=Trial)  # what is done beside, where faults are played
+    buffer: SnapshotBuffer | None = None
+    replicas: SnapshotReplicas | None = None
+    faults: FaultInjector = field(
+        default_factory=FaultInjector
+    )  # what is done beside, where faults are played
 
     def at(self, rendezvous: Rendezvous) -> Self:
         """The order from a meeting on: number, world and plan may be others."""

@@ -11,21 +11,20 @@ from typing import Any
 
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.words import listed
-from unisono.train.abroad import Abroad
-from unisono.train.ahead import AheadUpdate
-from unisono.train.build import Place, build, connect
-from unisono.train.checkpoint.find import FOLDER, by_age, first_whole
+from unisono.train.build.build import Place, build, connect
 from unisono.train.data.dataset import Corpus
-from unisono.train.flow import unflushed
-from unisono.train.handover import NotHeld, PeerMemory
 from unisono.train.rank_order import RankOrder
-from unisono.train.run import Run
-from unisono.train.shelf import Shelf, Snapshot
-from unisono.train.state import kept_of, pieces_of, refill, restore
+from unisono.train.recovery.peer_restore import Incomplete, PeerRestore
+from unisono.train.recovery.replication import SnapshotReplicas
+from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer
+from unisono.train.state.checkpoint.find import FOLDER, by_age, first_whole
+from unisono.train.state.run_state import kept_of, pieces_of, refill, restore
+from unisono.train.step.overlap import unflushed
+from unisono.train.step.run import Run
 
 
 @dataclass(slots=True)
-class Remembered:
+class CarriedState:
     """What this rank holds of the run for a rendezvous to come: nothing where it is new. val_losses: of validations, by
     step. recent: steps told, see Journal. bad: what is kept of bad steps."""
 
@@ -40,14 +39,14 @@ def losses(state: Mapping[str, Any]) -> list[tuple[int, float]]:
     return [(int(step), float(loss)) for step, loss in state.get("val", ())]
 
 
-def regained(
-    order: RankOrder, corpus: Corpus, rendezvous: Rendezvous, kept: Remembered, note: Callable[[str], None]
+def rebuild(
+    order: RankOrder, corpus: Corpus, rendezvous: Rendezvous, kept: CarriedState, note: Callable[[str], None]
 ) -> tuple[Run, dict[str, Any], Path | None]:
     """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. order: of this
     meeting. kept: is up to date afterwards. Every rank that trains from here on calls it, or it hangs."""
     place = order.place
-    recorder = order.trial.recorder(place.rank)
-    order.trial.reached("recovery", rendezvous.epoch)
+    recorder = order.faults.recorder(place.rank)
+    order.faults.reached("recovery", rendezvous.epoch)
     memory = _memory(order, rendezvous, kept)
     run = build(order.recipe, order.plan, place, corpus, recorder, filled=False)
     folder = None
@@ -55,7 +54,7 @@ def regained(
         state = refill(run, memory)
         if memory.stood_in:
             note(_went_back(memory))
-    except NotHeld as missing:
+    except Incomplete as missing:
         folder = _newest(order.run_dir, place, rendezvous, note)
         if folder is None:
             run = build(order.recipe, order.plan, place, corpus, recorder)
@@ -67,52 +66,54 @@ def regained(
     return run, state, folder
 
 
-def handed_over(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> None:
+def hand_over(order: RankOrder, rendezvous: Rendezvous, kept: CarriedState) -> None:
     """What a rank does that is to leave: it gives what it holds to those that stay."""
     _memory(order, rendezvous, kept).give()
 
 
-def _memory(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> PeerMemory:
+def _memory(order: RankOrder, rendezvous: Rendezvous, kept: CarriedState) -> PeerRestore:
     """What all hold that meet, who are connected then."""
     place, present = order.place, rendezvous.meeting.present
-    held = _held(kept, order.shelf, order.abroad)
-    memory = PeerMemory(place.rank, present, rendezvous.store, held, place.device)
+    held = _held(kept, order.buffer, order.replicas)
+    memory = PeerRestore(place.rank, present, rendezvous.store, held, place.device)
     connect(place, rendezvous.store, present)
     return memory
 
 
-def _held(kept: Remembered, shelf: Shelf | None, abroad: Abroad | None) -> list[Snapshot]:
+def _held(
+    kept: CarriedState, buffer: SnapshotBuffer | None, replicas: SnapshotReplicas | None
+) -> list[Snapshot]:
     """What this rank has of the run: what it trains with, but where an update was under way, or where updates follow
-    their step; what is on its shelf, where whom it replaces may have put it; what it keeps for another host."""
+    their step; what is in its buffer, where whom it replaces may have put it; what it keeps for another host."""
     run, held, beside = kept.run, list[Snapshot](), dict[str, Any]()
     if run is not None:
         beside = {"recent": kept.recent}
         flushed = unflushed(run.replica.plan) is None
-        if run.whole and not isinstance(run.update, AheadUpdate) and flushed:
+        if run.whole and not run.update.by_parts and flushed:
             state = {"val": kept.val_losses, "bad": kept.bad, **beside}
             held.append(Snapshot(run.step, state, [*pieces_of(run), *kept_of(run)], live=True))
-    for one in shelf.snapshots() if shelf is not None else ():
-        if not held or one.step != held[0].step:
-            held.append(replace(one, state={**one.state, **beside}))
-    if abroad is None:
+    for snapshot in buffer.snapshots() if buffer is not None else ():
+        if not held or snapshot.step != held[0].step:
+            held.append(replace(snapshot, state={**snapshot.state, **beside}))
+    if replicas is None:
         return held
-    return merged(held, [one for one in abroad.snapshots() if one.sound()], beside)
+    return merged(held, [snapshot for snapshot in replicas.snapshots() if snapshot.sound()], beside)
 
 
-def merged(own: Sequence[Snapshot], others: Sequence[Snapshot], beside: Mapping[str, Any]) -> list[Snapshot]:
+def merged(held: Sequence[Snapshot], others: Sequence[Snapshot], beside: Mapping[str, Any]) -> list[Snapshot]:
     """What a rank has itself, and for others, as one snapshot of each step. others: sound ones."""
-    steps = {one.step: one for one in own}
+    steps = {snapshot.step: snapshot for snapshot in held}
     for other in others:
         mine = steps.get(other.step, Snapshot(other.step, {**other.state, **beside}, []))
         steps[other.step] = replace(mine, boxes=[*mine.boxes, *other.boxes])
     return list(steps.values())
 
 
-def _went_back(memory: PeerMemory) -> str:
+def _went_back(memory: PeerRestore) -> str:
     """After which step the run goes on where snapshots served, and what that costs."""
     again, several = memory.newest - memory.step, len(memory.stood_in) > 1
-    told = f"; {again} step{'s' * (again > 1)} again" if again else ""
-    return f"going on after step {memory.step} by snapshots of rank{'s' * several} {listed(memory.stood_in)}{told}"
+    cost = f"; {again} step{'s' * (again > 1)} again" if again else ""
+    return f"going on after step {memory.step} by snapshots of rank{'s' * several} {listed(memory.stood_in)}{cost}"
 
 
 def _newest(run_dir: Path, place: Place, rendezvous: Rendezvous, note: Callable[[str], None]) -> Path | None:

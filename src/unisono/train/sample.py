@@ -12,11 +12,11 @@ from unisono import config
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
 from unisono.spec.training import IGNORED
-from unisono.train.build import model_of
-from unisono.train.checkpoint import read_full, tensor_names
+from unisono.train.build.build import model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load as load_data
 from unisono.train.export import checkpoint_of
+from unisono.train.state.checkpoint import read_full, tensor_names
 
 LARGEST = 50_000_000  # parameters; more would make the end of a run wait
 
@@ -72,8 +72,8 @@ def sample(
         return None
     _load(model, folder)
     model.to(device)
-    if (asked := _question(corpus)) is not None:
-        tokens, end = asked
+    if (question := _question(corpus)) is not None:
+        tokens, end = question
     else:
         tokens, end = list(corpus.encode(start)) if _encodes(corpus.encode, start) else _first(corpus), None
     return corpus.decode(_draw(model, recipe.model.window, tokens, length, 0.8, recipe.seed, end))

@@ -8,8 +8,8 @@ from typing import Any
 from unisono.config import Loaded
 from unisono.config.resolve import located, recipe_problems
 from unisono.models.hf.described import config_of, read_config
-from unisono.planner.hf import transformer_of
-from unisono.planner.kinds import Model
+from unisono.planner.hf_config import transformer_of
+from unisono.planner.model_kinds import Model
 from unisono.planner.work import sample
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
@@ -120,8 +120,8 @@ def _image(config: Any) -> tuple[int, ...]:
 def _from_file(got: Loaded) -> Network:
     import torch
 
-    from unisono.models.build import user_model
-    from unisono.models.plain import UserModel, cut_model
+    from unisono.models.build import cut_or_whole, user_model
+    from unisono.models.plain import UserModel
 
     facts = got.recipe.model.sized(_facts(got))
     image = facts.sample_shape
@@ -133,7 +133,7 @@ def _from_file(got: Loaded) -> Network:
     if isinstance(model, UserModel):
         shape = image or (got.recipe.model.window,)
         sample = torch.zeros((1, *shape), dtype=torch.float32 if image else torch.int64)
-        model = cut_model(model, sample)
+        model = cut_or_whole(model, sample)
     found = _traced(got, model, model, image, got.recipe.model.window)
     return found.whole if isinstance(model, UserModel) else found
 

@@ -5,13 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono import config
-from unisono.planner.asked import question
-from unisono.planner.clusters import cluster
-from unisono.planner.pools import is_mixture
+from unisono.planner.from_recipe import request_of
 from unisono.planner.simulate import simulate
-from unisono.planner.stack import Stack, own, scaled, stack
-from unisono.planner.tables import Table, is_file
-from unisono.spec.errors import UsageError
+from unisono.planner.stack import Stack, read_stack, scaled, stack
+from unisono.planner.toml_tables import Table, is_file
 from unisono.verbs._sizes import model_of
 
 _RUN = ("recipe", "cluster", "plan", "micro_batch", "step_s")
@@ -22,12 +19,7 @@ def stack_of(text: str, where: str, environ: Mapping[str, str]) -> Stack:
     """The stack of a name or a file, for prices on a cluster. Raises UsageError."""
     if not is_file(text):
         return stack(text)
-    if not is_mixture(where) and cluster(where).host is not None:
-        what = "a calibrated machine has prices of its own, which no stack changes"
-        raise UsageError(
-            what, where=f"--stack {text}", fix="without --stack, or another --cluster", code="C04"
-        )
-    made, run = own(Path(text))
+    made, run = read_stack(Path(text))
     return made if run is None else scaled(made, _factor(made, run, Path(text).parent, environ))
 
 
@@ -38,7 +30,7 @@ def _factor(made: Stack, run: Table, folder: Path, environ: Mapping[str, str]) -
     if "micro_batch" in run.values:
         flags.append(("train.micro_batch", str(run.count("micro_batch", 1))))
     got = config.load(str(folder / run.text("recipe")), flags)
-    ask = question(got, model_of(got, environ), run.text("cluster"), made)
+    ask = request_of(got, model_of(got, environ), run.text("cluster"), made)
     took, factor, tries = run.number("step_s")[0], 1.0, 0
     while factor > _LEAST and tries < _TRIES:
         tries += 1

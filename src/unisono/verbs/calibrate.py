@@ -7,7 +7,7 @@ from unisono.verbs import CommandCall, Parser, Result, Verb
 
 
 class CalibrateVerb(Verb):
-    """Measure this machine in about two minutes, for plan, simulate, plan=auto and reports."""
+    """Measure this machine in about half a minute, for plan, simulate, plan=auto and reports."""
 
     name = "calibrate"
 

@@ -1,26 +1,10 @@
 """`unisono completion SHELL`."""
 
-from collections.abc import Mapping, Sequence
+import argparse
 from typing import ClassVar
 
 from unisono.verbs import VERBS, CommandCall, Parser, Result, Verb
 from unisono.verbs._recipe import RecipeVerb
-
-_BASH = """\
-_unisono() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
-    if [ "$COMP_CWORD" -eq 1 ]; then
-        words="{verbs}"
-    elif [[ "$word" == -* ]]; then
-        case "${{COMP_WORDS[1]}}" in
-{cases}
-        esac
-    fi
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-}}
-complete -o default -F _unisono unisono
-"""
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
 class CompletionVerb(Verb):
@@ -28,7 +12,8 @@ class CompletionVerb(Verb):
 
     name = "completion"
     epilog: ClassVar[str] = (
-        'bash, zsh: eval "$(unisono completion bash)" in ~/.bashrc, or zsh in ~/.zshrc\n'
+        'bash: eval "$(unisono completion bash)" in ~/.bashrc\n'
+        'zsh:  eval "$(unisono completion zsh)" in ~/.zshrc, below compinit\n'
         "fish: unisono completion fish > ~/.config/fish/completions/unisono.fish"
     )
 
@@ -36,37 +21,32 @@ class CompletionVerb(Verb):
         parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 
     def run(self, call: CommandCall) -> Result:
-        words, shell = words_of_verbs(), call.args.shell
-        script = _fish(words) if shell == "fish" else (_ZSH if shell == "zsh" else "") + _bash(words)
+        from shtab import complete
+
+        script = complete(whole_parser(), call.args.shell)
         call.settings.say(script.rstrip("\n"))
-        return {"shell": shell, "script": script}
+        return {"shell": call.args.shell, "script": script}
 
 
-def words_of_verbs() -> dict[str, Sequence[str]]:
-    """Each verb and the flags behind it, those that set keys of a recipe among them."""
+def whole_parser() -> argparse.ArgumentParser:
+    """All verbs as one parser, each with its flags and those that set keys of a recipe."""
+    from shtab import FILE
+
     from unisono.config.fields import keys
 
-    found: dict[str, Sequence[str]] = {}
+    whole = argparse.ArgumentParser(prog="unisono")
+    whole.add_argument("--version", action="store_true", help="print the version")
+    verbs = whole.add_subparsers()
     for name in VERBS.names():
         verb = VERBS.find(name)()
-        own = [flag for action in verb.parser()._actions for flag in action.option_strings]
-        recipe = (
-            [f"--{key}" for key in keys() if "." in key or key in verb.top]
-            if isinstance(verb, RecipeVerb)
-            else []
-        )
-        found[name] = list(dict.fromkeys((*own, *recipe)))
-    return found
-
-
-def _bash(words: Mapping[str, Sequence[str]]) -> str:
-    cases = "\n".join(f'            {name}) words="{" ".join(flags)}" ;;' for name, flags in words.items())
-    return _BASH.format(verbs=" ".join(words), cases=cases)
-
-
-def _fish(words: Mapping[str, Sequence[str]]) -> str:
-    lines = [f"complete -c unisono -n __fish_use_subcommand -f -a {name}" for name in words]
-    for name, flags in words.items():
-        seen = f'-n "__fish_seen_subcommand_from {name}"'
-        lines += [f"complete -c unisono {seen} -l {flag[2:]}" for flag in flags if flag.startswith("--")]
-    return "\n".join(lines) + "\n"
+        parser = verbs.add_parser(name, help=verb.summary(), parents=[verb.parser()], add_help=False)
+        for action in parser._actions:
+            if not action.option_strings and action.choices is None:
+                action.complete = FILE  # type: ignore[attr-defined]
+        if not isinstance(verb, RecipeVerb):
+            continue
+        known = {flag for action in parser._actions for flag in action.option_strings}
+        for key, about in keys().items():
+            if ("." in key or key in verb.top) and f"--{key}" not in known:
+                parser.add_argument(f"--{key}", help=(about.description or "").replace("%", "%%"))
+    return whole

@@ -42,14 +42,14 @@ unisono doctor hang PID               or that of this process"""
 
 
 def _hang(call: CommandCall, run: str, patience: float | None) -> Result:
-    from unisono.launch import alive, doctor_hang
+    from unisono.launch import doctor_hang, inspect_folder
 
     if patience is not None and not patience > 0:
         raise UsageError(f"--patience {patience:g}: more than 0 seconds", where="unisono doctor hang",
                          fix="--patience 10", code="C02")  # fmt: skip
     folder = doctor_hang.find(run) if run else doctor_hang.only_one()
     if call.settings.dry_run:
-        ranks = [one for one in alive.living(folder) if not one.has_gone()]
+        ranks = [one for one in inspect_folder.living(folder) if not one.has_gone()]
         where = ", ".join(f"{one.rank} (process {one.pid} on {one.host})" for one in ranks)
         return call.would({"run": str(folder)}, f"would ask ranks {where}" if ranks else "no rank is alive")
     facts, lines = doctor_hang.run(folder, patience)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from unisono.spec.finder import contributed
 from unisono.spec.runs import run_folder
 from unisono.verbs import CommandCall, Parser, Result, Verb
 
@@ -46,7 +47,8 @@ class ExportVerb(Verb):
             run, to=args.to, out=out, dtype=args.dtype, prune=args.prune, quantise=args.quantise
         )
         call.settings.note(f"from {result['checkpoint']}")
-        for line in export.summary(result["compressed"]) if "compressed" in result else ():
-            call.settings.note(line)
+        if "compressed" in result:
+            for line in contributed("unisono.train.export.compress").summary(result["compressed"]):
+                call.settings.note(line)
         call.settings.say(str(out))
         return result

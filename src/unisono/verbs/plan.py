@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.words import whole
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded, stack_asked, tokens
@@ -49,10 +50,10 @@ class PlanVerb(RecipeVerb):
 
     def run(self, call: CommandCall) -> Result:
         args = call.args
-        given = loaded(call, args.file, demo=args.demo)
+        recipe = loaded(call, args.file, demo=args.demo)
         from unisono.planner import best
-        from unisono.planner.asked import of_tokens
-        from unisono.planner.pools import is_mixture
+        from unisono.planner.clusters import is_mixture
+        from unisono.planner.from_recipe import of_tokens
         from unisono.planner.predict import calibration
         from unisono.planner.space import space_of
         from unisono.verbs._sizes import model_of
@@ -62,14 +63,14 @@ class PlanVerb(RecipeVerb):
         args.cluster, is_here = cluster_asked(call)
         args.stack = stack_asked(call)
         if is_mixture(args.cluster):
-            return _on_mixture(call, given)
-        model = model_of(given, call.environ)
-        space = space_of(given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
+            return _on_mixture(call, recipe)
+        model = model_of(recipe, call.environ)
+        space = space_of(recipe, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
         space = of_tokens(space, args.tokens)
-        if is_here or space.cluster.host is not None:
-            has_gpus = space.cluster.host is None and calibration(call.environ).is_file()
+        if is_here or space.cluster.cores:
+            has_gpus = not space.cluster.cores and calibration(call.environ).is_file()
             by_cores = is_here and not has_gpus
-            space = replace(space, cluster=_of_ranks(space, given.recipe.launch.ranks, by_cores))
+            space = replace(space, cluster=_of_ranks(space, recipe.recipe.launch.ranks, by_cores))
         if call.settings.dry_run:
             facts = {"cluster": space.cluster.name, "stack": space.stack.name}
             return call.would(facts, f"would search  {space.cluster.name} with {space.stack.name}")
@@ -81,7 +82,7 @@ class PlanVerb(RecipeVerb):
         call.settings.say(page)
         if not args.check:
             return result
-        more, page = check.run(given, space, args.top)
+        more, page = check.run(recipe, space, args.top)
         call.settings.say(f"\n{page}")
         return {**result, **more}
 
@@ -92,16 +93,16 @@ def _count(text: str) -> int:
     return count
 
 
-def _on_mixture(call: CommandCall, given: Any) -> Result:
-    from unisono.planner.asked import of_tokens
-    from unisono.verbs import _mixed as mixed
+def _on_mixture(call: CommandCall, recipe: Any) -> Result:
+    from unisono.planner.from_recipe import of_tokens
 
-    mixture, space = mixed.searched(given, call.environ, call.args)
+    mixed = contributed("unisono.verbs._mixed")
+    mixture, space = mixed.searched(recipe, call.environ, call.args)
     space = of_tokens(space, call.args.tokens)
     if call.settings.dry_run:
         facts = {"cluster": mixture.name, "stack": space.stack.name}
         return call.would(facts, f"would search  {mixture.name} with {space.stack.name}")
-    result, page = mixed.planned(mixture, space, call.args.top)
+    result, page = mixed.planned_on(mixture, space, call.args.top)
     call.settings.say(page)
     return result
 

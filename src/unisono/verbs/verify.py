@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.observe.files import write_whole
 from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.runs import PROOF, run_folder
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._errors import short
@@ -188,17 +189,16 @@ def _conform(call: CommandCall) -> Result:
     """A line for each member and each of its faults, and the object of --json."""
     from tempfile import TemporaryDirectory
 
-    from unisono.verify.conformance import Conformity, family_of, held
-
+    suites = contributed("unisono.verify.conformance")
     names = call.args.conformance
     if call.settings.dry_run:
-        nouns = [family_of(name).noun for name in names]
+        nouns = [suites.family_of(name).noun for name in names]
         lines = (f"would judge  {noun} {name}" for noun, name in zip(nouns, names, strict=True))
         return call.would({"conformance": names}, *lines)
-    judged: list[Conformity] = []
+    judged = []
     for name in names:
         with TemporaryDirectory() as folder:
-            judged.append(held(name, Path(folder)))
+            judged.append(suites.held(name, Path(folder)))
         last = judged[-1]
         call.settings.say(
             f"{last.family} {name}  {'FAIL' if last.faults else 'ok'}  ({' '.join(last.suites)})"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unisono.plan import Plan
 from unisono.spec.words import listed
-from unisono.train.checkpoint import Box, load, read_full, tensor_names
+from unisono.train.state.checkpoint import Box, load, read_full, tensor_names
 from unisono.verify.compare import CompareTerms, Divergence
 from unisono.verify.rhythm import rhythm_of
 from unisono.verify.solve import Cause, axis_text

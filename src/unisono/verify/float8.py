@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from unisono.config import Resolved
 from unisono.parallel.float8 import AHEAD, BACK, LEAST
 from unisono.parallel.play import StagePlayer
-from unisono.train.build import Place
+from unisono.train.build.build import Place
 from unisono.train.data.dataset import Corpus
 from unisono.verify.play import start
 

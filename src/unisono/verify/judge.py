@@ -15,9 +15,9 @@ from unisono.parallel.stochastic import Dither
 from unisono.plan.fidelity import beside_like
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.layout import Anatomy
-from unisono.train.blame import odd_loss
-from unisono.train.build import Place, model_of
+from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
+from unisono.train.watch.locate_nan import odd_loss
 from unisono.verify.beyond import beyond
 from unisono.verify.bounds import Bounds, bounds_of
 from unisono.verify.cause import Case, diagnose

@@ -6,7 +6,7 @@ from torch import nn
 
 from unisono.config import Resolved
 from unisono.plan import Plan
-from unisono.train.build import model_of, sample_of
+from unisono.train.build.build import model_of, sample_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms
 from unisono.verify.narrow import read_in_float32

@@ -19,22 +19,22 @@ from unisono.config import Resolved
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.play import StagePlayer
-from unisono.parallel.player import Leaf, Player, told
+from unisono.parallel.player import Leaf, Player, noise_of
 from unisono.parallel.precision import computing
 from unisono.plan import Plan
 from unisono.programs.pipeline import Action
 from unisono.sync import Verdict
-from unisono.train.build import Place, build, feeds
-from unisono.train.checkpoint import load, save
-from unisono.train.clip import Measure
+from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
-from unisono.train.numbers import Numbers
-from unisono.train.run import Run
-from unisono.train.scaling import Unscaled
-from unisono.train.state import pieces_of
-from unisono.train.step import train, train_step
-from unisono.train.update import Report, Update
+from unisono.train.state.checkpoint import load, save
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.grad_norm import Measure
+from unisono.train.step.numbers import Numbers
+from unisono.train.step.run import Run
+from unisono.train.step.scaling import Unscaled
+from unisono.train.step.train_step import train, train_step
+from unisono.train.step.update import Report, Update
 from unisono.verify.bounds import Bounds
 from unisono.verify.record import Observed
 from unisono.verify.replay import make_twin
@@ -259,7 +259,7 @@ def crossed_losses(
     (stage,), rows = run.local.stages.values(), []
     with torch.no_grad(), computing(resolved.plan.precision, place.device):
         for leaf in leaves:
-            y = stage(leaf.inputs, told(leaf, run.seed))
+            y = stage(leaf.inputs, noise_of(leaf, run.seed))
             rows.append(
                 torch.stack([stage.loss(y, other.targets) * (weight * other.scale) for other in leaves])
             )

@@ -17,15 +17,14 @@ from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
 from unisono.parallel.cut import boundaries
-from unisono.train.build import Place, connect, model_of
+from unisono.spec.finder import contributed
+from unisono.train.build.build import Place, connect, model_of, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
-from unisono.train.flow import unflushed
-from unisono.train.session import place_of
+from unisono.train.step.overlap import unflushed
 from unisono.verify.float8 import unlawful_products
 from unisono.verify.judge import find_cause, judge_plan, judge_reference, judge_stretch
 from unisono.verify.play import play_plan, play_reference
-from unisono.verify.stale import FLOWING, judge_stale, play_stale
 from unisono.verify.stretch import play_stretch
 
 Around = Callable[[dict[str, Any]], AbstractContextManager[object]]
@@ -85,13 +84,14 @@ def main(
                 one = resolve(recipe, job["one"])
                 alone = place_of(0, 1, 0, ctx.backend, timeout)
                 if schedule := unflushed(resolved.plan):
-                    steps = max(job["steps"], FLOWING)
+                    stale = contributed("unisono.verify.stale")
+                    steps = max(job["steps"], stale.FLOWING)
                     with around(job):
-                        play_stale(resolved, place, corpus, steps, folder)
+                        stale.play_stale(resolved, place, corpus, steps, folder)
                     if ctx.world > 1:
                         dist.destroy_process_group()
                     if ctx.rank == 0:
-                        result = judge_stale(schedule, resolved, one, alone, corpus, steps, folder)
+                        result = stale.judge_stale(schedule, resolved, one, alone, corpus, steps, folder)
                         ctx.channel.send("done", job=job["id"], result=result)
                     continue
                 result = {}

@@ -31,8 +31,8 @@ from torch import Tensor
 from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.player import Leaf
-from unisono.train.run import Run
-from unisono.train.update import state_of
+from unisono.train.step.run import Run
+from unisono.train.step.update import state_of
 from unisono.verify.evidence import RecordedBox, copies_of, joined
 
 KINDS = ("init", "raw", "grad", "model", "optim", "buffer")

@@ -22,14 +22,14 @@ from unisono.parallel.params import Slot, values_of
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like, fidelity_of
 from unisono.spec.fidelity import Fidelity
-from unisono.train.build import Place, build, feeds
-from unisono.train.checkpoint import load, read_full
+from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus
-from unisono.train.quarantine import Sieve
-from unisono.train.run import Run
-from unisono.train.state import pieces_of
-from unisono.train.step import train_step
-from unisono.train.update import Report
+from unisono.train.data.filtered import FilteredFeed
+from unisono.train.state.checkpoint import load, read_full
+from unisono.train.state.run_state import pieces_of
+from unisono.train.step.run import Run
+from unisono.train.step.train_step import train_step
+from unisono.train.step.update import Report
 from unisono.verify.bounds import Bounds, bounds_of
 from unisono.verify.path import sizes_of
 
@@ -87,7 +87,7 @@ class _Actor:
     """A run that makes the steps."""
 
     run: Run
-    feed: Sieve
+    feed: FilteredFeed
 
     def step(self, line: Mapping[str, Any]) -> Report:
         """line: what was recorded of the step, with the leaves that were left out of it."""
@@ -175,7 +175,7 @@ def _started(task: Task, place: Place, corpus: Corpus) -> _Actor:
     if task.start is not None:
         state = load(task.start, pieces_of(run))
         run.step = int(state["step"])
-    return _Actor(run, Sieve(feed))
+    return _Actor(run, feed)
 
 
 def _apart(a: float, b: float) -> float:

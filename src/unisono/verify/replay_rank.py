@@ -10,12 +10,12 @@ from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
 from unisono.plan import Plan
-from unisono.train.checkpoint import load as load_checkpoint
-from unisono.train.checkpoint.find import first_whole, list_steps
+from unisono.train.build.build import place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
-from unisono.train.resume import check_fits
-from unisono.train.session import place_of
+from unisono.train.state.checkpoint import load as load_checkpoint
+from unisono.train.state.checkpoint.find import first_whole, list_steps
+from unisono.train.state.resume import check_fits
 from unisono.verify.replay import Task, replay
 
 

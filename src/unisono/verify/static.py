@@ -19,9 +19,9 @@ from unisono.comm.imagined import Made, imagined
 from unisono.comm.members import AXES, Shape, ordered
 from unisono.config import Resolved
 from unisono.programs.check import check
+from unisono.train.build.rehearsal import Rehearsed, rehearse
 from unisono.train.data.dataset import Corpus
-from unisono.train.join import timetable_of
-from unisono.train.rehearsal import Rehearsed, rehearse
+from unisono.train.step.join import timetable_of
 
 MESSAGES = ("send", "recv", "arrived")
 

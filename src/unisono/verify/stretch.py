@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from unisono.config import Resolved
-from unisono.parallel.player import Leaf, told
+from unisono.parallel.player import Leaf, noise_of
 from unisono.parallel.precision import computing
 from unisono.spec.training import METRICS
-from unisono.train.build import Place, feeds
-from unisono.train.checkpoint import Saver
+from unisono.train.build.build import Place, feeds
 from unisono.train.data.dataset import Corpus, Thinned
 from unisono.train.data.feed import Feed, Micro, Permuted
-from unisono.train.evaluate import evaluate
-from unisono.train.run import Run
-from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train
+from unisono.train.state.checkpoint import Saver
+from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.run import Run
+from unisono.train.step.train_step import train
 from unisono.verify.record import digest
 from unisono.verify.rhythm import rhythm_of
 
@@ -148,7 +148,9 @@ def _bare(run: Run, resolved: Resolved, leaves: Sequence[Leaf]) -> float:
     (stage,) = run.local.stages.values()
     stage.eval()
     with computing(resolved.plan.precision, run.local.device):
-        losses = [stage.loss(stage(leaf.inputs, told(leaf, None)), leaf.targets).item() for leaf in leaves]
+        losses = [
+            stage.loss(stage(leaf.inputs, noise_of(leaf, None)), leaf.targets).item() for leaf in leaves
+        ]
     stage.train()
     return sum(losses) / sum(leaf.targets.numel() / leaf.scale for leaf in leaves)
 

@@ -9,24 +9,22 @@ import json
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache
 from math import prod
 from pathlib import Path
 from random import Random
 
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.machines.cluster import Cluster, Device, Link
-from unisono.planner.machines.host import Curve, Host, Pace
-from unisono.planner.pools import mixture
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.studies.mixtures import everywhere
 from unisono.planner.work.experts import Experts, Latent
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UnisonoError
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
+from unisono_contrib.planner.pools import mixture
+from unisono_contrib.planner.studies.mixtures import everywhere
 
 HERE = Path(__file__).parent
 PRICES, INTENDED = HERE / "prices.json.gz", HERE / "intended.txt"
@@ -81,19 +79,6 @@ MODELS: dict[str, Transformer | Network] = {
 }  # fmt: skip
 _SMALL = tuple(name for name in MODELS if name.startswith("small"))
 _LARGE = tuple(name for name in MODELS if name not in _SMALL)
-_LINE = Curve((4096.0, 2.0**20, 2.0**24), (5e-4, 1e-3, 1.5e-2))
-_HOST = Host(
-    2,
-    Pace(1e-11, 1.4e-11, 1.6e-10, 8e-11, 1.1e-10, 1e-8, 2e-5),
-    Pace(1.05e-11, 1.7e-11, 1.9e-10, 1.4e-10, 9e-11, 0.0, 1e-5),
-    (1e-4, 3e-5, 9e-10),
-    5e-4,
-    1.05,
-    {f"{op}:{n}": _LINE for op in ("all_reduce", "all_gather", "reduce_scatter", "message") for n in (2, 4)},
-    {"tp": 3e-4, "shard": 1e-3, "pp": 1e-3, "pp crowded": 3e-3},
-    {"dp": (2.9e8, 0.05, 0.0), "shard": (2.9e8, 0.0, 4.0), "tp": (3e8, 0.2, 0.0), "pp": (2.9e8, 0.3, 0.0)},
-    copies={"tp": 1e-11, "dp": 2e-11},
-)
 _CLUSTERS = ("dgx-a100:1", "dgx-a100:4", "dgx-v100:2", "dgx-h100:2", "dgx-h100:8", "a100-pcie:4", "h100-roce:4",
              "dgx-b200:2", "tpu-v4:16", "dgx-2:1", "laptop:4")  # fmt: skip
 _STACKS = (
@@ -125,19 +110,6 @@ _CODECS = ("cast:bf16", "int8", "qsgd", "qsgd:levels=7", "sign+ef", "ternary", "
 _COLLECTIVES = ("ring", "tree", "halving_doubling", "hierarchical", "torus")
 
 
-@cache
-def place(name: str) -> Cluster:
-    """A cluster by name; `host:4` has ranks on two cores, `wire:4` has them on two hosts of two."""
-    kind, _, ranks = name.partition(":")
-    if kind not in ("host", "wire"):
-        return cluster(name)
-    size = int(ranks)
-    links = (Link("loopback", size, 1e9, 1e-4),)
-    if kind == "wire":
-        links = (Link("loopback", size // 2, 1e9, 1e-4), Link("wire", size, 2.5e7 / size, 1e-4, work=1e-9))
-    return Cluster("here", Device("core", {"fp32": 1e11}, 1e10, 1e10), size, links, host=_HOST)
-
-
 def _dealt(draw: Random, devices: int, axes: tuple[str, ...]) -> dict[str, int]:
     """Devices over some axes, prime by prime."""
     sizes, left = dict.fromkeys(axes, 1), devices
@@ -149,13 +121,9 @@ def _dealt(draw: Random, devices: int, axes: tuple[str, ...]) -> dict[str, int]:
     return sizes
 
 
-def _plan(draw: Random, model: Transformer | Network, devices: int, small: bool) -> str | None:
+def _plan(draw: Random, model: Transformer | Network, devices: int) -> str | None:
     """A plan that this model takes, or None."""
-    axes = (
-        ("dp", "shard", "pp", "tp", *(() if small else ("cp",)))
-        if isinstance(model, Transformer)
-        else ("dp", "shard", "pp")
-    )
+    axes = ("dp", "shard", "pp", "tp", "cp") if isinstance(model, Transformer) else ("dp", "shard", "pp")
     sizes = _dealt(draw, devices, axes)
     if isinstance(model, Transformer):
         heads, tp = model.n_head, sizes["tp"]
@@ -177,8 +145,7 @@ def _plan(draw: Random, model: Transformer | Network, devices: int, small: bool)
         )
     if model is MODELS["tables"] and sizes["shard"] > 1:
         words.append(f"ep={draw.choice([n for n in (1, 2, 4) if sizes['shard'] % n == 0])}")
-    if not small:
-        words.append(f"precision={draw.choice(['bf16', 'bf16', 'fp32'])}")
+    words.append(f"precision={draw.choice(['bf16', 'bf16', 'fp32'])}")
     if draw.random() < 0.45:
         words.append(f"recompute={draw.choice(['full', 'auto', 'selective'])}")
     if sizes["dp"] > 1 and draw.random() < 0.45:
@@ -190,29 +157,23 @@ def _plan(draw: Random, model: Transformer | Network, devices: int, small: bool)
 
 
 def drawn(count: int, seed: int = 15) -> Iterator[str]:
-    """Questions at random, each once: of 10 about 7 on devices, 3 on hosts; and mixtures."""
+    """Questions at random, each once, most on devices of one kind, some on mixtures."""
     draw, seen = Random(seed), set[str]()
     while len(seen) < count:
-        kind = draw.choices(("devices", "host", "mixture"), (0.66, 0.29, 0.05))[0]
-        small = kind == "host"
-        name = draw.choice(_SMALL if small else _LARGE)
-        where = {
-            "devices": _CLUSTERS,
-            "mixture": _MIXTURES,
-            "host": ("host:2", "host:4", "host:8", "wire:4", "wire:8", "host:3"),
-        }
-        at = draw.choice(where[kind])
+        kind = draw.choices(("devices", "mixture"), (0.93, 0.07))[0]
+        name = draw.choice(_LARGE)
+        at = draw.choice(_CLUSTERS if kind == "devices" else _MIXTURES)
         model = MODELS[name]
         if kind == "mixture" and not isinstance(model, Transformer):
             continue
-        text = _plan(draw, model, 32 if kind == "mixture" else place(at).devices, small)
+        text = _plan(draw, model, 32 if kind == "mixture" else cluster(at).devices)
         if text is None:
             continue
         if kind == "mixture" and any(word in text for word in ("sync", "codec", "dualpipe")):
             continue
         plan = Plan.parse(text)
         micros = draw.choice((1, 2, 3, 4, 8, 16)) * (plan.pp if draw.random() < 0.8 else 1)
-        made = "plain-cpu" if small else draw.choice(_STACKS)
+        made = draw.choice(_STACKS)
         one = f"{name}|{at}|{made}|{plan}|{draw.choice((1, 1, 2, 3, 4, 8))}|{micros}"
         if one not in seen and prod((plan.pp, micros)) <= 2048:
             seen.add(one)
@@ -224,13 +185,13 @@ def answer(text: str) -> list[float | str]:
     name, at, made, said, micro_batch, micros = text.split("|")
     given = (MODELS[name], Plan.parse(said), stack(made), int(micro_batch), int(micros))
     try:
-        return _mixed(at, *given) if "+" in at else _alone(place(at), *given)
+        return _mixed(at, *given) if "+" in at else _alone(cluster(at), *given)
     except UnisonoError as error:
         return [error.code]
 
 
 def _alone(where: Cluster, model, plan: Plan, made, micro_batch: int, micros: int) -> list[float | str]:
-    ask = Question(model, plan, where, made, micro_batch, micros)
+    ask = PlanRequest(model, plan, where, made, micro_batch, micros)
     if not ask.served:
         return ["unserved"]
     got = simulate(ask)
@@ -248,7 +209,7 @@ def _alone(where: Cluster, model, plan: Plan, made, micro_batch: int, micros: in
 
 def _mixed(at: str, model, plan: Plan, made, micro_batch: int, micros: int) -> list[float | str]:
     where = mixture(at)
-    best = everywhere(where, Question(model, plan, where.whole(), made, micro_batch, micros))[0].answer
+    best = everywhere(where, PlanRequest(model, plan, where.whole(), made, micro_batch, micros))[0].answer
     return [best.price.step, best.price.idle, best.price.optimizer, best.bubble, best.verdict.short,
             best.verdict.memory.total]  # fmt: skip
 
@@ -295,7 +256,7 @@ def _write(prices: dict[str, list[float | str]]) -> None:
 
 def main() -> int:
     if not PRICES.exists():
-        _write({text: rounded(answer(text)) for text in drawn(2400)})
+        _write({text: rounded(answer(text)) for text in drawn(1700)})
         return 0
     prices, moved, unexcused = frozen(), 0, list[str]()
     for text, was in prices.items():

@@ -141,7 +141,7 @@ def verdict(one: Loop, alone: dict[str, Any], ranks: Sequence[dict[str, Any]]) -
         )
     for calls in zip(*(rank["noted"] for rank in ranks), strict=True):
         if len({*calls, ""}) > 2:
-            return f"A HANG: {calls}"  # the lookout would end it
+            return f"A HANG: {calls}"  # the watchdog would end it
     if first["told"]:
         return "told " + " ".join(first["told"])
     if any(

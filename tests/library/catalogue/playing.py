@@ -97,7 +97,7 @@ def _compared(one: Loop, plan: str, alone: dict[str, Any], ranks: list[dict[str,
         return Row(one, plan, "refused " + " ".join(refused))
     for calls in zip(*(rank["noted"] for rank in ranks), strict=False):
         if len({*calls, ""}) > 2:
-            return Row(one, plan, "ended")  # the lookout ends it: a rank is elsewhere
+            return Row(one, plan, "ended")  # the watchdog ends it: a rank is elsewhere
     off = max(distance(alone, rank) for rank in ranks)
     if ranks[0]["told"]:
         return Row(one, plan, "told " + " ".join(ranks[0]["told"]), off)

@@ -10,7 +10,7 @@ import torch
 from tests.models.hf.families import CONFIGS, plain, theirs, written
 from tests.models.hf.test_folder import steps
 from unisono.config import Recipe, resolve
-from unisono.train.build import feeds
+from unisono.train.build.build import feeds
 from unisono.train.data.load import load
 from unisono.train.export import run as export
 

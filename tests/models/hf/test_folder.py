@@ -53,12 +53,11 @@ def recipe(folder: Path, kind: Path, model: dict[str, Any] | None = None, **trai
 def steps(ctx: Any, text: str, plan: str, count: int, folder: str = "") -> list[float]:
     """Losses of a rank; a checkpoint in `folder`."""
     from unisono.observe.span import Recorder
-    from unisono.train.build import build, feeds
-    from unisono.train.checkpoint import save
+    from unisono.train.build.build import build, feeds, place_of
     from unisono.train.data.load import load
-    from unisono.train.session import place_of
-    from unisono.train.state import pieces_of
-    from unisono.train.step import train_step
+    from unisono.train.state.checkpoint import save
+    from unisono.train.state.run_state import pieces_of
+    from unisono.train.step.train_step import train_step
 
     got = resolve(Recipe.model_validate_json(text), f"{plan} precision=fp64", ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)
@@ -228,7 +227,7 @@ def test_pickled_weights_and_bytes(tmp_path: Path, threads: Any) -> None:
 def test_quantised_folders_of_families(family: str, kind: str, tmp_path: Path, threads: Any) -> None:
     """Loaded with the logits of the numbers that are written, 8 bits by the library; routers and experts stay whole."""
     pytest.importorskip("torchao")
-    from unisono.train.export.quantised import load_quantised, quantised_weights
+    from unisono_contrib.train.export.quantised import load_quantised, quantised_weights
 
     _, there = saved(family, tmp_path)
     text = recipe(tmp_path, there).model_dump_json()

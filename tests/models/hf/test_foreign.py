@@ -9,8 +9,7 @@ import torch
 
 from tests.models.hf.families import CONFIGS, theirs, written
 from tests.threads import prove
-from unisono.comm.imagined import imagined
-from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.models.build import build
 from unisono.models.documents import Documents
 from unisono.models.hf.apart import Making, taken_apart
@@ -18,13 +17,9 @@ from unisono.models.hf.attention import ForeignCore
 from unisono.models.hf.names import to_ours, to_theirs
 from unisono.models.noise import Dropout, Noise
 from unisono.plan import Plan
-from unisono.planner.hf import transformer_of
-from unisono.planner.work.calls import calls
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Split
 from unisono.spec.model import Facts
-from unisono.train.data.load import load
-from unisono.train.rehearsal import rehearse
 
 
 def made(family: str, folder: Path, facts: Facts = Facts(), **other: Any) -> Any:
@@ -177,28 +172,6 @@ def test_attention_stays_inside_documents_and_windows(window: int, softcap: floa
         not torch.equal(a, b) for a, b in zip(core(q, k, v, None).unbind(2), far.unbind(2), strict=True)
     ]
     assert changed == [not window or i < window for i in range(9)]
-
-
-@pytest.mark.parametrize(
-    "plan",
-    ["tp=2 pp=2", *(pytest.param(p, marks=pytest.mark.slow) for p in ("shard=2 tp=2", "dp=2 shard=2"))],
-)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "mixtral"])
-def test_what_is_priced_is_what_a_rank_calls(family: str, plan: str, tmp_path) -> None:
-    resolved = resolve(
-        recipe(family, tmp_path).model_copy(update={"train": TrainConfig(global_batch=4)}), plan, None
-    )
-    with imagined(0, resolved.plan.world) as calling:
-        corpus = load(resolved.recipe.data, resolved.recipe.model)
-        seen = rehearse(resolved.recipe, resolved.plan, corpus, 0, calling)
-    found = transformer_of(json.loads((tmp_path / "config.json").read_text()), 16)
-    said: dict[tuple[str, str], tuple[float, float]] = {}
-    assert found is not None
-    for call in calls(found, resolved.plan, resolved.batch.micro_batch, resolved.batch.micros, 0, near=False):
-        times, nbytes = said.get((call.axis, call.op), (0.0, 0.0))
-        said[call.axis, call.op] = times + call.times, nbytes + call.nbytes * call.times
-    inside = {key: sums for key, sums in seen.sums().items() if key[0] != "dp" and key[1] != "recv"}
-    assert inside == {key: sums for key, sums in said.items() if key[0] != "dp"}
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import torch
 from tests.models.hf.families import plain, theirs, written
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.models.hf.names import to_ours, to_theirs
-from unisono.train import build as building
+from unisono.train.build import build as building
+from unisono.train.build.build import place_of
 from unisono.train.data.load import load
-from unisono.train.session import place_of
 from unisono.verify.play import record_of, start, watched_step
 from unisono.verify.record import Record
 

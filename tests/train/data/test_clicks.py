@@ -9,8 +9,8 @@ from unisono.models.build import build
 from unisono.models.init import initialise
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
-from unisono.train.data.clicks import Clicks
 from unisono.train.data.load import load
+from unisono_contrib.train.data.clicks import Clicks
 
 MODEL = ModelConfig(kind="dlrm", d_table=8, n_dense=4, bottom=(16,), top=(16,), tables=(200, 50), lookups=2)
 

@@ -9,11 +9,11 @@ import torch
 from tests.train.export.test_targets import KINDS, tokens, trained
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, latest, load, read_full, save
 from unisono.train.export import run
-from unisono.train.export.compress import pruned
-from unisono.train.export.int8 import Int8Weights
-from unisono.train.export.quantised import (
+from unisono.train.state.checkpoint import Box, latest, load, read_full, save
+from unisono_contrib.train.export.compress import pruned
+from unisono_contrib.train.export.int8 import Int8Weights
+from unisono_contrib.train.export.quantised import (
     QuantisedWeights,
     load_quantised,
     packed,

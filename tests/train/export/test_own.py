@@ -12,10 +12,10 @@ from torch import nn
 from tests.models import foreign
 from unisono.config import ModelConfig, Recipe
 from unisono.models.build import Facts, build
-from unisono.models.inferred import InferredChain
+from unisono.models.cut_chain import InferredChain
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, save
 from unisono.train.export import run
+from unisono.train.state.checkpoint import Box, save
 
 FILE = Path(foreign.__file__)
 

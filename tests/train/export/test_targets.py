@@ -16,9 +16,9 @@ from unisono.models.build import Facts, build
 from unisono.models.init import initialise
 from unisono.models.lora import adapt
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, save
 from unisono.train.export import run
 from unisono.train.export.stored import StoredWeights
+from unisono.train.state.checkpoint import Box, save
 
 SMALL = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 16, "vocab": 61}
 LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "n_kv_head": 2}

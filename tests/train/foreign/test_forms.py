@@ -17,8 +17,8 @@ from unisono.models.build import Facts, build
 from unisono.models.init import initialise
 from unisono.models.weights import read_box
 from unisono.spec.errors import UsageError
+from unisono.train.build.pretrained import layout_of
 from unisono.train.foreign import open_weights
-from unisono.train.pretrained import layout_of
 
 FIELDS = {
     "n_layer": 4, "n_head": 4, "n_kv_head": 2, "d_model": 16, "context": 8, "vocab": 64, "positions": "rotary",

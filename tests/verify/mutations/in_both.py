@@ -12,9 +12,9 @@ from unisono.models.gpt import net
 from unisono.models.noise import Dropout
 from unisono.parallel.stochastic import Dither
 from unisono.spec.training import LearningRate
-from unisono.train.checkpoint.saver import Saver
 from unisono.train.data.dataset import TokenWindows
 from unisono.train.data.feed import Permuted
+from unisono.train.state.checkpoint.saver import Saver
 
 AT, ATTEND, DRAW, FETCH = LearningRate.at, net.Core.attend, init.draw, Permuted.fetch
 DRAWS, DROP, RULES, WINDOWS = Dither._draws, Dropout.forward, net.GPT.initial_rules, TokenWindows.fetch
@@ -105,7 +105,7 @@ def a38_rotary_table_through_bf16(patch: Patch):
     patch(net, "rotate", rotate)
 
 
-@bug(test="train/checkpoint/test_checkpoint_saver.py::test_all_ranks_save_again_and_again")
+@bug(test="train/state/checkpoint/test_checkpoint_saver.py::test_all_ranks_save_again_and_again")
 def a40_saved_without_a_copy(patch: Patch):
     """A save in the background reads tensors that training already changes."""
     patch(Saver, "_stage", lambda self, pieces: list(pieces))

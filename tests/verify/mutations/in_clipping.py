@@ -3,8 +3,8 @@
 import torch
 
 from tests.verify.mutations.planting import bug
-from unisono.train import update
-from unisono.train.clip import ByTensor, clip
+from unisono.train.step import update
+from unisono.train.step.grad_norm import ByTensor, clip
 
 LINE, STEP = ByTensor._line, update.clip_and_step
 

@@ -17,8 +17,8 @@ from unisono.parallel.attend.ring.live import Ring
 from unisono.parallel.attend.ulysses import live as ulysses
 from unisono.parallel.params import slots_of
 from unisono.spec.layout import Places
-from unisono.train import join
-from unisono.train.numbers import LossPlaces
+from unisono.train.step import join
+from unisono.train.step.numbers import LossPlaces
 
 LONG = {**WIDE, "model.context": 24}
 ROTATE, AT, TAKEN, BLOCK = net.rotate, Dropout.at, positions._taken, online.block

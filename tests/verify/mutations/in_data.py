@@ -10,9 +10,10 @@ from unisono import parallelize
 from unisono.models.noise import Dropout, Noise
 from unisono.parallel import cut
 from unisono.parallel.fill import fill
-from unisono.train import build, join
+from unisono.train.build import build
 from unisono.train.data import feed
 from unisono.train.data.feed import Permuted
+from unisono.train.step import join
 
 ASSIGN, INITIAL, SAMPLES_AT, FETCH = join.assign, build.initial_values, feed.samples_at, Permuted.fetch
 DROP, BITS = Dropout.forward, Dropout.bits

@@ -13,8 +13,8 @@ from unisono.parallel import experts
 from unisono.parallel.experts import DealtDispatch, RowsAcross
 from unisono.parallel.params import slots_of
 from unisono.parallel.positions import SlicedLeaf
-from unisono.train import join
-from unisono.train.routing import routed
+from unisono.train.step import join
+from unisono.train.step.routing import router_votes
 
 SPARSE = {
     "model.kind": "moe", "model.n_layer": 2, "model.n_head": 4, "model.d_model": 16, "model.d_expert": 8,
@@ -50,10 +50,10 @@ def experts_added_to_other_experts(patch):
 def votes_by_the_load_of_one_replica(patch):
     """The busiest expert of each replica loses a vote, instead of the busiest of all."""
 
-    def own(update, local, world):
-        return routed(update, local, Group("world", [rank()], 0, None, world.recorder))
+    def own(local, world, scaler):
+        return router_votes(local, Group("world", [rank()], 0, None, world.recorder), scaler)
 
-    patch(join, "routed", own)
+    patch(join, "router_votes", own)
 
 
 @bug("tp=2 ep=2 pp=2", "buffer", recipe=SPARSE)

@@ -22,9 +22,10 @@ from unisono.parallel.play import StagePlayer
 from unisono.parallel.tensor import RowLinear, VocabCrossEntropy
 from unisono.parallel.ties import Tie
 from unisono.sync.every_step import EveryStepSync
-from unisono.train import build, join, update
-from unisono.train.clip import ByTensor, clip
-from unisono.train.gradients import Gradients
+from unisono.train.build import build
+from unisono.train.step import join, update
+from unisono.train.step.grad_norm import ByTensor, clip
+from unisono.train.step.gradients import Gradients
 
 READY, JOIN, BEGIN, CLOSE = EveryStepSync.grad_ready, Tie.join, Gradients.begin, Gradients._close_replica
 FORWARD, BACKWARD, MEASURE = StagePlayer._forward, StagePlayer._backward, ByTensor.__call__

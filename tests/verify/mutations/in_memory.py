@@ -9,7 +9,7 @@ from unisono.parallel.offload import keeping, streaming
 from unisono.parallel.offload.keeping import Keeper
 from unisono.parallel.offload.store import Store
 from unisono.parallel.offload.streaming import _Streamed
-from unisono.train import build
+from unisono.train.build import build
 
 BITS, PUT, PACK, SEND = Dropout.bits, Store.put, Keeper._pack, build.send_home
 FETCH, STREAMED, INIT = Store.fetch, _Streamed.step, keeping.Entry.__init__

@@ -16,8 +16,8 @@ from unisono.parallel.shard import Sharded
 from unisono.parallel.ties import Tie
 from unisono.sync import canonical
 from unisono.sync.every_step import EveryStepSync
-from unisono.train import join, update
-from unisono.train.numbers import LossPlaces
+from unisono.train.step import join, update
+from unisono.train.step.numbers import LossPlaces
 
 READY, JOIN, BEFORE, BITS = EveryStepSync.grad_ready, Tie.join, Sharded.before_backward, Dropout.bits
 PEERS, GROUP, GATHER, TREE = Mesh.peers, Mesh.group, tensor.gather_sequence, canonical.tree_sum

@@ -8,8 +8,8 @@ from unisono.parallel import float8, masters
 from unisono.parallel.shard import ShardGather, ShardScatter
 from unisono.parallel.stochastic import KEPT, Dither
 from unisono.parallel.wires import EightBits
-from unisono.train import update
-from unisono.train.scaling import DynamicScale
+from unisono.train.step import update
+from unisono.train.step.scaling import DynamicScale
 
 SINGLE = {"train.dtype": "float32"}
 ENCODE, DECODE, GATHER, SCATTER = (

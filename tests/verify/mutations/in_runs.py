@@ -16,16 +16,17 @@ from unisono.parallel import tensor
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.post import Post
 from unisono.parallel.tensor import VocabEmbedding, leave
-from unisono.train import join, state, update
-from unisono.train.checkpoint import read
-from unisono.train.clip import ByTensor
 from unisono.train.data import feed, order
 from unisono.train.data.feed import Permuted
-from unisono.train.gradients import Gradients
+from unisono.train.state import run_state
+from unisono.train.state.checkpoint import read
+from unisono.train.step import join, update
+from unisono.train.step.grad_norm import ByTensor
+from unisono.train.step.gradients import Gradients
 from unisono.verify import stretch
 
 FORWARD, PLAY, FETCH = StagePlayer._forward, StagePlayer.play, Permuted.fetch
-LOAD, RESTORE, COPY, EVALUATE = state.load, stretch.restore, read._copy, stretch.evaluate
+LOAD, RESTORE, COPY, EVALUATE = run_state.load, stretch.restore, read._copy, stretch.evaluate
 LINE, STEP, EXCESS, MAKE, CLOSE = (
     ByTensor._line,
     update.clip_and_step,
@@ -296,7 +297,7 @@ def a03_resumed_one_step_late(patch):
         saved = LOAD(folder, pieces)
         return saved | {"step": saved["step"] + 1} if "step" in saved else saved
 
-    patch(state, "load", load)
+    patch(run_state, "load", load)
 
 
 @bug("dp=2", "resume", both=True)
@@ -309,7 +310,7 @@ def a04_adams_counter_not_restored(patch):
                 box.tensor.zero_()
         return LOAD(folder, [box for box in pieces if not box.name.endswith("/step")])
 
-    patch(state, "load", load)
+    patch(run_state, "load", load)
 
 
 @bug("dp=2", "resume", both=True)

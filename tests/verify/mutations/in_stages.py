@@ -6,11 +6,11 @@ from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import WIDE, bug
 from unisono.parallel.mirror import Mirror
 from unisono.parallel.play import StagePlayer
-from unisono.parallel.player import Turn
-from unisono.parallel.stash import Stash
-from unisono.programs.schedules.pipedream import PipeDream
-from unisono.train.flow import FlowGradients
-from unisono.train.gradients import Gradients
+from unisono.parallel.player import BackwardCall
+from unisono.train.step.gradients import Gradients
+from unisono_contrib.parallel.stash import Stash
+from unisono_contrib.programs.schedules.pipedream import PipeDream
+from unisono_contrib.train.step.flow import FlowGradients
 
 DEEP = MappingProxyType({**WIDE, "model.n_layer": 4})
 FLOW = MappingProxyType({**WIDE, "train.clip": 0})
@@ -71,7 +71,7 @@ def buckets_leave_when_one_stage_is_through(patch):
 
     def turn(self, action, backward, **tags):
         tell = self.before_backward
-        self.before_backward = lambda turn: tell(Turn(turn.stage, turn.micro, turn.last, turn.last))
+        self.before_backward = lambda turn: tell(BackwardCall(turn.stage, turn.micro, turn.last, turn.last))
         TURN(self, action, backward, **tags)
         self.before_backward = tell
 

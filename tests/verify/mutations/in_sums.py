@@ -11,15 +11,15 @@ from unisono.parallel.ties import Tie
 from unisono.sync import canonical
 from unisono.sync.canonical import TreeCoder
 from unisono.sync.every_step import EveryStepSync
-from unisono.train import departures
-from unisono.train.gradients import Gradients
-from unisono.train.numbers import Line
+from unisono.train.step import bucketing
+from unisono.train.step.gradients import Gradients
+from unisono.train.step.numbers import Line
 
 PLAY, BACKWARD, READY, DEAL = (
     StagePlayer.play,
     StagePlayer._backward,
     EveryStepSync.grad_ready,
-    departures.deal,
+    bucketing.deal,
 )
 CLOSE, WRITE, REDUCE, SETTLE = Gradients.close, Line.write, Group.all_reduce, EveryStepSync.settle
 BEFORE, SCATTER, START = Sharded.before_backward, shard.ShardScatter.__call__, Group.start_all_reduce
@@ -27,9 +27,9 @@ BEFORE, SCATTER, START = Sharded.before_backward, shard.ShardScatter.__call__, G
 
 def small_buckets(patch):
     """Several buckets, some of which leave while backward still runs."""
-    patch(departures, "deal", lambda params, cap_bytes=0: DEAL(params, 8192))
-    patch(departures, "CAP_BYTES", 8192)
-    patch(departures, "AT_ONCE", 8192)
+    patch(bucketing, "deal", lambda params, cap_bytes=0: DEAL(params, 8192))
+    patch(bucketing, "CAP_BYTES", 8192)
+    patch(bucketing, "AT_ONCE", 8192)
 
 
 # Weights --------------------------------------------------------------------------------------------------------

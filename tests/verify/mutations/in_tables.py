@@ -4,10 +4,10 @@ import torch
 
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
-from unisono.parallel import tables
-from unisono.parallel.tables import DealtTables, WholeTables
 from unisono.parallel.tensor import Crossing
-from unisono.train import lazy, rows
+from unisono_contrib.parallel import tables
+from unisono_contrib.parallel.tables import DealtTables, WholeTables
+from unisono_contrib.train.step import lazy, rows
 
 CLICKS = {
     "model.kind": "dlrm", "model.tables": (24, 12, 6), "model.lookups": 2, "model.d_table": 6, "model.n_dense": 4,

@@ -9,11 +9,12 @@ import torch
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
 from unisono.models.gpt.net import Attention
-from unisono.parallel import chunks, grid, grid_norm, tensor
+from unisono.parallel import chunks, tensor
 from unisono.parallel.chunks import Chunks, ColumnProduct, Scattering
-from unisono.parallel.grid import GridProduct
 from unisono.parallel.heads import LentKeys
 from unisono.parallel.tensor import ColumnLinear
+from unisono_contrib.parallel import grid, grid_norm
+from unisono_contrib.parallel.grid import GridProduct
 
 ODD = MappingProxyType(
     {
@@ -150,7 +151,7 @@ def vectors_of_a_column_put_together_the_other_way_round(patch):
 @bug("tp=2x2 cp=2", "not_reduced", "gradient", recipe={**PAIRS, "model.context": 12})
 def blocks_of_a_grid_not_summed_over_cp(patch):
     """Ranks of cp have seen other positions each, which one of them is not told."""
-    from unisono.parallel.grid import Dealt
+    from unisono_contrib.parallel.grid import Dealt
 
     patch(grid, "Dealt", lambda cuts, apart, over, group: Dealt(cuts, apart, over, _alone(group)))
 

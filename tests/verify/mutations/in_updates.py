@@ -7,8 +7,8 @@ import torch
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
 from unisono.config import TrainConfig
-from unisono.train import update
-from unisono.train.clip import ByTensor
+from unisono.train.step import update
+from unisono.train.step.grad_norm import ByTensor
 
 MAKE, SET_RATE, RATE = update.make, update.set_rate, TrainConfig.rate
 

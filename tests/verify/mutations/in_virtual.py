@@ -1,10 +1,10 @@
 """Layers by virtual shards: sums that leave their tree, or lose terms between ranks."""
 
 from tests.verify.mutations.planting import WIDE, bug
-from unisono.parallel.virtual import fan, layers
-from unisono.parallel.virtual import loss as losses
-from unisono.parallel.virtual.attention import VirtualCore
-from unisono.train.clip import ByRow
+from unisono.train.step.grad_norm import ByRow
+from unisono_contrib.parallel.virtual import fan, layers
+from unisono_contrib.parallel.virtual import loss as losses
+from unisono_contrib.parallel.virtual.attention import VirtualCore
 
 SHARDED = "sync=canonical:shards=4"
 LONG = {**WIDE, "model.context": 16, "train.global_batch": 8}

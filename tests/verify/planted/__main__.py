@@ -44,12 +44,12 @@ def main(words: Sequence[str]) -> int:
     bugs = [bug for bug in all_bugs() if bug.name.startswith(tuple(asked.only))][first::every]
     _import_what_is_not_ours()
     with TemporaryDirectory() as folder:
-        copy = Path(folder) / "unisono"
-        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        copy = Path(folder) / "src"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         # What is compiled anew is a bug's file alone.
         compile_dir(copy, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         tests = sorted({test for bug in bugs for test in bug.tests}) if not asked.trust else ()
-        ill = [test for test in tests if tested(folder, test) != "0"]
+        ill = [test for test in tests if tested(str(copy), test) != "0"]
         print("".join(f"FAILS WITHOUT A BUG  {test}\n" for test in ill), end="", flush=True)
         alive = 0
         for bug in bugs:
@@ -63,16 +63,16 @@ def main(words: Sequence[str]) -> int:
 
 def found_by(bug: TextBug, copy: Path, ill: Sequence[str]) -> str:
     """Who finds the bug: `verify PLAN: CAUSE`, or the test file; "" if nobody does. ill: tests that say nothing."""
-    place = copy / bug.file
+    place = bug.path(copy)
     source = place.read_text()
     place.write_text(bug.planted(source))
     try:
         for plan in bug.plans:
-            said = forked(str(copy.parent), lambda plan=plan: proven(bug, plan))
+            said = forked(str(copy), lambda plan=plan: proven(bug, plan))
             if said != "0":
                 return f"verify {plan}: {said}"
         for test in bug.tests:
-            if test not in ill and (said := tested(str(copy.parent), test)) != "0":
+            if test not in ill and (said := tested(str(copy), test)) != "0":
                 return f"{test}: {said}"
         return ""
     finally:

@@ -4,7 +4,7 @@
 
     [[bug]]
     name = "lora_by_the_root_of_its_rank"
-    file = "models/lora.py"                 # in src/unisono
+    file = "models/lora.py"                 # in src/unisono, or in src/unisono_contrib
     old = "alpha / rank"                    # stands there once
     new = "alpha / rank**0.5"
     plans = ["dp=2"]                        # under which `verify` may find it; none where no proof can see it
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-SOURCE = ROOT / "src" / "unisono"
+SOURCE = ROOT / "src"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class TextBug:
     def room(self) -> str:
         """The package that has it."""
         return self.file.partition("/")[0]
+
+    def path(self, source: Path) -> Path:
+        """Its file in a copy of the source: of the core, or else of the sister package."""
+        core = source / "unisono" / self.file
+        return core if core.exists() else source / "unisono_contrib" / self.file
 
     def planted(self, source: str) -> str:
         """The source with the bug. Raises ValueError where its place is not there as often as it says."""

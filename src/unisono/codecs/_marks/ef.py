@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unisono.codecs import BucketMemory, Codec, Coder, Exchange, bound
+from unisono.codecs import BucketMemory, Codec, Coder, Exchange
 from unisono.codecs._marks import Around, AroundCoder, hearing
 from unisono.spec.family import Mark
 from unisono.spec.work import Work
@@ -63,6 +63,8 @@ class FedCodec(Around):
         return self.more(self.inner.work(shapes, itemsize, dp), nbytes, 5 * nbytes)
 
     def bind(self) -> "FedCoder":
+        from unisono.codecs._watched import bound
+
         return FedCoder(bound(self.inner))
 
 

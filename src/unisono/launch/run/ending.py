@@ -5,7 +5,7 @@ safe because nothing in a run folder is written in place, and quick because a wo
 signal.
 """
 
-from unisono.launch import crossing
+from unisono.launch import error_record
 from unisono.launch.run import events
 from unisono.launch.run.commands import AskStacks, OnHost, ReadStacks, Show, Tell
 from unisono.launch.run.meeting import meet
@@ -25,7 +25,7 @@ CUT_GRACE = 0.5
 
 def asked_to_end(turn: Turn, how: str) -> None:
     state, at_once = turn.state, turn.state.stopping == how == "interrupt"
-    unborn = not state.group or any(not one.born and one.status is None for one in state.members())
+    unborn = not state.group or any(not worker.born and worker.status is None for worker in state.members())
     if unborn and not state.has_trained:
         turn.set(stopping=state.stopping or how)
         kind = Interrupted if how == "interrupt" else Stopped
@@ -67,7 +67,7 @@ def found_hang(turn: Turn, event: events.FoundHang) -> None:
     state = turn.state
     if state.phase is Phase.OVER or (state.terms.recovers and event.epoch != state.epoch):
         return
-    error = crossing.revive(event.error, None, state.terms.host)
+    error = error_record.revive(event.error, None, state.terms.host)
     rank = error.rank
     if error.code == "H01" and rank is not None and 0 <= rank < len(state.group) and state.can_recover():
         may = state.tries.may_hang(rank)
@@ -93,10 +93,10 @@ def mind_the_time(turn: Turn) -> None:
         return
     if (silent := state.silence_at()) is not None and silent <= now:
         turn.set(is_hung=True, verdict_at=now + STACK_GRACE)
-        turn.do(AskStacks(tuple(one.number for one in state.unfinished())))
-    for one in state.members():
-        if (at := state.frozen_at(one)) is not None and at <= now:
-            turn.kill(one)
+        turn.do(AskStacks(tuple(worker.number for worker in state.unfinished())))
+    for worker in state.members():
+        if (at := state.frozen_at(worker)) is not None and at <= now:
+            turn.kill(worker)
     if turn.state.verdict_at is not None and turn.state.verdict_at <= now:
         _find_verdict(turn)
 
@@ -111,7 +111,7 @@ def _find_verdict(turn: Turn) -> None:
         end_by_failures(turn)
     elif unfinished := state.unfinished():
         turn.set(verdict_at=turn.now + STACK_GRACE)
-        turn.do(ReadStacks(tuple(one.number for one in unfinished)))
+        turn.do(ReadStacks(tuple(worker.number for worker in unfinished)))
 
 
 def end(turn: Turn, error: UnisonoError | None) -> None:
@@ -119,8 +119,8 @@ def end(turn: Turn, error: UnisonoError | None) -> None:
     state = turn.state
     if state.phase is not Phase.OVER:
         turn.set(phase=Phase.OVER, error=error)
-    for one in list(turn.state.workers.values()):
-        turn.kill(one)
+    for worker in list(turn.state.workers.values()):
+        turn.kill(worker)
 
 
 def end_by_failures(turn: Turn) -> None:
@@ -134,7 +134,7 @@ def end_if_all_are_gone(turn: Turn) -> None:
     if (
         state.group
         and state.phase is not Phase.OVER
-        and all(one.status is not None for one in state.everyone())
+        and all(worker.status is not None for worker in state.everyone())
     ):
         end_by_failures(turn)
 
@@ -146,7 +146,7 @@ def let_go(turn: Turn) -> None:
     for number in state.leaving:
         if state.workers[number].has_reported:
             turn.do(Tell(number, "leave"))
-    if not state.group or not all(one.has_reported for one in state.members()):
+    if not state.group or not all(worker.has_reported for worker in state.members()):
         return
     turn.do(*(Tell(number, "leave") for number in state.group))
     for number in state.beside:

@@ -1,6 +1,6 @@
 """What may happen in a run, as the state machine hears it: values. No torch.
 
-Words of workers come as JSON (`said`), and so does what hosts report of them (`reported`).
+Words of workers come as JSON (`from_worker`), and so do reports of hosts (`from_host`).
 """
 
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch.backend import GPUS
-from unisono.launch.crossing import EMPTY, Record
+from unisono.launch.error_record import EMPTY, Record
+from unisono.launch.rank_status import RankStatus
 from unisono.launch.run.membership import RunSpread
-from unisono.launch.stand import Stand
 from unisono.spec.errors import UnisonoError
 
 Json = Mapping[str, Any]
@@ -205,7 +205,7 @@ class Advised:
 class StacksRead:
     """Where the workers are that have not ended."""
 
-    stands: tuple[Stand, ...]
+    stands: tuple[RankStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ HostEvent = HostUp | HostPrepared | HostFailed | HostDown
 Event = WorkerEvent | HostEvent | HostsMissing | Signalled | Advised | StacksRead | Resumed | Abandoned | Tick
 
 
-def said(worker: int, event: dict[str, Any], silence: float | None = None) -> WorkerEvent:
+def from_worker(worker: int, event: dict[str, Any], silence: float | None = None) -> WorkerEvent:
     """The event in a worker's words; `Said` where they are of another kind, or not as they should be."""
     match event:
         case {"kind": "start", "backend": str(backend)}:
@@ -260,7 +260,7 @@ def said(worker: int, event: dict[str, Any], silence: float | None = None) -> Wo
             return Said(worker, event)
 
 
-def reported(host: int, report: dict[str, Any]) -> Event | None:
+def from_host(host: int, report: dict[str, Any]) -> Event | None:
     """The event in a host's report; None for one on which no decision depends."""
     match report:
         case {"op": "prepared"}:

@@ -8,7 +8,7 @@ failed by itself (its code raised, it left by os._exit) would fail again: that e
 import signal
 from dataclasses import replace
 
-from unisono.launch import crossing
+from unisono.launch import error_record
 from unisono.launch.outcome import helper_killed, host_gone
 from unisono.launch.run import events
 from unisono.launch.run.commands import Command, Kill, OnHost, Show
@@ -53,7 +53,7 @@ def handle(state: RunState, event: events.Event, now: float) -> tuple[RunState, 
         case events.StacksRead(stands=stands) if stands and state.phase is not Phase.OVER:
             end(turn, hang(stands, state.silence))
         case events.Resumed():
-            turn.set(workers={n: replace(one, heard=now) for n, one in state.workers.items()})
+            turn.set(workers={n: replace(other, heard=now) for n, other in state.workers.items()})
         case events.Abandoned():
             end(turn, None)
         case events.Tick():
@@ -77,26 +77,26 @@ def _host_up(turn: Turn, event: events.HostUp) -> None:
     if number:
         if state.group and state.terms.recovers:
             turn.set(joined=(*turn.state.joined, event.name))
-        told = {"kind": "host", "came": event.name, "room": event.room, "address": event.address}
-        turn.do(Show(-1, told))
+        arrival = {"kind": "host", "came": event.name, "room": event.room, "address": event.address}
+        turn.do(Show(-1, arrival))
     turn.do(OnHost(number, "prepare"))
     begin_group(turn)
 
 
 def _host_failed(turn: Turn, event: events.HostFailed) -> None:
     """Workers that it will not fork never live."""
-    for one in list(turn.state.workers.values()):
-        if one.host == event.host and not one.born and event.worker in (None, one.number):
-            turn.change(one.number, status=1)
-    end(turn, crossing.revive(event.error, None, turn.state.terms.host))
+    for worker in list(turn.state.workers.values()):
+        if worker.host == event.host and not worker.born and event.worker in (None, worker.number):
+            turn.change(worker.number, status=1)
+    end(turn, error_record.revive(event.error, None, turn.state.terms.host))
 
 
 def _host_down(turn: Turn, event: events.HostDown) -> None:
     state, host = turn.state, turn.state.hosts[event.host]
-    lost = [one for one in state.members() if one.host == event.host and one.is_at_work]
-    for one in state.workers.values():
-        if one.host == event.host and one.status is None:
-            turn.change(one.number, status=-signal.SIGKILL)
+    lost = [worker for worker in state.members() if worker.host == event.host and worker.is_at_work]
+    for worker in state.workers.values():
+        if worker.host == event.host and worker.status is None:
+            turn.change(worker.number, status=-signal.SIGKILL)
     turn.set(hosts={number: other for number, other in state.hosts.items() if number != event.host})
     turn.do(OnHost(event.host, "close"))
     if event.host == 0:
@@ -107,10 +107,10 @@ def _host_down(turn: Turn, event: events.HostDown) -> None:
     turn.do(Show(-1, {"kind": "host", "gone": host.name}))
     if state.phase is Phase.OVER or not lost or _is_done_by_first(turn):
         return
-    failures = [Failure(one.rank, None, -signal.SIGKILL, host=host.name) for one in lost]
+    failures = [Failure(worker.rank, None, -signal.SIGKILL, host=host.name) for worker in lost]
     if not (turn.state.can_recover() and meet(turn, failures, f"host {host.name} is gone")):
         room = sum(turn.state.room.values())
-        end(turn, host_gone(host.name, [one.rank for one in lost], room))
+        end(turn, host_gone(host.name, [worker.rank for worker in lost], room))
 
 
 def _fork_server_gone(turn: Turn, how: str) -> None:
@@ -118,11 +118,11 @@ def _fork_server_gone(turn: Turn, how: str) -> None:
     state = turn.state
     if state.phase is Phase.OVER:
         return
-    if state.group and all(one.finished for one in state.members()):
+    if state.group and all(worker.finished for worker in state.members()):
         end(turn, None)
     elif any(not failure.echo for failure in state.failures):
         end_by_failures(turn)
-    elif state.terms.recovers and any(one.finished for one in state.members()[:1]):
+    elif state.terms.recovers and any(worker.finished for worker in state.members()[:1]):
         end(turn, None)
     elif state.terms.recovers and not state.stopping and state.tries.may():
         begin_anew(turn, how)
@@ -189,8 +189,8 @@ def _goes_on(turn: Turn, worker: Worker, event: events.Event) -> None:
                     end(turn, host_gone("", range(state.spread.ranks), sum(state.room.values())))
         case events.Started() | events.Ready() | events.Stepped() | events.Settled():
             _progressed(turn, worker, event)
-        case events.Said(event=told):
-            turn.do(Show(worker.rank, told))
+        case events.Said(event=words):
+            turn.do(Show(worker.rank, words))
         case _:
             pass
 
@@ -245,11 +245,11 @@ def _exited(turn: Turn, worker: Worker, event: events.Exited) -> None:
 def _is_done_by_first(turn: Turn) -> bool:
     """Whether rank 0 has finished, so that all is done and said: whoever is lost then has finished too."""
     state = turn.state
-    if not state.terms.recovers or not any(one.finished for one in state.members()[:1]):
+    if not state.terms.recovers or not any(worker.finished for worker in state.members()[:1]):
         return False
-    for one in state.members():
-        if one.status is not None and not one.has_reported:
-            turn.change(one.number, finished=True)
+    for worker in state.members():
+        if worker.status is not None and not worker.has_reported:
+            turn.change(worker.number, finished=True)
     let_go(turn)
     return True
 

@@ -39,7 +39,7 @@ def grow(turn: Turn) -> None:
 
 def all_paused(state: RunState) -> bool:
     """Whether all have ended their step for a move."""
-    return state.move is not None and all(one.paused == state.epoch for one in state.members())
+    return state.move is not None and all(worker.paused == state.epoch for worker in state.members())
 
 
 def meet(turn: Turn, lost: Sequence[Failure] = (), why: str = "") -> bool:
@@ -54,8 +54,8 @@ def meet(turn: Turn, lost: Sequence[Failure] = (), why: str = "") -> bool:
     if spread is None:
         return False
     joins = state.has_trained and (planned or not state.is_on_gpus)
-    joins = joins and not any(one.has_reported for one in state.members())
-    ranks = {one.rank for one in lost}
+    joins = joins and not any(worker.has_reported for worker in state.members())
+    ranks = {failure.rank for failure in lost}
     turn.set(
         epoch=state.epoch + 1, spread=spread, ready=frozenset(), move=None, failures=(), verdict_at=None,
         has_trained=state.has_trained and joins, losses=state.losses + (not planned),
@@ -65,7 +65,9 @@ def meet(turn: Turn, lost: Sequence[Failure] = (), why: str = "") -> bool:
     born = _seat(turn, joins)
     fill_beside(turn)
     turn.drop()
-    _show(turn, state, {one.rank: why or how_died(one.status) for one in lost}, born, planned, why)
+    _show(
+        turn, state, {failure.rank: why or how_died(failure.status) for failure in lost}, born, planned, why
+    )
     return True
 
 
@@ -74,46 +76,50 @@ def _seat(turn: Turn, joins: bool) -> list[int]:
     ones."""
     state, spread = turn.state, turn.state.spread
     group = [state.workers[number] for number in (*state.group, *state.leaving)]
-    beside = {one.place: one for one in (state.workers[n] for n in state.beside) if one.is_at_work}
-    alive = {one.place: one for one in group if one.is_at_work} if joins else {}
-    spares = {place: one for place, one in beside.items() if one.role is Role.SPARE} if joins else {}
+    beside = {
+        worker.place: worker for worker in (state.workers[n] for n in state.beside) if worker.is_at_work
+    }
+    alive = {worker.place: worker for worker in group if worker.is_at_work} if joins else {}
+    spares = {place: worker for place, worker in beside.items() if worker.role is Role.SPARE} if joins else {}
     chosen = places(state.room, spread.ranks, alive, spares, beside)
-    kept: Mapping[Place, Worker] = {p: one for p, one in (spares | alive).items() if p in chosen}
-    leaving = [one for place, one in alive.items() if place not in chosen]
-    stays = {one.number for one in (*kept.values(), *leaving)}
-    give_up(turn, [one for one in group if one.number not in stays])
-    give_up(turn, [one for place, one in beside.items() if place in chosen and one.number not in stays])
+    kept: Mapping[Place, Worker] = {p: worker for p, worker in (spares | alive).items() if p in chosen}
+    leaving = [worker for place, worker in alive.items() if place not in chosen]
+    stays = {worker.number for worker in (*kept.values(), *leaving)}
+    give_up(turn, [worker for worker in group if worker.number not in stays])
+    give_up(
+        turn, [worker for place, worker in beside.items() if place in chosen and worker.number not in stays]
+    )
     present = spread.ranks + len(leaving)
     calls = dict[int, RankMeeting]()
-    for place, one in kept.items():
+    for place, worker in kept.items():
         rank = chosen.index(place)
-        calls[one.number] = _meeting(turn.state, chosen, rank, present)
-        turn.change(one.number, rank=rank, role=spread.role(rank))
-    for rank, one in enumerate(leaving, spread.ranks):
-        calls[one.number] = RankMeeting(state.epoch, rank, spread.ranks, present, 0, 1, spread.as_json())
-        turn.change(one.number, rank=rank)
+        calls[worker.number] = _meeting(turn.state, chosen, rank, present)
+        turn.change(worker.number, rank=rank, role=spread.role(rank))
+    for rank, worker in enumerate(leaving, spread.ranks):
+        calls[worker.number] = RankMeeting(state.epoch, rank, spread.ranks, present, 0, 1, spread.as_json())
+        turn.change(worker.number, rank=rank)
     turn.do(Regroup(state.epoch, calls))
     born = [rank for rank, place in enumerate(chosen) if place not in kept]
     numbers = [
         _spawn(turn, chosen, rank, present, joins) if rank in born else kept[place].number
         for rank, place in enumerate(chosen)
     ]
-    turn.set(group=tuple(numbers), leaving=tuple(one.number for one in leaving))
+    turn.set(group=tuple(numbers), leaving=tuple(worker.number for worker in leaving))
     return born
 
 
 def fill_beside(turn: Turn) -> None:
     """Workers beside the group, where there is room: those that live stay, others are new."""
     state, spread = turn.state, turn.state.spread
-    used = {one.place for one in state.members()}
+    used = {worker.place for worker in state.members()}
     alive = [state.workers[n] for n in state.beside if n not in state.group]
-    alive = [one for one in alive if one.is_at_work and one.place not in used]
-    used |= {one.place for one in alive}
+    alive = [worker for worker in alive if worker.is_at_work and worker.place not in used]
+    used |= {worker.place for worker in alive}
     free = [(host, index) for host, room in state.room.items() for index in range(room)]
     free = [place for place in free if place not in used]
     numbers = list[int]()
     for rank, role in enumerate(spread.roles[spread.ranks :], spread.ranks):
-        same = next((one for one in alive if one.role is role), None)
+        same = next((worker for worker in alive if worker.role is role), None)
         if same is not None:
             alive.remove(same)
             turn.change(same.number, rank=rank)
@@ -142,9 +148,9 @@ def begin_anew(turn: Turn, how: str) -> None:
 
 def give_up(turn: Turn, workers: list[Worker]) -> None:
     """Workers that have no part in the run any more: those that live are killed."""
-    for one in workers:
-        turn.kill(one)
-        turn.do(Forget(one.number))
+    for worker in workers:
+        turn.kill(worker)
+        turn.do(Forget(worker.number))
 
 
 def _meeting(state: RunState, chosen: Sequence[Place], rank: int, present: int) -> RankMeeting:

@@ -79,8 +79,8 @@ def places(
 
 def among_host(chosen: Sequence[Place], rank: int) -> tuple[int, int]:
     """(number of a rank among those of its host, how many there are)."""
-    own = [index for index, (host, _) in enumerate(chosen) if host == chosen[rank][0]]
-    return own.index(rank), len(own)
+    neighbours = [index for index, (host, _) in enumerate(chosen) if host == chosen[rank][0]]
+    return neighbours.index(rank), len(neighbours)
 
 
 @dataclass(frozen=True, slots=True)

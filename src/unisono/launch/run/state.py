@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from unisono.launch.crossing import Record
+from unisono.launch.error_record import Record
 from unisono.launch.run.commands import Command, Kill
 from unisono.launch.run.membership import Choice, Place, Role, RunSpread, Tries
 from unisono.launch.run.verdict import Failure
@@ -143,7 +143,7 @@ class RunState:
 
     def is_done(self) -> bool:
         """Whether the run is over and nobody lives."""
-        return self.phase is Phase.OVER and all(one.status is not None for one in self.workers.values())
+        return self.phase is Phase.OVER and all(worker.status is not None for worker in self.workers.values())
 
     def next_spread(self) -> RunSpread | None:
         """How to go on with the hosts that are there; None where that is not known."""
@@ -225,5 +225,5 @@ class Turn:
     def drop(self) -> None:
         """Forget workers that have ended and have no part in the run any more."""
         part = {worker.number for worker in self.state.everyone()}
-        kept = {n: one for n, one in self.state.workers.items() if n in part or one.status is None}
+        kept = {n: other for n, other in self.state.workers.items() if n in part or other.status is None}
         self.set(workers=kept)

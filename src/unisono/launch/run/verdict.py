@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.launch import crossing
-from unisono.launch.stand import Stand
+from unisono.launch import error_record
+from unisono.launch.rank_status import RankStatus
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
 from unisono.spec.frames import is_foreign
 
@@ -18,7 +18,7 @@ class Failure:
     as its last output tells. host: where it was."""
 
     rank: int
-    record: crossing.Record | None
+    record: error_record.Record | None
     status: int = 0
     place: str = ""
     host: str = ""
@@ -55,7 +55,7 @@ def judge(failure: Failure, alike: Sequence[int], others: Sequence[int]) -> Unis
     """The error to show for `failure`. alike: the ranks that raised it. others: those stopped because of it."""
     if failure.record is None:
         return _died(failure, others)
-    error = crossing.revive(failure.record, failure.rank, failure.host)
+    error = error_record.revive(failure.record, failure.rank, failure.host)
     if not error.likely and isinstance(error, UserCodeError) and error.code == "R01":
         error.likely = raised_by(alike, others)
     return error
@@ -127,29 +127,29 @@ def _died(failure: Failure, others: Sequence[int]) -> UnisonoError:
     return error
 
 
-def odd_one_out(stands: Sequence[Stand]) -> list[Stand]:
+def odd_one_out(stands: Sequence[RankStatus]) -> list[RankStatus]:
     """The ranks that a hang is the fault of, the first of them above all.
 
     Those that do not even stand still in a collective come first. Where all wait for each other, they are in different
     ones, and the fewer are odd; among as many, those in the less usual one; else what rank 0 does is right.
     """
     for state in ("clashed", "gone", "stopped", "silent"):
-        if found := [one for one in stands if one.state == state]:
-            return found
-    if found := [one for one in stands if one.state == "runs"]:
-        return sorted(found, key=lambda one: (-one.idle, one.rank))
-    alike = Counter((one.doing(), one.place) for one in stands)
+        if odd := [status for status in stands if status.state == state]:
+            return odd
+    if odd := [status for status in stands if status.state == "runs"]:
+        return sorted(odd, key=lambda status: (-status.idle, status.rank))
+    alike = Counter((status.doing(), status.place) for status in stands)
     order = sorted(stands, key=lambda o: (alike[o.doing(), o.place], -o.odd, o.rank == 0, o.rank))
     first = order[0]
-    return [one for one in order if (one.doing(), one.place) == (first.doing(), first.place)]
+    return [status for status in order if (status.doing(), status.place) == (first.doing(), first.place)]
 
 
-def waiting(stands: Sequence[Stand], odd: Sequence[Stand]) -> str:
+def waiting(stands: Sequence[RankStatus], odd: Sequence[RankStatus]) -> str:
     """ "ranks 0, 2 wait in all_reduce over dp": what the others are in."""
     groups: dict[str, list[int]] = {}
-    for one in stands:
-        if one not in odd:
-            groups.setdefault(one.doing(), []).append(one.rank)
+    for status in stands:
+        if status not in odd:
+            groups.setdefault(status.doing(), []).append(status.rank)
     verbs = ("called", "called") if odd[0].state == "called" else ("wait in", "waits in")
     return "; ".join(
         f"{listed(ranks)} {verbs[len(ranks) == 1]} {doing}" if doing else f"{listed(ranks)} go on"
@@ -157,12 +157,12 @@ def waiting(stands: Sequence[Stand], odd: Sequence[Stand]) -> str:
     )
 
 
-def differing(answers: Iterable[list[Mapping[str, Any] | None]]) -> list[Stand]:
+def differing(answers: Iterable[list[Mapping[str, Any] | None]]) -> list[RankStatus]:
     """What ranks have called where their answers differ first; nothing where they agree."""
     for at in zip(*answers, strict=True):
-        told = [dict(one) for one in at if one is not None]
-        if len({one.pop("says") for one in told} - {""}) > 1:
-            return [Stand(**one) for one in told]
+        calls = [dict(call) for call in at if call is not None]
+        if len({call.pop("says") for call in calls} - {""}) > 1:
+            return [RankStatus(**call) for call in calls]
     return []
 
 
@@ -199,7 +199,7 @@ _FIX = {
 }
 
 
-def hang(stands: Sequence[Stand], seconds: float) -> HangError:
+def hang(stands: Sequence[RankStatus], seconds: float) -> HangError:
     """The error for ranks that wait for each other since `seconds`: the one whose fault it is, and what others do."""
     odd = odd_one_out(stands)
     first = odd[0]
@@ -207,7 +207,7 @@ def hang(stands: Sequence[Stand], seconds: float) -> HangError:
     if first.state in ("gone", "stopped", "silent", "runs"):
         code = "H01"
     what = _HOW[first.state].format(
-        ranks=listed([one.rank for one in sorted(odd, key=lambda one: one.rank)]),
+        ranks=listed([status.rank for status in sorted(odd, key=lambda status: status.rank)]),
         is_="is" if len(odd) == 1 else "are",
         seconds=seconds,
         doing=first.doing() or "a collective",
@@ -215,9 +215,12 @@ def hang(stands: Sequence[Stand], seconds: float) -> HangError:
     others = waiting(stands, odd)
     if first.state in ("runs", "stopped", "silent") and first.doing():
         what += f", in {first.doing()}"
-    rest = [one for one in stands if one not in odd and one.place and not is_foreign(one.place)]
+    rest = [
+        status for status in stands if status not in odd and status.place and not is_foreign(status.place)
+    ]
     places = {
-        place: listed([one.rank for one in rest if one.place == place]) for place in (o.place for o in rest)
+        place: listed([status.rank for status in rest if status.place == place])
+        for place in (o.place for o in rest)
     }
     seen = "".join(f"; {ranks} at {place}" for place, ranks in list(places.items())[:3])
     return HangError(

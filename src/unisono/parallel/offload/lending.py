@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unisono.parallel.cut import Stage
 from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
 from unisono.parallel.site import Site, Stages
-from unisono.plan.away import Away
+from unisono.plan.blocks import Away
 
 _AWAY = "unisono_home"  # under which a tensor that is away holds where, and how it lies there
 

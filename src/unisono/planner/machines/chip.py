@@ -119,9 +119,9 @@ class Traffic:
         return Traffic(times * self.bytes, times * self.seconds, times * self.exposed, times * self.after)
 
 
-def joined(some: Mapping[str, Traffic], more: Mapping[str, Traffic]) -> dict[str, Traffic]:
+def joined(first: Mapping[str, Traffic], more: Mapping[str, Traffic]) -> dict[str, Traffic]:
     """Both, by axis."""
-    return {axis: some.get(axis, Traffic()) + more.get(axis, Traffic()) for axis in {**some, **more}}
+    return {axis: first.get(axis, Traffic()) + more.get(axis, Traffic()) for axis in {**first, **more}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class PassSeconds:
 
     @property
     def total(self) -> float:
-        return soft_max(self.device + sum(one.exposed for one in self.talk.values()), self.host)
+        return soft_max(self.device + sum(traffic.exposed for traffic in self.talk.values()), self.host)
 
     def __add__(self, other: "PassSeconds") -> "PassSeconds":
         return PassSeconds(
@@ -162,7 +162,7 @@ class AxisNetworks:
 
     def of(self, call: Transfer, stack: Stack) -> tuple[float, float]:
         """(bytes that a rank sends for one call, its seconds)."""
-        if call.told == "tp":
+        if call.label == "tp":
             net = self.grid.get(call.axis, self.tp)
             return call.sent(net.size), _meeting(call, stack, net)
         if call.axis == "cp":
@@ -226,16 +226,17 @@ class Timer:
         products = self.products(work.products)
         device = products + scores + elementwise(on, work.moved + work.masks) + work.kernels * stack.gap
         host = work.kernels * stack.launch
-        if any(call.told == "tp" for call in work.calls):
+        if any(call.label == "tp" for call in work.calls):
             host += 2 * _late(stack, self.net.tp.size)
         return PassSeconds(
             products + scores, device, host, scores, self._talk(work.calls, products, scores, device)
         )
 
-    def products(self, some: tuple[MatrixProduct, ...]) -> float:
+    def products(self, products: tuple[MatrixProduct, ...]) -> float:
         """Seconds of matrix products."""
         return sum(
-            p.times * matmul(self._multiplies(p), p.rows, p.inner, p.columns, p.many, p.read) for p in some
+            p.times * matmul(self._multiplies(p), p.rows, p.inner, p.columns, p.many, p.read)
+            for p in products
         )
 
     def _multiplies(self, product: MatrixProduct) -> Chip:
@@ -245,15 +246,15 @@ class Timer:
         self, calls: tuple[Transfer, ...], products: float, scores: float, device: float
     ) -> dict[str, Traffic]:
         """By axis, with what shows of it."""
-        found: dict[str, Traffic] = {}
+        traffic: dict[str, Traffic] = {}
         for call in calls:
-            axis = "ep" if call.axis == "cut" else call.told
+            axis = "ep" if call.axis == "cut" else call.label
             nbytes, seconds = self.net.of(call, self.stack)
-            found[axis] = found.get(axis, Traffic()) + Traffic(nbytes, seconds) * call.times
+            traffic[axis] = traffic.get(axis, Traffic()) + Traffic(nbytes, seconds) * call.times
         for axis, behind in {
-            ("ep" if call.axis == "cut" else call.told): call.behind for call in calls
+            ("ep" if call.axis == "cut" else call.label): call.behind for call in calls
         }.items():
-            whole, cp = found[axis].seconds, self.net.cp.size
+            whole, cp = traffic[axis].seconds, self.net.cp.size
             # An other micro-batch computes as long as this one (DeepSeek-V3 report, 2024, section 3.2.1).
             hidden = {
                 "backward": whole * self.stack.tp_hidden,
@@ -261,10 +262,10 @@ class Timer:
                 "other": min(whole, device),
             }.get(behind, 0.0)
             # The first chunk shows, and of the others what products do not hide.
-            chunks = max(call.chunks for call in calls if call.told == axis) if axis == "tp" else 1
+            chunks = max(call.chunks for call in calls if call.label == axis) if axis == "tp" else 1
             hidden = max(hidden, (1 - 1 / chunks) * min(whole, products))
-            found[axis] = replace(found[axis], exposed=whole - hidden)
-        return found
+            traffic[axis] = replace(traffic[axis], exposed=whole - hidden)
+        return traffic
 
 
 def timer(plan: Plan, cluster: Cluster, stack: Stack) -> Timer:

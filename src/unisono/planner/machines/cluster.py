@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Literal
 
-from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import USUAL, Order
 from unisono.planner.source import Source
 
@@ -64,8 +63,7 @@ class Link:
     direction. latency: seconds of one message. ceiling: bytes/s that a collective's bus reaches at most, as
     measured; `bandwidth` where that is not known. groups: (members, bytes/s), ascending, where the bus was measured for
     several sizes of a group. oversubscription: how much less than the sum of its ports the level carries when all talk
-    at once. work: seconds of a core for a byte that a host of ranks sends there, at both ends, beyond those over
-    loopback.
+    at once.
 
     topology: switched, any pair at full rate; rail-only, where devices with the same place in their nodes alone are
     connected, and others go through the node first (Wang et al., 2023); ring, torus2d, torus3d of the units that the
@@ -82,7 +80,6 @@ class Link:
     groups: tuple[tuple[int, float], ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     topology: Topology = "switched"
-    work: float = 0.0
 
     @property
     def bus(self) -> float:
@@ -122,7 +119,7 @@ class Cluster:
     """Equal devices under levels of links. The last level connects them all; none at all is one device.
 
     cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
-    unless another is named. host: where the devices are ranks that share the cores of hosts, what was measured of one.
+    unless another is named. cores: CPU cores of one host, where ranks share them; 0: of devices of their own.
     order: of a plan's axes on the levels; `train` plays the usual one. in_node: devices of one node, 0: as many as the
     innermost level connects. loader: of each host. rows, pools: where the rows of a pipeline lie on devices of several
     kinds (see `machines.mixture`), the place of each row among clusters that see all devices as one kind does; `device`
@@ -135,7 +132,7 @@ class Cluster:
     links: tuple[Link, ...]
     stack: str = "plain"
     cost_per_hour: float | None = None
-    host: Host | None = None
+    cores: int = 0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     order: Order = USUAL
     in_node: int = 0

@@ -49,8 +49,8 @@ def owners(plan: Plan, order: Order = USUAL) -> tuple[int, int]:
     ranks = dealers(plan)
     if ranks == 1:
         return 1, 1
-    own = [axis for axis in ("shard", "cp")[: 1 if ranks == plan.shard else 2] if getattr(plan, axis) > 1]
-    outer = max(stride(plan, axis, order) * getattr(plan, axis) for axis in own)
+    axes = [axis for axis in ("shard", "cp")[: 1 if ranks == plan.shard else 2] if getattr(plan, axis) > 1]
+    outer = max(stride(plan, axis, order) * getattr(plan, axis) for axis in axes)
     return ranks, outer // ranks
 
 

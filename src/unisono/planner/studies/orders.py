@@ -11,12 +11,11 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
+from unisono.planner.formatting import Column, Description, figure, figures, lines, more_than, share, table
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
-from unisono.planner.parts import Price
-from unisono.planner.priced import machine
-from unisono.planner.simulate import Answer, Question, closed, gain, simulate
-from unisono.planner.tell import Column, Told, figure, figures, lines, more_than, share, table
+from unisono.planner.price_parts import Price
+from unisono.planner.simulate import PlanRequest, PlanResult, closed, gain, simulate
 from unisono.spec.errors import UsageError
 
 BEST = "best"
@@ -46,13 +45,8 @@ def read(text: str) -> Order:
     return (*names, *(axis for axis in USUAL if axis not in names))
 
 
-def under(ask: Question, order: Order) -> Question:
-    """The same question with the axes in that order. Raises UsageError where it has no price."""
-    if not machine(ask.cluster).ordered:
-        raise UsageError(
-            f"--order: {ask.cluster.name} is hosts whose ranks share cores, measured in the usual order alone",
-            where="--order, --cluster", fix="a cluster of devices, for example dgx-a100:16", code="C04",
-        )  # fmt: skip
+def under(ask: PlanRequest, order: Order) -> PlanRequest:
+    """The same request with the axes in that order. Raises UsageError where it has no price."""
     if not evenly(ask.plan, order):
         raise UsageError(
             f"--order: ep={ask.plan.ep} reaches over several axes, which then do not lie side by side",
@@ -61,23 +55,23 @@ def under(ask: Question, order: Order) -> Question:
     return replace(ask, cluster=replace(ask.cluster, order=order))
 
 
-def distinct(ask: Question) -> list[tuple[Question, Price]]:
-    """The question in all orders that differ by closed forms, with what these say, the usual one first. Others than
+def distinct(ask: PlanRequest) -> list[tuple[PlanRequest, Price]]:
+    """The request in all orders that differ by closed forms, with what these say, the usual one first. Others than
     that are left out where groups would lie unevenly over a level, since prices count as if all lay like the first.
     Raises UsageError where orders mean nothing."""
     plan, usual = ask.plan, under(ask, USUAL)
-    own = of_many(plan, USUAL)
-    alone = tuple(axis for axis in USUAL if axis not in own)
-    found = [(usual, closed(usual))]
-    for some in permutations(own):
-        order = (*some, *alone)
-        if some == own or not evenly(plan, order) or any(uneven(plan, ask.cluster, order)):
+    axes = of_many(plan, USUAL)
+    alone = tuple(axis for axis in USUAL if axis not in axes)
+    requests = [(usual, closed(usual))]
+    for permuted in permutations(axes):
+        order = (*permuted, *alone)
+        if permuted == axes or not evenly(plan, order) or any(uneven(plan, ask.cluster, order)):
             continue
         other = under(ask, order)
         price = closed(other)
-        if all(price != seen for _, seen in found):
-            found.append((other, price))
-    return found
+        if all(price != seen for _, seen in requests):
+            requests.append((other, price))
+    return requests
 
 
 def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, str]]:
@@ -95,71 +89,73 @@ def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, st
 # --- all orders ------------------------------------------------------------------------------------------------------
 
 
-def compared(ask: Question) -> list[Answer]:
+def compared(ask: PlanRequest) -> list[PlanResult]:
     """The plan under every order that differs, the usual one first. Raises UsageError where orders mean nothing."""
-    return [simulate(one) for one, _ in distinct(ask)]
+    return [simulate(request) for request, _ in distinct(ask)]
 
 
-def best(every: Sequence[Answer]) -> Answer:
+def best(every: Sequence[PlanResult]) -> PlanResult:
     """The quickest; the usual order, which is the first, where none is quicker than that by a hundredth."""
-    first = min(every, key=lambda one: one.price.step)
+    first = min(every, key=lambda answer: answer.price.step)
     return first if gain(first, every[0]) >= WORTH else every[0]
 
 
-def quicker(best: Answer, every: Sequence[tuple[Answer, Sequence[tuple[Question, Price]]]]) -> Answer | None:
+def quicker(
+    best: PlanResult, every: Sequence[tuple[PlanResult, Sequence[tuple[PlanRequest, Price]]]]
+) -> PlanResult | None:
     """Of some plans, each with its orders that differ, the best under another order than the usual one, where that
     beats `best` by a hundredth. What closed forms promise most of is played."""
-    promised: list[tuple[float, int, Question]] = []
+    promised: list[tuple[float, int, PlanRequest]] = []
     for usual, ((_, alone), *others) in every:
         for ask, price in others:
             promised.append((usual.price.step + price.step - alone.step, len(promised), ask))
-    found = [
+    answers = [
         simulate(ask) for step, _, ask in sorted(promised)[:_TRIED] if 1.0 - step / best.price.step >= WORTH
     ]
-    fitting = [one for one in found if one.verdict.fits and gain(one, best) >= WORTH]
-    return min(fitting, key=lambda one: one.price.step, default=None)
+    fitting = [answer for answer in answers if answer.verdict.fits and gain(answer, best) >= WORTH]
+    return min(fitting, key=lambda answer: answer.price.step, default=None)
 
 
 # --- as told ---------------------------------------------------------------------------------------------------------
 
 
-def told(answer: Answer, every: Sequence[Answer] = ()) -> Told:
+def describe(answer: PlanResult, every: Sequence[PlanResult] = ()) -> Description:
     """How a plan's axes lie on the cluster's levels; and under every other order, where they were asked for."""
-    plan, cluster = answer.question.plan, answer.question.cluster
-    own, levels = of_many(plan, cluster.order), dict[str, Any]()
-    played = "" if own == of_many(plan, USUAL) else f"; --launch.order {','.join(own)} plays it"
-    said = [("order", f"{', '.join(own) or 'one rank'}: the innermost first{played}")]
-    for axis in (*own, *(("ep",) if plan.ep > 1 else ())):
+    plan, cluster = answer.request.plan, answer.request.cluster
+    axes, levels = of_many(plan, cluster.order), dict[str, Any]()
+    played = "" if axes == of_many(plan, USUAL) else f"; --launch.order {','.join(axes)} plays it"
+    said = [("order", f"{', '.join(axes) or 'one rank'}: the innermost first{played}")]
+    for axis in (*axes, *(("ep",) if plan.ep > 1 else ())):
         ranks, apart = getattr(plan, axis), stride(plan, axis, cluster.order)
         ways = zip(cluster.links, cluster.levels(apart, ranks), strict=True)
-        split = {link.name: some for link, some in ways if some > 1}
+        split = {link.name: count for link, count in ways if count > 1}
         levels[axis] = {"ranks": ranks, "apart": apart, "ways": split}
-        over = " x ".join(f"{some} over {level}" for level, some in split.items())
+        over = " x ".join(f"{count} over {level}" for level, count in split.items())
         said.append(("", f"{axis}: {ranks} ranks, {apart} apart: {over}"))
     crossed = list(uneven(plan, cluster, cluster.order))
     said += [
         ("", f"groups of {axis} lie unevenly over {level}: some cross more than is priced")
         for axis, level in crossed
     ]
-    rows = [_row(one, every[0]) for one in sorted(every, key=lambda one: one.price.step)]
+    rows = [_row(other, every[0]) for other in sorted(every, key=lambda other: other.price.step)]
     facts = {
-        "axes": list(own), "levels": levels, "uneven": [{"axis": axis, "level": level} for axis, level in crossed],
+        "axes": list(axes), "levels": levels, "uneven": [{"axis": axis, "level": level} for axis, level in crossed],
         "orders": rows or None,
     }  # fmt: skip
     if rows:
         quick = f"none is quicker than the usual one by {100 * WORTH:.0f} % or more"
         if (first := best(every)) is not every[0]:
-            order = ", ".join(of_many(plan, first.question.cluster.order))
+            order = ", ".join(of_many(plan, first.request.cluster.order))
             quick = f"{order} is {share(gain(first, every[0]))} quicker than the usual one"
         said.append(("orders", f"{len(rows)} differ here; {quick}"))
     text = lines(said) + (table(_COLUMNS, rows[:_SHOWN]) if len(rows) > 1 else [])
     return {"order": facts}, "\n".join(text)
 
 
-def _row(one: Answer, usual: Answer) -> dict[str, Any]:
-    more = {what: s for what, s in more_than(one, usual).items() if abs(s) >= 1e-3 * usual.price.step}
-    axes = of_many(one.question.plan, one.question.cluster.order)
-    return {"axes": list(axes), "step_s": one.price.step, "gain": gain(one, usual), "more_s": more}
+def _row(answer: PlanResult, usual: PlanResult) -> dict[str, Any]:
+    more = {what: s for what, s in more_than(answer, usual).items() if abs(s) >= 1e-3 * usual.price.step}
+    axes = of_many(answer.request.plan, answer.request.cluster.order)
+    return {"axes": list(axes), "step_s": answer.price.step, "gain": gain(answer, usual), "more_s": more}
 
 
 def _parts(more: Mapping[str, float]) -> str:
@@ -173,20 +169,21 @@ _COLUMNS = (
 _SHOWN = 5
 
 
-def told_of(answers: Sequence[Answer]) -> Told:
+def describe_best(answers: Sequence[PlanResult]) -> Description:
     """For `plan`, of its best plans and what is quicker than the first in another order: the key `order`, and a
     sentence, "" where orders cannot differ."""
-    devices = [one for one in answers if machine(one.question.cluster).ordered]
-    every = [(one, distinct(one.question)) for one in devices]
-    found = quicker(answers[0], every)
-    if found is None:
+    every = [(answer, distinct(answer.request)) for answer in answers]
+    better = quicker(answers[0], every)
+    if better is None:
         alike = all(len(orders) == 1 for _, orders in every)
         said = "" if alike else f"no other order of the axes is quicker by {100 * WORTH:.0f} % or more"
         return {"order": {"quicker": None}}, said
-    own = next(place for place, one in enumerate(answers, 1) if one.question.plan == found.question.plan)
-    which = "it" if own == 1 else f"plan {own}"
-    row = {**figures(found), **_row(found, answers[0])}
+    number = next(
+        place for place, answer in enumerate(answers, 1) if answer.request.plan == better.request.plan
+    )
+    which = "it" if number == 1 else f"plan {number}"
+    row = {**figures(better), **_row(better, answers[0])}
     return {"order": {"quicker": row}}, (
         f"with --launch.order {','.join(row['axes'])} (innermost first) {which} would be"
-        f" {share(gain(found, answers[0]))} quicker: {found.price.step:.4g} s a step"
+        f" {share(gain(better, answers[0]))} quicker: {better.price.step:.4g} s a step"
     )

@@ -15,7 +15,7 @@ from unisono.plan.grid import Grid
 from unisono.planner.machines.order import virtual_of
 from unisono.planner.source import Source
 from unisono.planner.timetables import of
-from unisono.planner.work import grids, sparse, virtual
+from unisono.planner.work import expert_parallel, grids, virtual
 from unisono.planner.work.stage import ITEM, OURS, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer, crossings
 
@@ -57,21 +57,21 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
     ]
     if model.experts:
         behind = "other" if of(plan.schedule).overlapped else ""
-        made = sparse.calls(model, model.experts, plan, tokens, item, behind)
-        calls += [call._replace(times=model.sparse_share * call.times) for call in made]
+        sent = expert_parallel.calls(model, model.experts, plan, tokens, item, behind)
+        calls += [call._replace(times=model.sparse_share * call.times) for call in sent]
     rounded = _rounded(products, 2 if backward else 1)
     beside = _adapters(products, model.lora)
     if backward:
         pairs = [product.gradients for product in products]
         products = tuple(to_x.in_chunks(plan.chunks) for to_x, _ in pairs)
         products += () if model.lora else tuple(to_weight for _, to_weight in pairs)
-        beside = tuple(one for product in beside for one in product.gradients)
+        beside = tuple(gradient for product in beside for gradient in product.gradients)
     else:
         products = tuple(product.in_chunks(plan.chunks) for product in products)
     products += beside
     return PartPass(
         products=products,
-        scores=tuple(one._replace(times=2.0) for one in scores) if backward else scores,
+        scores=tuple(gradient._replace(times=2.0) for gradient in scores) if backward else scores,
         fused=fused * (FUSED_BACKWARD if backward else 1.0),
         moved=_moved(model, plan, habits, tokens, backward)
         + rounded
@@ -80,7 +80,7 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
         masks=_masks(model, plan, habits, tokens),
         kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
         + (0 if habits.fused_attention else UNFUSED_LAUNCHES)
-        + ways * model.sparse_share * sparse.LAUNCHES
+        + ways * model.sparse_share * expert_parallel.LAUNCHES
         + (grids.kernels(model, backward) if grid else 0),
         calls=tuple(calls),
     )
@@ -92,12 +92,14 @@ def _by_shards(
     """The same by virtual shards: positions are whole on tp, and attention is written out."""
     products = tuple(virtual.products(model, plan, micro_batch))
     if backward:
-        products = tuple(one for product in products for one in product.gradients)
-    made, whole = virtual.scores(model, plan, micro_batch), replace(OURS, sequence_parallel=False)
+        products = tuple(gradient for product in products for gradient in product.gradients)
+    scores, whole = virtual.scores(model, plan, micro_batch), replace(OURS, sequence_parallel=False)
     tokens = _tokens(model, plan, micro_batch)
     return PartPass(
         products=products,
-        scores=tuple(one._replace(times=2.0 * one.times) for one in made) if backward else made,
+        scores=tuple(gradient._replace(times=2.0 * gradient.times) for gradient in scores)
+        if backward
+        else scores,
         moved=_moved(model, plan, whole, tokens, backward)
         + virtual.moved(model, plan, micro_batch, backward),
         masks=_masks(model, plan, whole, tokens),
@@ -113,7 +115,7 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
         return _again_by_shards(model, plan, habits, micro_batch)
     if plan.recompute == "full":
         ahead = block(model, plan, habits, micro_batch, backward=False)
-        others = tuple(call for call in ahead.calls if call.told != "tp")
+        others = tuple(call for call in ahead.calls if call.label != "tp")
         return ahead.like(
             calls=(*_tensor_calls(model, plan, habits, micro_batch, False, again=True), *others)
         )
@@ -121,7 +123,7 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
     if plan.recompute == "selective" and not habits.fused_attention:
         scores, unfused = _scores(model, plan, habits, micro_batch)
         # Of the two products, the scores; and the weighted values' inputs.
-        half = tuple(one._replace(times=0.5) for one in scores)
+        half = tuple(product._replace(times=0.5) for product in scores)
         return PartPass(scores=half, moved=unfused, kernels=UNFUSED_LAUNCHES + 1, calls=sent)
     return PartPass(calls=sent)
 
@@ -133,9 +135,12 @@ def _again_by_shards(model: Transformer, plan: Plan, habits: Habits, micro_batch
         return block(model, plan, habits, micro_batch, backward=False).like(calls=calls)
     if plan.recompute != "selective":
         return PartPass()
-    made = virtual.attention(model, plan, micro_batch)
+    attention = virtual.attention(model, plan, micro_batch)
     return PartPass(
-        scores=virtual.scores(model, plan, micro_batch), moved=made.moved, kernels=made.kernels, calls=calls
+        scores=virtual.scores(model, plan, micro_batch),
+        moved=attention.moved,
+        kernels=attention.kernels,
+        calls=calls,
     )
 
 
@@ -144,8 +149,8 @@ def stem(model: Transformer, plan: Plan, micro_batch: float, *, backward: bool) 
     moved = _tokens(model, plan, micro_batch) * model.d_model * ITEM[plan.precision]
     many = 0.0
     if virtual_of(plan) > 1:  # each shard of the rank looks all tokens up
-        own = virtual.shards_of(model, plan, micro_batch)
-        moved, many = moved * own.features, virtual.end_kernels(own, head=False, backward=backward)
+        shards = virtual.shards_of(model, plan, micro_batch)
+        moved, many = moved * shards.features, virtual.end_kernels(shards, head=False, backward=backward)
     return PartPass(
         moved=moved * (8 if backward else 4),
         kernels=many,
@@ -163,8 +168,8 @@ def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, 
     if virtual_of(plan) > 1:
         product = virtual.head_product(model, plan, micro_batch)
         product = product._replace(times=times * product.times)
-        own = virtual.shards_of(model, plan, micro_batch)
-        many = virtual.end_kernels(own, head=True, backward=backward)
+        shards = virtual.shards_of(model, plan, micro_batch)
+        many = virtual.end_kernels(shards, head=True, backward=backward)
     if habits.fused_loss:  # cast, and one kernel; their gradient
         moved = 6 if backward else 14
     else:  # in fp32, kernel by kernel: cast, maximum, difference, exponential, sum, quotient; their gradient
@@ -194,7 +199,7 @@ def _adapters(products: Sequence[MatrixProduct], rank: int) -> tuple[MatrixProdu
     if not rank:
         return ()
     pairs = ((p._replace(columns=rank, eight=False), p._replace(inner=rank, eight=False)) for p in products)
-    return tuple(one for pair in pairs for one in pair)
+    return tuple(product for pair in pairs for product in pair)
 
 
 def _rounded(products: Sequence[MatrixProduct], ways: int) -> float:
@@ -212,20 +217,20 @@ def _tokens(model: Transformer, plan: Plan, micro_batch: float) -> float:
 def _products(model: Transformer, plan: Plan, tokens: float) -> list[MatrixProduct]:
     """Of a block, with weights."""
     h, t = model.d_model, plan.tp
-    found = [
+    products = [
         MatrixProduct(tokens, inner / (t if row_wise else 1), columns / (t if column_wise else 1))
         for inner, columns, row_wise, column_wise in model.attention_products
     ]
     if model.sparse_share < 1.0:
         dense = 1.0 - model.sparse_share
-        found.append(MatrixProduct(tokens, h, model.d_ff * (2 if model.gated else 1) / t, times=dense))
-        found.append(MatrixProduct(tokens, model.d_ff / t, h, times=dense))
+        products.append(MatrixProduct(tokens, h, model.d_ff * (2 if model.gated else 1) / t, times=dense))
+        products.append(MatrixProduct(tokens, model.d_ff / t, h, times=dense))
     if plan.arithmetic.fp8:
-        found = [product._replace(eight=True) for product in found]
+        products = [product._replace(eight=True) for product in products]
     if model.experts:
-        each = sparse.products(model, model.experts, tokens, t, plan.ep)
-        found += [MatrixProduct(*shape, times=model.sparse_share) for shape in each]
-    return found
+        each = expert_parallel.products(model, model.experts, tokens, t, plan.ep)
+        products += [MatrixProduct(*shape, times=model.sparse_share) for shape in each]
+    return products
 
 
 def _scores(
@@ -255,7 +260,7 @@ def _moved(model: Transformer, plan: Plan, habits: Habits, tokens: float, backwa
     hidden = active * model.d_ff * (1.0 - model.sparse_share)
     routed = 0.0
     if model.experts:
-        routed = sparse.moved(model, model.experts, tokens, tp, plan.ep, e, active)
+        routed = expert_parallel.moved(model, model.experts, tokens, tp, plan.ep, e, active)
     shared = tp if habits.sequence_parallel or isinstance(tp, Grid) else 1
     return tokens * ((norms + joins) * h / shared + (hidden + turned) / tp) + model.sparse_share * routed
 
@@ -269,8 +274,10 @@ def _masks(model: Transformer, plan: Plan, habits: Habits, tokens: float) -> flo
 def _reduces(model: Transformer, plan: Plan) -> float:
     """All-reduces of activations on tp in one pass over the mean block; a gather and a scatter of sequence parallelism
     are one. Tokens of a sparse layer go to their experts by all-to-all instead."""
-    some = model.experts
-    return 2.0 - (model.sparse_share if some is not None and plan.ep > 1 and not some.shared_width else 0.0)
+    experts = model.experts
+    return 2.0 - (
+        model.sparse_share if experts is not None and plan.ep > 1 and not experts.shared_width else 0.0
+    )
 
 
 def _tensor_calls(
@@ -286,11 +293,11 @@ def _tensor_calls(
     if own_list(model, habits):
         return own_tensor_calls(model, plan, tokens, backward, again)
     whole, times = tokens * model.d_model * ITEM[plan.precision], _reduces(model, plan)
-    found = [Transfer("tp", "all_reduce", whole, times, behind=behind).in_chunks(plan.chunks)]
+    calls = [Transfer("tp", "all_reduce", whole, times, behind=behind).in_chunks(plan.chunks)]
     if backward and habits.sequence_parallel:
         # The first product's input is gathered once more for its weight's gradient.
-        found.append(Transfer("tp", "all_gather", whole, times, behind=behind))
-    return found
+        calls.append(Transfer("tp", "all_gather", whole, times, behind=behind))
+    return calls
 
 
 def own_context_calls(
@@ -300,21 +307,21 @@ def own_context_calls(
     if plan.cp == 1:
         return []
     item = ITEM[plan.precision]
-    found = _context_calls(model, plan, micro_batch, item, 2 if backward else 1)
+    calls = _context_calls(model, plan, micro_batch, item, 2 if backward else 1)
     wide = max(4, item) / item
     if backward and plan.cp_kind == "ring":  # keys and values, and their gradients
-        both = found[0]._replace(nbytes=found[0].nbytes / 2)
-        found = [both, both._replace(nbytes=wide * both.nbytes)]
+        both = calls[0]._replace(nbytes=calls[0].nbytes / 2)
+        calls = [both, both._replace(nbytes=wide * both.nbytes)]
     elif backward:
-        found = [c._replace(nbytes=c.nbytes * (wide if c.op == "reduce_scatter" else 1.0)) for c in found]
-    return found
+        calls = [c._replace(nbytes=c.nbytes * (wide if c.op == "reduce_scatter" else 1.0)) for c in calls]
+    return calls
 
 
 def context_again(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
     """What a block of ours sends on cp for what its backward pass computes once more. Of attention alone the last
     result is not wanted, so it is not exchanged."""
-    made = own_context_calls(model, plan, micro_batch, False)
-    return made[: {"full": len(made), "selective": 1}.get(plan.recompute, 0)]
+    calls = own_context_calls(model, plan, micro_batch, False)
+    return calls[: {"full": len(calls), "selective": 1}.get(plan.recompute, 0)]
 
 
 def own_tensor_calls(
@@ -325,13 +332,13 @@ def own_tensor_calls(
     # A product in chunks keeps its input once it has sent its output, so all of it is done again.
     stops = again and plan.chunks == 1
     wide = backward and not plan.arithmetic.narrow  # gradients of what norms give are as norms' weights
-    made = list(crossings(model, filled(model, plan, tokens), ITEM[plan.precision], wide, stops))
+    crossed = list(crossings(model, filled(model, plan, tokens), ITEM[plan.precision], wide, stops))
     behind = "backward" if backward else ""
     lent = 2 * plan.tp * tokens * model.kv_width / model.kv_heads * ITEM[plan.precision]
     return [
         *(
             Transfer("tp", op, nbytes, times, behind=behind).in_chunks(plan.chunks)
-            for op, (nbytes, times) in zip(ops, made, strict=True)
+            for op, (nbytes, times) in zip(ops, crossed, strict=True)
         ),
         Transfer("tp", ops[0], lent, grids.lends(model, plan.tp), behind=behind),
     ]

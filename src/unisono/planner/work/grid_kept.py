@@ -7,7 +7,7 @@ keeps what it gathered. Held to what ranks keep by tests/planner/test_grids.py.
 from typing import Any
 
 from unisono.plan.grid import columns_of
-from unisono.planner.work import kept
+from unisono.planner.work import activations
 from unisono.planner.work.transformer import Transformer
 
 
@@ -19,7 +19,7 @@ def block_bytes(
     tokens, h, e, wide = _tokens(model, micro_batch, cp), model.d_model, itemsize, max(4, itemsize)
     if recompute == "full":
         return tokens * wide * h / tp
-    attended = kept.attended_bytes(model, e, recompute == "selective", cp, cp_kind)
+    attended = activations.attended_bytes(model, e, recompute == "selective", cp, cp_kind)
     masks = 2 * e * h if model.noisy else 0.0
     feed = e * model.d_ff * (4 if model.gated else 2)
     return tokens * (2 * _normed(model, wide, tp) + (attended + masks + feed) / tp)
@@ -44,7 +44,7 @@ def head_bytes(
 
 
 def loss_bytes(model: Transformer, micro_batch: int, tp: int, cp: int = 1, itemsize: int = 4) -> float:
-    return kept.loss_bytes(model, micro_batch, tp, cp, itemsize)
+    return activations.loss_bytes(model, micro_batch, tp, cp, itemsize)
 
 
 def owed_bytes(model: Transformer, micro_batch: int, tp: int, cp: int = 1, itemsize: int = 4) -> float:
@@ -54,7 +54,7 @@ def owed_bytes(model: Transformer, micro_batch: int, tp: int, cp: int = 1, items
 
 
 def stem_bytes(model: Transformer, micro_batch: int, tp: int, cp: int = 1, itemsize: int = 4) -> float:
-    return kept.stem_bytes(model, micro_batch, tp, cp, itemsize)
+    return activations.stem_bytes(model, micro_batch, tp, cp, itemsize)
 
 
 def _tokens(model: Transformer, micro_batch: int, cp: int) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner.source import Source
-from unisono.planner.work import wires
+from unisono.planner.work import wire_formats
 from unisono.planner.work.stage import ITEM, MatrixProduct, Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -69,13 +69,15 @@ def tokens_of(model: Transformer, plan: Plan, micro_batch: float) -> float:
 def products(model: Transformer, plan: Plan, micro_batch: float) -> list[MatrixProduct]:
     """Of a block, as one rank multiplies: its row's samples, all inputs, its column's outputs."""
     tokens, columns = tokens_of(model, plan, micro_batch), grid_of(plan).columns
-    return [MatrixProduct(tokens, one.inner, one.columns / columns) for one in of_block(model)]
+    return [MatrixProduct(tokens, product.inner, product.columns / columns) for product in of_block(model)]
 
 
 def copied(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> float:
     """Bytes that a block moves to put in order what its products gather, and backward what they scatter."""
     tokens, grid, e = tokens_of(model, plan, micro_batch), grid_of(plan), ITEM[plan.precision]
-    met = sum(tokens * one.inner + one.inner * one.columns / grid.columns for one in of_block(model))
+    met = sum(
+        tokens * product.inner + product.inner * product.columns / grid.columns for product in of_block(model)
+    )
     return _COPIED * met * (e + max(4, e) if backward else e)
 
 
@@ -88,37 +90,37 @@ def block_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
 ) -> list[Transfer]:
     """Of one block. again: in a pass that is computed again, which ends with the last tensor that is kept."""
-    found = [call for _ in range(2) for call in _norm(model, plan, micro_batch, backward)]
-    for one in of_block(model):
-        found += _product(model, plan, one, micro_batch, backward)
+    calls = [call for _ in range(2) for call in _norm(model, plan, micro_batch, backward)]
+    for product in of_block(model):
+        calls += _product(model, plan, product, micro_batch, backward)
     if again and not model.noisy and model.bias:  # the last bias is added after it
-        found.pop()
-    return found
+        calls.pop()
+    return calls
 
 
 def end_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool, head: bool
 ) -> list[Transfer]:
     """Of the ends of the model that are here: the tables; the last norm, the classifier and the loss."""
-    grid, wide, found = grid_of(plan), float(max(4, ITEM[plan.precision])), list[Transfer]()
+    grid, wide, calls = grid_of(plan), float(max(4, ITEM[plan.precision])), list[Transfer]()
     tokens, width = tokens_of(model, plan, micro_batch), model.d_model
     there, back = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
     if stem:
         table = _filled(width, grid.rows) * ceil(model.vocab / grid.columns)
-        held = wires.carried(plan, wide)
-        found.append(Transfer("column", there, table * held))
-        found.append(Transfer("row", back, tokens * _filled(width, grid.columns) * held))
+        held = wire_formats.carried(plan, wide)
+        calls.append(Transfer("column", there, table * held))
+        calls.append(Transfer("row", back, tokens * _filled(width, grid.columns) * held))
         if model.learned:
             rows = _filled(model.rows or model.context, grid.rows)
-            found.append(Transfer("column", there, rows * width / grid.columns * held))
+            calls.append(Transfer("column", there, rows * width / grid.columns * held))
     if head:
-        found += _norm(model, plan, micro_batch, backward)
-        found += _product(model, plan, of_head(model), micro_batch, backward)
+        calls += _norm(model, plan, micro_batch, backward)
+        calls += _product(model, plan, of_head(model), micro_batch, backward)
         if not backward:  # the largest logit, the sum and the target's; then one number of all samples
-            found.append(Transfer("row", "all_reduce", tokens * wide))
-            found.append(Transfer("row", "all_reduce", 2 * tokens * wide))
-            found.append(Transfer("column", "all_reduce", wide))
-    return found
+            calls.append(Transfer("row", "all_reduce", tokens * wide))
+            calls.append(Transfer("row", "all_reduce", 2 * tokens * wide))
+            calls.append(Transfer("column", "all_reduce", wide))
+    return calls
 
 
 def _norm(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> Iterator[Transfer]:
@@ -133,30 +135,30 @@ def _norm(model: Transformer, plan: Plan, micro_batch: float, backward: bool) ->
 
 
 def _product(
-    model: Transformer, plan: Plan, one: DealtProduct, micro_batch: float, backward: bool
+    model: Transformer, plan: Plan, product: DealtProduct, micro_batch: float, backward: bool
 ) -> Iterator[Transfer]:
     """Its factors on their way, and backward their gradients."""
     grid, e, tokens = grid_of(plan), float(ITEM[plan.precision]), tokens_of(model, plan, micro_batch)
-    wide = wires.carried(plan, max(4.0, e))  # as weights are held
-    left = tokens * _filled(one.inner, grid.columns, one.unit)
-    right = _filled(one.inner, grid.rows) * one.columns / grid.columns
+    wide = wire_formats.carried(plan, max(4.0, e))  # as weights are held
+    left = tokens * _filled(product.inner, grid.columns, product.unit)
+    right = _filled(product.inner, grid.rows) * product.columns / grid.columns
     yield Transfer("row", "all_gather", left * e)
     yield Transfer("column", "all_gather", right * e)
     if backward:
-        yield Transfer("row", "reduce_scatter", left * (wide if one.normed else e))
+        yield Transfer("row", "reduce_scatter", left * (wide if product.normed else e))
         yield Transfer("column", "reduce_scatter", right * wide)
-    if one.attends and lends(model, grid.columns):
+    if product.attends and lends(model, grid.columns):
         lent = 2 * grid.columns * tokens * model.kv_width / model.kv_heads
         yield Transfer("row", "reduce_scatter" if backward else "all_gather", lent * e)
-    if one.bias:
-        yield _vector(plan, one.columns, backward)
+    if product.bias:
+        yield _vector(plan, product.columns, backward)
 
 
 def _vector(plan: Plan, width: int, backward: bool) -> Transfer:
     """A vector of so many features, or its gradient."""
-    grid, wide = grid_of(plan), wires.carried(plan, max(4, ITEM[plan.precision]))
-    some = _filled(ceil(width / grid.columns), grid.rows)
-    return Transfer("column", "reduce_scatter" if backward else "all_gather", float(some * wide))
+    grid, wide = grid_of(plan), wire_formats.carried(plan, max(4, ITEM[plan.precision]))
+    length = _filled(ceil(width / grid.columns), grid.rows)
+    return Transfer("column", "reduce_scatter" if backward else "all_gather", float(length * wide))
 
 
 def _filled(size: int, ranks: int, unit: int = 1) -> int:

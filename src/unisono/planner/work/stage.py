@@ -1,7 +1,7 @@
-"""What a rank does and holds, pass by pass and stage by stage: counted from model, plan and the habits of the software,
-before any machine gives it seconds."""
+"""Units of work that any machine is given: products, calls, passes. They are counted from model, plan and the habits
+of the software."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] =
 
 
 class Habits(Protocol):
-    """How software plays a model, whatever it runs on; a stack has them (`stack.Stack` says each)."""
+    """How a software plays a model on any device. A stack has these fields (`stack.Stack` describes each)."""
 
     @property
     def fused_attention(self) -> bool: ...
@@ -32,7 +32,7 @@ class Habits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnHabits:
-    """Ours, on a CPU."""
+    """Habits of our own software on a CPU."""
 
     fused_attention: bool = True
     fused_loss: bool = True
@@ -45,9 +45,11 @@ OURS = OwnHabits()
 
 
 class MatrixProduct(NamedTuple):
-    """`many` products (rows x inner) (inner x columns). read: elements of all left factors as they lie in memory, where
-    they are fewer, as a convolution's are. times: how often they are made, in the mean over layers. eight: of numbers
-    of eight bits."""
+    """`many` products of (rows x inner) with (inner x columns).
+
+    read: elements of all left factors in memory, where they are fewer than rows x inner, as a convolution's are.
+    times: how often they run, in the mean over layers. eight: in eight-bit numbers.
+    """
 
     rows: float
     inner: float
@@ -62,26 +64,29 @@ class MatrixProduct(NamedTuple):
         return 2.0 * self.times * self.many * self.rows * self.inner * self.columns
 
     def in_chunks(self, count: int) -> "MatrixProduct":
-        """As many of it as there are chunks, each with its share of the rows."""
+        """Split the product into `count` products, each with an equal share of the rows."""
         return self if count == 1 else self._replace(rows=self.rows / count, times=self.times * count)
 
     @property
     def gradients(self) -> "tuple[MatrixProduct, MatrixProduct]":
-        """The products that give the gradients of both factors."""
+        """The two products that give the gradients of both factors."""
         rows, inner, columns, many, read, times, eight = self
         to_left = MatrixProduct(rows, columns, inner, many, None, times, eight)
         return to_left, MatrixProduct(inner, rows, columns, many, read, times, eight)
 
 
 class Transfer(NamedTuple):
-    """One kind of collective or message. axis: whose ranks meet; `replica`: of a replica, `world`: of the run; `cut`:
-    those that share one expert by its width; `row`, `column`: of a grid;
-    `experts`, `expert`: that have the same parts of experts, or the same experts; `holders`: the same part of tables.
-    nbytes: of the whole tensor that they add up, deal or bring together; of a message, the message; of an all-to-all,
-    what one rank holds. times: a step, or a pass. later: others compute
-    until it has come. behind: what software may hide it behind, of the pass that makes it: nothing, `backward` kernels,
-    `scores` of attention, an `other` micro-batch. copies: ranks that each row of an all-to-all goes to. chunks: it is
-    one of as many, of which one is on its way while another is multiplied."""
+    """One kind of collective or message.
+
+    axis: the ranks that meet. Beside the plan's axes: `replica` (one replica), `world`, `cut` (ranks that share one
+    expert by its width), `row` and `column` (of a grid), `experts` and `expert` (ranks with the same parts of
+    experts, or the same experts), `holders` (ranks with the same part of tables).
+
+    nbytes: of the whole tensor that is summed, sharded or gathered; of a message, the message; of an all-to-all, the
+    part of one rank. times: per pass, or per step. later: ranks compute until it arrives. behind: what can hide it:
+    "" (nothing), `backward` kernels, `scores` of attention, an `other` micro-batch. copies: ranks that each row of an
+    all-to-all goes to. chunks: number of pieces it is sent in, while another piece is multiplied.
+    """
 
     axis: str
     op: str
@@ -93,19 +98,19 @@ class Transfer(NamedTuple):
     chunks: int = 1
 
     def in_chunks(self, count: int) -> "Transfer":
-        """As many of it as there are chunks; what is dealt is then exchanged and added up by who receives it."""
+        """Split the call into `count` calls. A reduce-scatter becomes an exchange, which the receiver adds up."""
         if count == 1:
             return self
         op = "all_to_all" if self.op == "reduce_scatter" else self.op
         return self._replace(op=op, nbytes=self.nbytes / count, times=self.times * count, chunks=count)
 
     @property
-    def told(self) -> str:
-        """The axis under which it is told: rows and columns are tp's."""
+    def label(self) -> str:
+        """The axis under which it is reported: rows and columns belong to `tp`."""
         return "tp" if self.axis in ("row", "column") else self.axis
 
     def ranks(self, plan: Plan) -> int:
-        """How many meet."""
+        """Return the number of ranks that meet."""
         if self.axis == "pp":
             return 2
         if self.axis in ("row", "column"):
@@ -124,14 +129,15 @@ class Transfer(NamedTuple):
         return plan.inner if self.axis == "replica" else getattr(plan, self.axis)
 
     def sent(self, ranks: int) -> float:
-        """Bytes that one of the ranks sends in one of them, where links are kept busy both ways."""
+        """Return bytes that one of the ranks sends in one call, where links are busy both ways."""
         if self.op == "send":
             return self.nbytes
         return self.nbytes * (ranks - 1) / ranks * (2 if self.op == "all_reduce" else 1)
 
 
 def _holders(plan: Plan) -> int:
-    """Ranks that have the same parts of experts and add up their gradients, beside shards that scatter them."""
+    """Return the number of ranks that hold the same parts of experts and add up their gradients, beside shards that
+    scatter them."""
     inner, cut = plan.cp * plan.tp, max(1, plan.tp // plan.ep)
     over = inner % plan.ep > 0 or (plan.cp > 1 and plan.shard > 1)
     return (plan.shard if over else 1) * inner // (plan.ep * cut)
@@ -139,11 +145,11 @@ def _holders(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PartPass:
-    """One pass over one part of a model, of one micro-batch on one rank: what any machine is given.
+    """One pass over one part of a model, for one micro-batch on one rank.
 
-    products: with weights. scores: of attention, where these are written. fused: FLOPs of attention, where not. moved:
-    bytes that elementwise kernels read and write; masks: those of dropout's masks. kernels: how many are started.
-    calls: what is sent.
+    products: with weights. scores: of attention, where scores are written. fused: FLOPs of attention, where they are
+    not. moved: bytes that elementwise kernels read and write. masks: bytes of dropout masks. kernels: number of
+    kernels started. calls: collectives and messages.
     """
 
     products: tuple[MatrixProduct, ...] = ()
@@ -156,72 +162,3 @@ class PartPass:
 
     def like(self, **changes: Any) -> "PartPass":
         return replace(self, **changes)
-
-
-@dataclass(frozen=True, slots=True)
-class PassCounts:
-    """One pass of one rank: FLOPs of matrix products and of attention; bytes of elementwise kernels, of logits, and of
-    weights that are read; elements of dropout masks; operations that are started; FLOPs of convolutions."""
-
-    product: float = 0.0
-    attention: float = 0.0
-    elementwise: float = 0.0
-    logits: float = 0.0
-    weights: float = 0.0
-    noise: float = 0.0
-    launch: float = 0.0
-    convolution: float = 0.0
-
-    def __add__(self, other: "PassCounts") -> "PassCounts":
-        return PassCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(PassCounts)))
-
-
-@dataclass(frozen=True, slots=True)
-class StageWork:
-    """One stage and one micro-batch on one rank.
-
-    ahead, back: what the forward and the backward pass compute.
-    again: what the backward pass computes a second time, as the forward pass does.
-    calls: collectives of the forward and of the backward pass.
-    handed: bytes of its output, which go to the next stage.
-    """
-
-    ahead: PassCounts
-    back: PassCounts
-    again: PassCounts
-    calls: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
-    handed: float
-
-    def pass_of(self, backward: bool) -> tuple[PassCounts, tuple[Transfer, ...]]:
-        """(what the pass computes, without what it computes a second time; its collectives)."""
-        return (self.back if backward else self.ahead), self.calls[backward]
-
-
-@dataclass(frozen=True, slots=True)
-class RowWork:
-    """What a rank of one pipeline row holds. Bytes, of one micro-batch where they are of activations.
-
-    elements, tensors: its parameters, before `shard` deals them.
-    kept: activations from the forward to the backward pass.
-    working: more of them while a backward pass begins.
-    owed: what every further micro-batch keeps for the head, where the timetable lets it wait.
-    unit: the weights that are gathered at once. rim: those of stem and head, which stay gathered.
-    widest: its largest gradient.
-    piece: what tp gathers at once.
-    apart: of the elements, those that another `zero` deals than the plan's, by that.
-    """
-
-    elements: float
-    tensors: float
-    kept: float
-    working: float
-    owed: float
-    unit: float
-    rim: float
-    widest: float
-    piece: float = 0.0
-    apart: tuple[tuple[int, float], ...] = ()
-
-    def by_zero(self, zero: int) -> tuple[tuple[int, float], ...]:
-        """(zero, elements that it deals), those of a plan with this `zero` first."""
-        return (zero, self.elements - sum(some for _, some in self.apart)), *self.apart

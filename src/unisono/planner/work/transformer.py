@@ -66,7 +66,7 @@ class Transformer:
 
     @property
     def scales(self) -> dict[str, int]:
-        """Sizes by which a question is near to what a stack was fitted to, or far from it."""
+        """Sizes by which a request is near to what a stack was fitted to, or far from it."""
         return {"width": self.d_model, "context": self.context}
 
     def holders(self, ranks: int) -> int:
@@ -142,14 +142,14 @@ class Transformer:
         )
         if self.experts is None or not self.experts.sparse(layer):
             return part
-        own, e = {"gated": self.gated, "bias": self.bias}, self.experts
+        options, e = {"gated": self.gated, "bias": self.bias}, self.experts
         ffn = matrices(self.gated) * D * self.d_ff
         ffn_biases = (matrices(self.gated) - 1) * self.d_ff + D if self.bias else 0
-        routed = expert_elements(e, D, **own)
+        routed = expert_elements(e, D, **options)
         met = e.top_k * e.width + e.shared_width
         return replace(
             part,
-            parameters=part.parameters - ffn - ffn_biases + routed + common_elements(e, D, **own),
+            parameters=part.parameters - ffn - ffn_biases + routed + common_elements(e, D, **options),
             flops=part.flops + 2 * T * (token_products(e, D, gated=self.gated) - ffn),
             # Tokens as they are routed to experts and as they come back, and the router's logits.
             activations=part.activations
@@ -248,23 +248,23 @@ class Transformer:
         """Parameters of a block, counted as tensors."""
         norms = 2 if self.rms or not self.bias else 4
         each, stacked = matrices(self.gated), self.sparse_share
-        own = 2.0 + each * (self.dense_share + stacked)
+        weights = 2.0 + each * (self.dense_share + stacked)
         if self.apart:
             flat = 3 * bool(self.qkv_bias) + bool(self.proj_bias) + 2 * self.head_norms
-            return round(own + 2.0 + flat + stacked + norms)
-        return round(own * (2 if self.bias else 1) + stacked + norms)
+            return round(weights + 2.0 + flat + stacked + norms)
+        return round(weights * (2 if self.bias else 1) + stacked + norms)
 
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
         """(rows and columns of a block's matrices as tp deals them, elements of a block on one rank)."""
         h, ff = self.d_model, self.d_ff
-        found = [
+        shapes = [
             (h, (h + 2 * self.kv_width) / tp),
             (h / tp, h),
             *[(h, ff / tp)] * (2 if self.gated else 1),
             (ff / tp, h),
         ]
         dealt, kept = self.block_parameters
-        return found, dealt / tp + kept
+        return shapes, dealt / tp + kept
 
     @cached_property
     def learns(self) -> float:

@@ -1,11 +1,12 @@
-"""What ranks compute and send where every layer is computed by virtual shards (`sync=canonical:shards=S`).
+"""Work of ranks where every layer is computed by virtual shards (`sync=canonical:shards=S`).
 
-Of S shards of each width, of the heads and of the vocabulary a rank of tp has S / tp, of S stretches of the positions a
-rank of cp has S / cp. Each product is made at the shape of one of each, and so is each call: what tp adds up crosses it
-by stretches, weights' gradients cross cp by shards, gathered and added along a tree. Positions are whole on tp.
-Of the ranks of cp the last one is counted, whose queries see most keys: the others wait for it.
-tests/planner/test_virtual.py holds products and kernels to what is started, tests/planner/test_calls.py calls to what
-is sent.
+Features, heads and vocabulary are split into S shards, positions into S stretches. A rank of tp computes S / tp
+shards, a rank of cp S / cp stretches. Each product and each call has the shape of one shard and one stretch. Sums
+over tp go stretch by stretch; weight gradients cross cp shard by shard, gathered and added along a tree. Positions
+are whole on tp.
+
+Of the ranks of cp the last one is counted: its queries see most keys, and the others wait for it.
+tests/planner/test_virtual.py holds products and kernels to what a rank starts.
 """
 
 from collections.abc import Iterator
@@ -31,8 +32,8 @@ _COPY = 2.0  # read and written
 
 
 class Shards(NamedTuple):
-    """Of one rank. count: of the model. features, stretches: that it has. tokens: of one stretch. keys: that the
-    queries of each of its stretches see."""
+    """The virtual shards of one rank. count: of the model. features, stretches: of the rank. tokens: of one stretch.
+    keys: number of keys that the queries of each stretch attend to."""
 
     count: int
     features: int
@@ -49,9 +50,9 @@ class Shards(NamedTuple):
 def shards_of(model: Transformer, plan: Plan, micro_batch: float) -> Shards:
     """Of the last rank of cp."""
     count = virtual_of(plan)
-    stretch, own = model.context // count, count // plan.cp
-    keys = tuple(stretch * (place + 1) for place in range(count - own, count))
-    return Shards(count, count // plan.tp, own, micro_batch * stretch, keys)
+    stretch, stretches = model.context // count, count // plan.cp
+    keys = tuple(stretch * (place + 1) for place in range(count - stretches, count))
+    return Shards(count, count // plan.tp, stretches, micro_batch * stretch, keys)
 
 
 def columns_of(model: Transformer) -> list[tuple[int, int]]:
@@ -67,104 +68,109 @@ def rows_of(model: Transformer) -> list[tuple[int, int]]:
 
 def products(model: Transformer, plan: Plan, micro_batch: float) -> list[MatrixProduct]:
     """Of a block, with weights: each at the shape of one virtual shard, as often as there are such."""
-    own = shards_of(model, plan, micro_batch)
-    found = [
-        MatrixProduct(own.tokens, inner, wide / own.count, times=own.each)
+    shards = shards_of(model, plan, micro_batch)
+    columns = [
+        MatrixProduct(shards.tokens, inner, wide / shards.count, times=shards.each)
         for inner, wide in columns_of(model)
     ]
     dealt = [
-        MatrixProduct(own.tokens, inner / own.count, wide, times=own.each) for inner, wide in rows_of(model)
+        MatrixProduct(shards.tokens, inner / shards.count, wide, times=shards.each)
+        for inner, wide in rows_of(model)
     ]
-    return [found[0], dealt[0], *found[1:], dealt[1]]
+    return [columns[0], dealt[0], *columns[1:], dealt[1]]
 
 
 def scores(model: Transformer, plan: Plan, micro_batch: float) -> tuple[MatrixProduct, ...]:
     """Of attention, which is written out: of some heads and one stretch of queries with all keys up to its end."""
-    own, found = shards_of(model, plan, micro_batch), list[MatrixProduct]()
-    many, stretch, (inner, width) = model.n_head / own.count, own.tokens / micro_batch, model.score_widths
-    for keys in own.keys:
-        found.append(MatrixProduct(stretch, inner, keys, micro_batch * many, times=own.features))
-        found.append(MatrixProduct(stretch, keys, width, micro_batch * many, times=own.features))
-    return tuple(found)
+    shards, shapes = shards_of(model, plan, micro_batch), list[MatrixProduct]()
+    many, stretch, (inner, width) = (
+        model.n_head / shards.count,
+        shards.tokens / micro_batch,
+        model.score_widths,
+    )
+    for keys in shards.keys:
+        shapes.append(MatrixProduct(stretch, inner, keys, micro_batch * many, times=shards.features))
+        shapes.append(MatrixProduct(stretch, keys, width, micro_batch * many, times=shards.features))
+    return tuple(shapes)
 
 
 def score_elements(model: Transformer, plan: Plan, micro_batch: float) -> float:
     """Scores that a rank writes in one pass over a block."""
-    own = shards_of(model, plan, micro_batch)
-    return own.tokens * sum(own.keys) * model.n_head / plan.tp
+    shards = shards_of(model, plan, micro_batch)
+    return shards.tokens * sum(shards.keys) * model.n_head / plan.tp
 
 
 def head_product(model: Transformer, plan: Plan, micro_batch: float) -> MatrixProduct:
     """The classifier."""
-    own = shards_of(model, plan, micro_batch)
-    return MatrixProduct(own.tokens, model.d_model, model.vocab / own.count, times=own.each)
+    shards = shards_of(model, plan, micro_batch)
+    return MatrixProduct(shards.tokens, model.d_model, model.vocab / shards.count, times=shards.each)
 
 
 def kernels(model: Transformer, plan: Plan, habits: Habits, backward: bool) -> float:
     """That a block starts beside those of a block whose layers are as they are."""
-    own, wide = shards_of(model, plan, 1.0), len(columns_of(model))
-    f, p, each = own.features, own.stretches, own.each
+    shards, wide = shards_of(model, plan, 1.0), len(columns_of(model))
+    f, p, each = shards.features, shards.stretches, shards.each
     written = habits.fused_attention and not model.noisy
     attention = WRITTEN_KERNELS * each - (1 if written else WRITTEN_KERNELS)
     composed = COMPOSED_KERNELS[backward] if model.rms and habits.composed else 1
-    found = float(attention + 2 * composed * (p - 1))
-    found += MASK_KERNELS[backward] * (each - 1) if model.noisy else 0
+    started = float(attention + 2 * composed * (p - 1))
+    started += MASK_KERNELS[backward] * (each - 1) if model.noisy else 0
     casts = 2 * (wide + 2) * (each - 1) if ITEM[plan.precision] < 4 else 0
     products = (wide + 2) * (each - 1)
     if backward:
-        return found + 2 * products + casts + _behind(model, plan, own)
+        return started + 2 * products + casts + _behind(model, plan, shards)
     joined = 2 + wide * (p + 1) + 2 + f + 1
-    return found + products + casts + joined + _copies(model, plan, own) + _terms(model, plan, own)
+    return started + products + casts + joined + _copies(model, plan, shards) + _terms(model, plan, shards)
 
 
-def _copies(model: Transformer, plan: Plan, own: Shards) -> float:
+def _copies(model: Transformer, plan: Plan, shards: Shards) -> float:
     """Kernels of a forward pass over a block that put a part in order: stretches, where there are several; a row
     product's weights and inputs; keys and values, queries, keys that a stretch sees, each for its queries."""
-    f, p, each, wide = own.features, own.stretches, own.each, len(columns_of(model))
-    found = (4 + wide) * p * (p > 1) + 2 * (f + each) * (f > 1)
-    found += 5 * each + 1 - 2 * f  # the last stretch sees keys that are in order
-    found += 0 if f == 1 and plan.cp > 1 else 2 * f  # as those of one shard are that were gathered
+    f, p, each, wide = shards.features, shards.stretches, shards.each, len(columns_of(model))
+    started = (4 + wide) * p * (p > 1) + 2 * (f + each) * (f > 1)
+    started += 5 * each + 1 - 2 * f  # the last stretch sees keys that are in order
+    started += 0 if f == 1 and plan.cp > 1 else 2 * f  # as those of one shard are that were gathered
     usual = 4 if model.noisy else 3 if model.kv_heads != model.n_head else 0
     return (
-        found - usual + (6 if plan.cp > 1 else 0)
+        started - usual + (6 if plan.cp > 1 else 0)
     )  # keys and values, gathered: before, on their way, behind
 
 
-def _terms(model: Transformer, plan: Plan, own: Shards) -> float:
+def _terms(model: Transformer, plan: Plan, shards: Shards) -> float:
     """Kernels that add up a row product's terms, here and of the other ranks, and the bias."""
-    each = own.features - 1 + (plan.tp if plan.tp > 1 else 0) + bool(model.bias)
-    return 2 * own.stretches * each
+    each = shards.features - 1 + (plan.tp if plan.tp > 1 else 0) + bool(model.bias)
+    return 2 * shards.stretches * each
 
 
-def _behind(model: Transformer, plan: Plan, own: Shards) -> float:
+def _behind(model: Transformer, plan: Plan, shards: Shards) -> float:
     """Kernels of a backward pass over a block beside products and attention: copies, joins, sums of uses."""
-    f, p, each, wide = own.features, own.stretches, own.each, len(columns_of(model))
-    found = 4 * p * (p > 1) + 4 * each + (2 if plan.cp > 1 else 0) - bool(model.noisy)
-    found += 9 + 2 * wide + 2 * p + f + 2 * f * (p - 1)
-    found += wide * p * (f - 1 + (plan.tp if plan.tp > 1 else 0))
-    uses = sum(1 for _ in _uses(model, own)) + 2 * f
-    found += uses * (p - 1 + (plan.cp if plan.cp > 1 else 0))
+    f, p, each, wide = shards.features, shards.stretches, shards.each, len(columns_of(model))
+    started = 4 * p * (p > 1) + 4 * each + (2 if plan.cp > 1 else 0) - bool(model.noisy)
+    started += 9 + 2 * wide + 2 * p + f + 2 * f * (p - 1)
+    started += wide * p * (f - 1 + (plan.tp if plan.tp > 1 else 0))
+    uses = sum(1 for _ in _uses(model, shards)) + 2 * f
+    started += uses * (p - 1 + (plan.cp if plan.cp > 1 else 0))
     if model.bias:
-        found += wide + wide * (each - 1) + 2 * (p - 1)
-    return found + (2 * (each - 1) if model.kv_heads != model.n_head else 0)
+        started += wide + wide * (each - 1) + 2 * (p - 1)
+    return started + (2 * (each - 1) if model.kv_heads != model.n_head else 0)
 
 
-def _uses(model: Transformer, own: Shards) -> Iterator[float]:
+def _uses(model: Transformer, shards: Shards) -> Iterator[float]:
     """Elements of each parameter of a block as stretches use it, each by itself: matrices by shards, and vectors. The
     gradients of its uses are added up."""
     for inner, columns in (*columns_of(model), *rows_of(model)):
-        yield from [inner * columns / own.count] * own.features
+        yield from [inner * columns / shards.count] * shards.features
     if model.bias:
         for _, columns in columns_of(model):
-            yield from [columns / own.count] * own.features
+            yield from [columns / shards.count] * shards.features
         yield from [float(columns) for _, columns in rows_of(model)]
     yield from [float(model.d_model)] * (2 * _vectors(model))
 
 
-def _keys_used(model: Transformer, own: Shards) -> float:
+def _keys_used(model: Transformer, shards: Shards) -> float:
     """Elements of the keys, or the values, of one shard's heads and one sample, which every stretch uses too: for each
     of its shards a rank has two such."""
-    return model.context * model.kv_width / own.count
+    return model.context * model.kv_width / shards.count
 
 
 def _vectors(model: Transformer) -> int:
@@ -175,42 +181,49 @@ def _vectors(model: Transformer) -> int:
 def moved(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> float:
     """Bytes that a block's kernels move beside those of a block in one row: copies, sums of terms and of uses, and what
     attention writes."""
-    own, e, wide = shards_of(model, plan, micro_batch), ITEM[plan.precision], max(4, ITEM[plan.precision])
-    here, h, tp = own.tokens * own.stretches, model.d_model, plan.tp
-    apart, columns = own.stretches > 1, columns_of(model)
-    made = sum(some for _, some in columns) / tp
-    more = own.features - 1 + (tp - 1)
-    seen = micro_batch * sum(own.keys) * model.kv_width / tp
-    repeated = micro_batch * sum(own.keys) * model.n_head * model.head_width / tp
+    shards, e, wide = shards_of(model, plan, micro_batch), ITEM[plan.precision], max(4, ITEM[plan.precision])
+    here, h, tp = shards.tokens * shards.stretches, model.d_model, plan.tp
+    apart, columns = shards.stretches > 1, columns_of(model)
+    outputs = sum(width for _, width in columns) / tp
+    more = shards.features - 1 + (tp - 1)
+    seen = micro_batch * sum(shards.keys) * model.kv_width / tp
+    repeated = micro_batch * sum(shards.keys) * model.n_head * model.head_width / tp
     attended = _SCORE[backward] * score_elements(model, plan, micro_batch)
     read = sum(inner for inner, _ in rows_of(model)) / tp
     if backward:
-        uses = sum(_uses(model, own)) + 2 * own.features * micro_batch * _keys_used(model, own)
-        summed = _TERM * uses * (own.stretches - 1 + plan.cp - 1) * wide
-        found = len(columns) * h * more * _TERM * wide + _COPY * (made + read + 2 * h) * e
-        return here * found + summed + e * (attended + 2 * _TERM * (seen + repeated))
+        uses = sum(_uses(model, shards)) + 2 * shards.features * micro_batch * _keys_used(model, shards)
+        summed = _TERM * uses * (shards.stretches - 1 + plan.cp - 1) * wide
+        gradients = len(columns) * h * more * _TERM * wide + _COPY * (outputs + read + 2 * h) * e
+        return here * gradients + summed + e * (attended + 2 * _TERM * (seen + repeated))
     norms = 2 * _COPY * h * (1 + apart) * wide
-    taken = _COPY * (len(columns) * h * apart * wide + 2 * made * e)
-    given = (_COPY * read * (own.features > 1) + 2 * h * (_TERM * more + _COPY)) * e
-    weights = sum(inner * some for inner, some in rows_of(model)) / tp * _COPY * wide * (own.features > 1)
+    taken = _COPY * (len(columns) * h * apart * wide + 2 * outputs * e)
+    results = (_COPY * read * (shards.features > 1) + 2 * h * (_TERM * more + _COPY)) * e
+    weights = (
+        sum(inner * width for inner, width in rows_of(model)) / tp * _COPY * wide * (shards.features > 1)
+    )
     keys = _COPY * (2 * here * model.kv_width / tp + 2 * seen + 2 * repeated + 2 * here * h / tp)
     casts = 0.0
     if e < wide:  # of every use of weights and inputs
-        every = sum(inner * some for inner, some in (*columns, *rows_of(model))) / tp
-        casts = (e + wide) * (own.stretches * every + own.features * len(columns) * here * h)
-    return here * (norms + taken + given) + weights + e * (keys + attended) + casts
+        every = sum(inner * width for inner, width in (*columns, *rows_of(model))) / tp
+        casts = (e + wide) * (shards.stretches * every + shards.features * len(columns) * here * h)
+    return here * (norms + taken + results) + weights + e * (keys + attended) + casts
 
 
 def attention(model: Transformer, plan: Plan, micro_batch: float) -> PartPass:
     """Of a forward pass over a block what recompute=selective makes once more, beside products and calls."""
-    own, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
+    shards, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
     many = (
-        (WRITTEN_KERNELS + 5) * own.each
-        + 2 * own.features
-        + (MASK_KERNELS[0] * own.each if model.noisy else 0)
+        (WRITTEN_KERNELS + 5) * shards.each
+        + 2 * shards.features
+        + (MASK_KERNELS[0] * shards.each if model.noisy else 0)
     )
     seen = (
-        _COPY * 2 * micro_batch * sum(own.keys) * (model.kv_width + model.n_head * model.head_width) / plan.tp
+        _COPY
+        * 2
+        * micro_batch
+        * sum(shards.keys)
+        * (model.kv_width + model.n_head * model.head_width)
+        / plan.tp
     )
     return PartPass(moved=e * (seen + _SCORE[0] * score_elements(model, plan, micro_batch)), kernels=many)
 
@@ -219,23 +232,26 @@ def block_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
 ) -> list[Transfer]:
     """Of one block. again: of a pass that is computed again, which ends with the last tensor that is kept."""
-    own, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
-    found = list[Transfer]()
+    shards, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
+    calls = list[Transfer]()
     if plan.tp > 1:
-        whole = plan.tp * own.tokens * model.d_model
+        whole = plan.tp * shards.tokens * model.d_model
         if backward:
             nbytes = whole * _stored(plan)
-            found.append(Transfer("tp", "all_gather", nbytes, own.stretches * len(columns_of(model))))
+            calls.append(Transfer("tp", "all_gather", nbytes, shards.stretches * len(columns_of(model))))
         else:
             stops = 1 if again and not model.noisy else 0
-            found.append(Transfer("tp", "all_gather", whole * e, 2.0 * own.stretches - stops))
+            calls.append(Transfer("tp", "all_gather", whole * e, 2.0 * shards.stretches - stops))
     if plan.cp > 1 and backward:
-        found += (Transfer("cp", "all_gather", plan.cp * some * _stored(plan)) for some in _uses(model, own))
-        used = micro_batch * _keys_used(model, own) * e
-        found.append(Transfer("cp", "all_gather", plan.cp * used, 2.0 * own.features))
+        calls += (
+            Transfer("cp", "all_gather", plan.cp * elements * _stored(plan))
+            for elements in _uses(model, shards)
+        )
+        used = micro_batch * _keys_used(model, shards) * e
+        calls.append(Transfer("cp", "all_gather", plan.cp * used, 2.0 * shards.features))
     elif plan.cp > 1:
-        found += attention_calls(model, plan, micro_batch)
-    return found
+        calls += attention_calls(model, plan, micro_batch)
+    return calls
 
 
 def attention_calls(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
@@ -257,34 +273,34 @@ def end_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool, head: bool
 ) -> Iterator[Transfer]:
     """Of the ends of the model that are here."""
-    own, wide = shards_of(model, plan, micro_batch), float(max(4, ITEM[plan.precision]))
-    whole, table = plan.tp * own.tokens * model.d_model, model.vocab * model.d_model / own.count
+    shards, wide = shards_of(model, plan, micro_batch), float(max(4, ITEM[plan.precision]))
+    whole, table = plan.tp * shards.tokens * model.d_model, model.vocab * model.d_model / shards.count
     if stem and backward and plan.cp > 1:
-        yield Transfer("cp", "all_gather", plan.cp * table * _stored(plan), own.features)
+        yield Transfer("cp", "all_gather", plan.cp * table * _stored(plan), shards.features)
         if model.learned:
             yield Transfer(
                 "cp", "all_gather", plan.cp * (model.rows or model.context) * model.d_model * _stored(plan)
             )
     if stem and not backward and plan.tp > 1:
-        yield Transfer("tp", "all_gather", whole * _stored(plan), own.stretches)
+        yield Transfer("tp", "all_gather", whole * _stored(plan), shards.stretches)
     if head and backward and plan.tp > 1:
-        yield Transfer("tp", "all_gather", whole * _stored(plan), own.stretches)
+        yield Transfer("tp", "all_gather", whole * _stored(plan), shards.stretches)
     if head and backward and plan.cp > 1:
-        yield Transfer("cp", "all_gather", plan.cp * table * _stored(plan), own.features)
+        yield Transfer("cp", "all_gather", plan.cp * table * _stored(plan), shards.features)
         yield Transfer("cp", "all_gather", plan.cp * model.d_model * _stored(plan), _vectors(model))
     if head and not backward:
         if plan.tp > 1:  # the largest logit, then the sum and the target's
-            yield Transfer("tp", "all_reduce", own.tokens * wide, own.stretches)
-            yield Transfer("tp", "all_gather", plan.tp * 2 * own.tokens * wide, own.stretches)
+            yield Transfer("tp", "all_reduce", shards.tokens * wide, shards.stretches)
+            yield Transfer("tp", "all_gather", plan.tp * 2 * shards.tokens * wide, shards.stretches)
         if plan.cp > 1:  # the loss
             yield Transfer("cp", "all_gather", plan.cp * wide)
 
 
-def end_kernels(own: Shards, *, head: bool, backward: bool) -> float:
+def end_kernels(shards: Shards, *, head: bool, backward: bool) -> float:
     """That stem or head starts, for each stretch and for each shard of it."""
     if head:  # a norm, a product, and of the loss largest, difference, target's, exponential, sum, quotient
-        return own.stretches * (2 + own.features * (6 if backward else 10))
-    return own.stretches * (1 + own.features * (2 if backward else 6))
+        return shards.stretches * (2 + shards.features * (6 if backward else 10))
+    return shards.stretches * (1 + shards.features * (2 if backward else 6))
 
 
 def _stored(plan: Plan) -> float:

@@ -6,7 +6,7 @@ that deal their inputs, put in order; under autocast a cast of a weight for ever
 shard. Of the ranks of cp the last one is counted. Held to what ranks keep by tests/planner/test_virtual.py.
 """
 
-from unisono.planner.work.dealt import FLAG, INDEX
+from unisono.planner.work.expert_parallel import FLAG, INDEX
 from unisono.planner.work.transformer import Transformer
 from unisono.planner.work.virtual import columns_of, rows_of
 
@@ -57,8 +57,8 @@ def attended_bytes(
     if selective:
         turned = 0 if model.learned else h + model.kv_width
         return tokens * e * (h + 2 * model.kv_width + turned) / tp
-    stretch, own = model.context // shards, shards // cp
-    keys = sum(stretch * (place + 1) for place in range(shards - own, shards))
+    stretch, stretches = model.context // shards, shards // cp
+    keys = sum(stretch * (place + 1) for place in range(shards - stretches, shards))
     scores = micro_batch * stretch * keys * model.n_head / tp
     seen = 2 * micro_batch * keys * h / tp
     masked = FLAG * stretch * keys * (shards // tp)

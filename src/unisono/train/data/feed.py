@@ -6,12 +6,12 @@ change from step to step.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -41,14 +41,6 @@ class Feed(ABC):
     @abstractmethod
     def fetch(self, step: int, leaves: range) -> list[Micro]:
         """The leaves of these numbers, ascending, of step `step` (from 0)."""
-
-    def state(self) -> Mapping[str, Any]:
-        """What the feed needs to go on from here, as JSON values; nothing where the step says all."""
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
-        return None
 
     def samples_of(self, step: int, leaf: int) -> list[int]:
         """Numbers of a leaf's samples in the data set; none where they have no numbers."""

@@ -12,17 +12,16 @@ from unisono.config import DataConfig, ModelConfig
 from unisono.models.folder import not_written
 from unisono.observe.files import filled
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
-from unisono.train.checkpoint import latest, load
 from unisono.train.export.adapter import write_adapter
 from unisono.train.export.card import write_card
-from unisono.train.export.compress import Pruned, check, check_dtype, ending, share_of, shrink, summary
-from unisono.train.export.graph import write_onnx, write_program
 from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
+from unisono.train.state.checkpoint import latest, load
 
-__all__ = ["Exported", "checkpoint_of", "run", "summary"]
+_COMPRESS, _GRAPH = "unisono.train.export.compress", "unisono.train.export.graph"  # of the sister package
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +46,19 @@ class Exported:
 
 
 def _as_folder(what: Exported, out: Path) -> dict[str, Any]:
-    given = Pruned(what.weights, share_of(what.prune)) if what.prune else what.weights
-    written = what.model.export(given, out, what.tokenizer)
-    files, made = [*written["files"], write_card(out, what.run, what.state, what.model)], {}
-    if what.prune or what.quantise:
-        given = files, what.state["recipe"], what.model, what.data, what.weights
-        made = shrink(out, *given, what.prune, what.quantise)
-        files = {*files, *made.pop("files", ())}
-        files = [name for name in files if (out / name).is_file()]
-    return {**written, "files": sorted(files), **({"compressed": made} if made else {})}
+    compress = contributed(_COMPRESS) if what.prune or what.quantise else None
+    weights = what.weights
+    if compress and what.prune:
+        weights = compress.Pruned(weights, compress.share_of(what.prune))
+    written = what.model.export(weights, out, what.tokenizer)
+    files = [*written["files"], write_card(out, what.run, what.state, what.model)]
+    if compress is None:
+        return {**written, "files": sorted(files)}
+    origin = files, what.state["recipe"], what.model, what.data, what.weights
+    compressed = compress.shrink(out, *origin, what.prune, what.quantise)
+    files = {*files, *compressed.pop("files", ())}
+    files = [name for name in files if (out / name).is_file()]
+    return {**written, "files": sorted(files), "compressed": compressed}
 
 
 def _as_adapter(what: Exported, out: Path) -> dict[str, Any]:
@@ -63,11 +66,11 @@ def _as_adapter(what: Exported, out: Path) -> dict[str, Any]:
 
 
 def _as_onnx(what: Exported, out: Path) -> dict[str, Any]:
-    return write_onnx(out, what.model, what.data, what.weights)
+    return contributed(_GRAPH).write_onnx(out, what.model, what.data, what.weights)
 
 
 def _as_program(what: Exported, out: Path) -> dict[str, Any]:
-    return write_program(out, what.model, what.data, what.weights)
+    return contributed(_GRAPH).write_program(out, what.model, what.data, what.weights)
 
 
 def _as_weights(what: Exported, out: Path) -> dict[str, Any]:
@@ -107,7 +110,9 @@ def run(
     if to not in TARGETS:
         fix = " or ".join(f"--to {name}" for name in TARGETS)
         raise UsageError(f"unknown target {to!r}", code="F04", where="--to", fix=fix)
-    check(to, prune, quantise)
+    compress = contributed(_COMPRESS) if prune or quantise else None
+    if compress:
+        compress.check(to, prune, quantise)
     folder = checkpoint_of(Path(run_dir))
     state = load(folder, [])
     recipe = state["recipe"]
@@ -121,7 +126,8 @@ def run(
     wanted = getattr(torch, dtype) if dtype else None
     target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise)}"
     weights = StoredWeights(folder, scale, wanted)
-    check_dtype(quantise, weights.dtype)
+    if compress:
+        compress.check_dtype(quantise, weights.dtype)
     what = Exported(Path(run_dir), folder, state, model, data, weights, prune, quantise)
     try:
         with filled(target, _WEIGHTS if to == "hf" else ()) as aside:
@@ -140,6 +146,11 @@ def run(
         "out": str(target),
         **written,
     }
+
+
+def ending(prune: str | None, quantise: str | None) -> str:
+    """The end of the folder's name where nobody gives one, such as "-pruned-int8"."""
+    return ("-pruned" if prune else "") + (f"-{quantise}" if quantise else "")
 
 
 def checkpoint_of(run_dir: Path) -> Path:

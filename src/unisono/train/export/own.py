@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from unisono.config import DataConfig, ModelConfig
 from unisono.models.build import build as build_model
 from unisono.models.build import user_model
+from unisono.models.cut_chain import InferredChain, OwnName, unfolded
 from unisono.models.folder import Outgoing, write_tensors
-from unisono.models.inferred import InferredChain, OwnName
 from unisono.models.plain import Unpacked, UserModel
-from unisono.models.unit import unfolded
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy
 from unisono.spec.model import OwnModel
-from unisono.train.build import facts_of
+from unisono.train.build.build import facts_of
 from unisono.train.data.load import load as load_data
 from unisono.train.export.stored import StoredWeights
 

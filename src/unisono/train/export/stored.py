@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from unisono.models.lora import is_adapter, merged, pair_of, plain
-from unisono.train.checkpoint import read_full
-from unisono.train.checkpoint.faults import damaged
-from unisono.train.checkpoint.manifest import read_manifest
-from unisono.train.checkpoint.tensorfile import DTYPES, Damage
+from unisono.train.state.checkpoint import read_full
+from unisono.train.state.checkpoint.faults import damaged
+from unisono.train.state.checkpoint.manifest import read_manifest
+from unisono.train.state.checkpoint.tensorfile import DTYPES, Damage
 
 _PREFIX = "model/"
 

@@ -2,37 +2,49 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from unisono.models.folder import SafetensorsWeights, has_weights, open_folder, unreadable
 from unisono.models.weights import Shape, Weights
+from unisono.spec.errors import UsageError
+from unisono.spec.finder import sister
+from unisono.spec.frames import is_memory
 from unisono.spec.runs import CHECKPOINTS
-from unisono.train.foreign.dcp import DcpWeights, is_dcp
-from unisono.train.foreign.inert import told
-from unisono.train.foreign.megatron import is_megatron, open_megatron
 from unisono.train.foreign.own import open_own
-from unisono.train.foreign.torchfile import SUFFIXES, open_torch_file
-from unisono.train.foreign.zero import is_zero, open_zero
+
+Form = tuple[Callable[[Path], bool], Callable[[Path], Weights]]
 
 
 def _is_own(path: Path) -> bool:
     return (path / CHECKPOINTS).is_dir() or (path.is_dir() and path.parent.name == CHECKPOINTS)
 
 
-FORMS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Weights]], ...] = (
+FORMS: tuple[Form, ...] = (
     (lambda p: p.is_file() and p.suffix == ".safetensors", lambda p: SafetensorsWeights([p], str(p))),
-    (lambda p: p.is_file() and p.suffix in SUFFIXES, open_torch_file),
     (has_weights, open_folder),
     (_is_own, open_own),
-    (is_dcp, DcpWeights),
-    (is_zero, open_zero),
-    (is_megatron, open_megatron),
 )
+"""Each form as (whether a path has it, how it is opened); the sister package has those of other frameworks."""
 
 
-class _ToldWeights(Weights):
-    """Weights of others; whatever is wrong with them is told as a file that cannot be read."""
+class ReadErrors:
+    """A context in which whatever goes wrong is raised as a file that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, UsageError) and not is_memory(error):
+            raise unreadable(self.path, error) from error
+
+
+class _CheckedWeights(Weights):
+    """Weights of others; whatever is wrong with them is raised as a file that cannot be read."""
 
     def __init__(self, inner: Weights) -> None:
         self.where, self.shapes, self._inner = inner.where, inner.shapes, inner
@@ -41,11 +53,11 @@ class _ToldWeights(Weights):
                 raise ValueError(f"{str(name)[:80]} has no shape")
 
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
-        with told(Path(self.where)):
-            found = self._inner.box(name, start, shape)
-            if tuple(found.shape) != tuple(shape):
+        with ReadErrors(Path(self.where)):
+            tensor = self._inner.box(name, start, shape)
+            if tuple(tensor.shape) != tuple(shape):
                 raise ValueError(f"{name} has another shape than is said")
-            return found
+            return tensor
 
 
 def open_weights(path: str | Path) -> Weights:
@@ -53,8 +65,8 @@ def open_weights(path: str | Path) -> Weights:
     where = Path(path)
     if not where.exists():
         raise unreadable(where, FileNotFoundError())
-    with told(where):
-        for known, opened in FORMS:
-            if known(where):
-                return _ToldWeights(opened(where))
+    with ReadErrors(where):
+        for has_form, opened in (*FORMS, *getattr(sister(__name__), "FORMS", ())):
+            if has_form(where):
+                return _CheckedWeights(opened(where))
     raise unreadable(where, ValueError("it holds no weights in a form that is known here"))

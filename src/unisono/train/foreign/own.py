@@ -8,10 +8,10 @@ from torch import Tensor
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights
 from unisono.spec.runs import CHECKPOINTS
-from unisono.train.checkpoint import Box, latest, load
-from unisono.train.checkpoint.faults import damaged
-from unisono.train.checkpoint.manifest import read_manifest
-from unisono.train.checkpoint.tensorfile import DTYPES, Damage
+from unisono.train.state.checkpoint import Box, latest, load
+from unisono.train.state.checkpoint.faults import damaged
+from unisono.train.state.checkpoint.manifest import read_manifest
+from unisono.train.state.checkpoint.tensorfile import DTYPES, Damage
 
 _PREFIX = "model/"
 

@@ -54,7 +54,8 @@ class FrozenAdam(Optimiser):
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
         from unisono.train.optim._frozen_steps import FrozenSteps
 
-        return FrozenSteps([dict(group) for group in groups], lr, self)
+        plain = [dict(group) for group in groups]
+        return FrozenSteps(plain, lr, self.betas, self.eps, self.reach, self.whole_steps)
 
     def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
         from unisono.train.optim._frozen_steps import first_state

@@ -1,15 +1,12 @@
 """The live optimiser of `_frozen`."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-if TYPE_CHECKING:
-    from unisono.train.optim._frozen import FrozenAdam
 
 
 def first_state(parameter: Tensor) -> dict[str, Tensor]:
@@ -24,9 +21,18 @@ def first_state(parameter: Tensor) -> dict[str, Tensor]:
 class FrozenSteps(Optimizer):
     """One kernel for all tensors in each operation, since there are many small ones."""
 
-    def __init__(self, groups: Sequence[dict[str, Any]], lr: float, member: "FrozenAdam") -> None:
-        super().__init__(groups, {"lr": lr, "betas": member.betas, "eps": member.eps, "weight_decay": 0.0})
-        self.member = member
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        reach: float,
+        whole_steps: Callable[[int], int],
+    ) -> None:
+        """reach, whole_steps: as of `FrozenAdam`."""
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self.reach, self.whole_steps = reach, whole_steps
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -48,8 +54,8 @@ class FrozenSteps(Optimizer):
         moments, squares = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
         torch._foreach_mul_(moments, b1)
         torch._foreach_add_(moments, grads, alpha=1 - b1)
-        learnt = self.member.whole_steps(count + 1)
-        if learnt > self.member.whole_steps(count):
+        learnt = self.whole_steps(count + 1)
+        if learnt > self.whole_steps(count):
             torch._foreach_mul_(squares, b2)
             torch._foreach_addcmul_(squares, grads, grads, 1 - b2)
         below = torch._foreach_sqrt(squares)
@@ -57,7 +63,7 @@ class FrozenSteps(Optimizer):
         torch._foreach_add_(below, group["eps"])
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-        moves, most = torch._foreach_div(moments, below), self.member.reach * (1 - b1 ** (count + 1))
+        moves, most = torch._foreach_div(moments, below), self.reach * (1 - b1 ** (count + 1))
         torch._foreach_clamp_max_(moves, most)
         torch._foreach_clamp_min_(moves, -most)
         torch._foreach_add_(params, moves, alpha=-lr / (1 - b1 ** (count + 1)))

@@ -16,7 +16,8 @@ from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 
 if TYPE_CHECKING:
     from unisono.config import Loaded, Resolved
-    from unisono.launch.signals import Early
+    from unisono.launch.signals import StartupSignals
+    from unisono.verbs.train.auto import Play
 
 AUTO = "auto"
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
@@ -63,12 +64,12 @@ class TrainVerb(RecipeVerb):
         parser.add_argument("--rank", type=int, metavar="R", help="with --world: which rank (0)")
 
     def run(self, call: CommandCall) -> Result:
-        from unisono.launch.signals import Early
+        from unisono.launch.signals import StartupSignals
 
-        with Early(keeps=_is_rank(call.environ)) as early:
+        with StartupSignals(keeps=_is_rank(call.environ)) as early:
             return self._run(call, early)
 
-    def _run(self, call: CommandCall, early: "Early") -> Result:
+    def _run(self, call: CommandCall, early: "StartupSignals") -> Result:
         from unisono import config
 
         args, file = call.args, call.args.file
@@ -80,19 +81,19 @@ class TrainVerb(RecipeVerb):
         if resume is not None and file is None and not args.demo:
             file = str(resume / CONFIG)
         keys = [("train.guard", args.guard)] if args.guard is not None else []
-        given = loaded(call, file, keys=keys, demo=args.demo)
-        if given.plan.auto:
+        recipe = loaded(call, file, keys=keys, demo=args.demo)
+        if recipe.plan.auto:
             from unisono.verbs.train import auto
 
-            given, why = auto.choose(given, started_ranks(call), call.environ)
+            recipe, why = auto.choose(recipe, started_ranks(call), call.environ, _player(call))
             for line in why:
                 call.settings.note(line)
-        ranks = _ranks(call, given)
+        ranks = _ranks(call, recipe)
         if resume is not None and file == str(resume / CONFIG):
-            given = _with_micro_batches(call, given, ranks)
+            recipe = _with_micro_batches(call, recipe, ranks)
         if args.fit_micro_batch:
-            given = _fitted(call, given, ranks)
-        resolved = config.resolve(given.recipe, given.plan, ranks, given.origins)
+            recipe = _fitted(call, recipe, ranks)
+        resolved = config.resolve(recipe.recipe, recipe.plan, ranks, recipe.origins)
         text, chaos = config.resolved_toml(resolved), _faults(call, resolved)
         for line in resolved.plan.idle():
             call.settings.note(f"note  {line}")
@@ -106,36 +107,36 @@ class TrainVerb(RecipeVerb):
                 if args.world is None
                 else _rehearsed(call, resolved)
             )
-        if not any(origin != "default" for key, origin in given.origins.items() if key.startswith(_WHAT)):
+        if not any(origin != "default" for key, origin in recipe.origins.items() if key.startswith(_WHAT)):
             raise UsageError("nothing says what to train", where="unisono train",
                              likely="--dry-run shows the recipe of the defaults",
                              fix="unisono train FILE; unisono new FILE writes one; unisono train --demo",
                              code="C04")  # fmt: skip
-        from unisono.verbs.train.guarded import order_again, ward_of
+        from unisono.verbs.train.guarded import guardian_of, order_again
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(
             resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos
         )
-        ward = ward_of(order, call.settings, call.environ)  # before anything heavy is imported
+        guardian = guardian_of(order, call.settings, call.environ)  # before anything heavy is imported
         from unisono.verbs.train import run
 
-        order = order_again(order, ward)
+        order = order_again(order, guardian)
         return run.run(
-            order, call.settings, resolved.origins, early, demo=args.demo, ward=ward, hosts=args.hosts
+            order, call.settings, resolved.origins, early, demo=args.demo, guardian=guardian, hosts=args.hosts
         )
 
 
-def _with_micro_batches(call: CommandCall, given: "Loaded", ranks: int | None) -> "Loaded":
+def _with_micro_batches(call: CommandCall, recipe: "Loaded", ranks: int | None) -> "Loaded":
     """The recipe of a run that goes on under another plan, with micro-batches that fit this one: the old size where it
     does, else the largest part of it. A size that flags or variables say stays."""
-    train, origin = given.recipe.train, given.origins["train.micro_batch"]
+    train, origin = recipe.recipe.train, recipe.origins["train.micro_batch"]
     if origin.startswith(("flag", "env")) or not train.micro_batch:
-        return given
+        return recipe
     with suppress(UsageError):  # a plan that does not fill the ranks: told where it is resolved
-        plan = given.plan.fill(ranks)
+        plan = recipe.plan.fill(ranks)
         if batch_of(plan, train)[1] is None:
-            return given
+            return recipe
         share = train.global_batch // (plan.replicas * (plan.micros or 1))
         size = share if plan.micros else gcd(train.micro_batch, share)
         fitted = train.model_copy(update={"micro_batch": size})
@@ -143,12 +144,21 @@ def _with_micro_batches(call: CommandCall, given: "Loaded", ranks: int | None) -
             call.settings.note(
                 f"note  micro_batch {size} instead of {train.micro_batch}, which this plan cannot take"
             )
-            origins = {**given.origins, "train.micro_batch": f"derived: {batch_of(plan, fitted)[0]}"}
-            return replace(given, recipe=given.recipe.model_copy(update={"train": fitted}), origins=origins)
-    return given
+            origins = {**recipe.origins, "train.micro_batch": f"derived: {batch_of(plan, fitted)[0]}"}
+            return replace(recipe, recipe=recipe.recipe.model_copy(update={"train": fitted}), origins=origins)
+    return recipe
 
 
-def _ranks(call: CommandCall, given: "Loaded") -> int | None:
+def _player(call: CommandCall) -> "Play | None":
+    """What measures plans on this machine; None where nothing is started here, or ranks are on other machines too."""
+    if call.settings.dry_run or call.args.hosts or started_ranks(call) is not None:
+        return None
+    from unisono.measure.check import played
+
+    return played
+
+
+def _ranks(call: CommandCall, recipe: "Loaded") -> int | None:
     """How many ranks there are, where that is not the plan's to say. Raises UsageError."""
     args, started = call.args, started_ranks(call)
     if args.world is None and args.rank is not None:
@@ -160,7 +170,7 @@ def _ranks(call: CommandCall, given: "Loaded") -> int | None:
     if args.hosts and started is not None:
         raise UsageError("--hosts starts ranks, and these were started by others", where="--hosts",
                          fix="the same command without --hosts, or without a starter", code="L10")  # fmt: skip
-    if args.hosts and given.plan.dp == -1 and given.recipe.launch.ranks is None:
+    if args.hosts and recipe.plan.dp == -1 and recipe.recipe.launch.ranks is None:
         from unisono.verbs.train.spreading import room_of
 
         return room_of(args.hosts)
@@ -187,18 +197,18 @@ def _faults(call: CommandCall, resolved: "Resolved") -> str:
 
 def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:
     """One rank alone: its real code on the meta device."""
-    from unisono.verbs.train.rehearsal import told
+    from unisono.verbs.train.rehearsal import describe
 
-    facts, lines = told(resolved, call.args.world, call.args.rank or 0, call.environ)
+    facts, lines = describe(resolved, call.args.world, call.args.rank or 0, call.environ)
     return call.would({"plan": str(resolved.plan), **facts}, f"plan         {resolved.plan}", *lines)
 
 
-def _fitted(call: CommandCall, given: "Loaded", ranks: int | None) -> "Loaded":
+def _fitted(call: CommandCall, recipe: "Loaded", ranks: int | None) -> "Loaded":
     from unisono.verbs.train import room
 
-    found, said = room.with_largest_micro_batch(given, ranks, call.environ)
+    fitted, said = room.with_largest_micro_batch(recipe, ranks, call.environ)
     call.settings.note(said)
-    return found
+    return fitted
 
 
 def resumed(path: str) -> tuple[Path, str]:

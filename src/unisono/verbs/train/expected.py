@@ -28,22 +28,25 @@ def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | No
     except UsageError:
         return None
     try:
-        where, made, calibrated = predict.here(environ)
-        got = predict.predict(model, plan, where, made, micro_batch=batch.micro_batch, micros=batch.micros)
-        told = predict.as_json(got, calibrated)
+        where, stack, calibrated = predict.here(environ)
+        got = predict.predict(model, plan, where, stack, micro_batch=batch.micro_batch, micros=batch.micros)
+        prediction = predict.as_json(got, calibrated)
     except UsageError as error:
-        told = {"schema_version": 1, "problem": f"{error.where}: {error.what}" if error.where else error.what}
+        prediction = {
+            "schema_version": 1,
+            "problem": f"{error.where}: {error.what}" if error.where else error.what,
+        }
     except Exception as error:  # a price is no reason to stop a run: its report says that there was none
-        told = {"schema_version": 1, "problem": repr(error)}
-    return json.dumps(told, indent=1)
+        prediction = {"schema_version": 1, "problem": repr(error)}
+    return json.dumps(prediction, indent=1)
 
 
 def require_room(prediction: str | None, ranks: int) -> None:
     """Raises Infeasible where the ranks together would need more than twice the memory of this host: the kernel would
     end them minutes later, or another program for them. Where there are GPUs, the ranks' memory is theirs."""
-    told = json.loads(prediction or "{}")
-    own = max(0.0, told.get("mem_mib", 0.0) - _SHARED)
-    need = own * ranks / 1024
+    numbers = json.loads(prediction or "{}")
+    mib = max(0.0, numbers.get("mem_mib", 0.0) - _SHARED)
+    need = mib * ranks / 1024
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if need > 2 * have and not has_gpus():
         raise Infeasible(

@@ -5,22 +5,22 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from unisono.config import Recipe
-from unisono.launch import alive
-from unisono.launch.guardian import Ward
+from unisono.launch import inspect_folder
+from unisono.launch.guardian import GuardianPipe
 from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.spec.doubtful import toml_of
 from unisono.spec.errors import Interrupted, Stopped, UsageError
 from unisono.spec.runs import CHECKPOINTS, CONFIG
-from unisono.train import history
-from unisono.train.writing import writing
+from unisono.train.state import history
+from unisono.train.state.writing import writing
 
 PREDICTION = "prediction.json"
 MADE = "env.json"
@@ -28,22 +28,24 @@ MADE = "env.json"
 _NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
 
-def make_run_dir(recipe: Recipe, config_text: str, ward: Ward = Ward()) -> Path:
+def make_run_dir(recipe: Recipe, config_text: str, guardian: GuardianPipe = GuardianPipe()) -> Path:
     """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot.
-    ward: hears of it before it is there."""
+    guardian: hears of it before it is there."""
     parent = Path(recipe.out.dir) / recipe.name
-    made = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    ward.tell(run_dir=str(made), made=True)
+    run_dir = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    guardian.tell(run_dir=str(run_dir), created=True)
     try:
-        with writing(made):
-            made.parent.mkdir(parents=True, exist_ok=True)
-            made.mkdir(mode=0o700)  # weights and commands are their owner's, until the owner says otherwise
-            write_whole(made / CONFIG, config_text)
-            environment.write(made / MADE, os.environ)
+        with writing(run_dir):
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir(
+                mode=0o700
+            )  # weights and commands are their owner's, until the owner says otherwise
+            write_whole(run_dir / CONFIG, config_text)
+            environment.write(run_dir / MADE, os.environ)
     except BaseException:  # Ctrl-C too
-        unmake(made)
+        unmake(run_dir)
         raise
-    return made
+    return run_dir
 
 
 def unmake(run_dir: Path) -> None:
@@ -59,8 +61,8 @@ class Watched:
 
     A mistake that is found before the first step leaves no new folder behind, and nothing new in an old one. From then
     on an error that ends the run names the folder (`run_dir`), where the command line puts `error.json`. prediction:
-    the text of `prediction.json`, None where there is none; one from an earlier beginning goes. ward: hears how far the
-    run is, should this supervisor be killed.
+    the text of `prediction.json`, None where there is none; one from an earlier beginning goes. guardian: hears how far
+    the run is, should this supervisor be killed.
     """
 
     new: bool
@@ -68,7 +70,7 @@ class Watched:
     path: Path | None = None
     prediction: str | None = None
     began: bool = False
-    ward: Ward = field(default_factory=Ward)
+    guardian: GuardianPipe = field(default_factory=GuardianPipe)
     farthest: int = 0
 
     def hear(self, event: dict[str, Any]) -> None:
@@ -77,17 +79,17 @@ class Watched:
             self.path, self.new = Path(event["path"]), event["new"]
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
             self.began = True
-            self.ward.tell(began=True)
+            self.guardian.tell(began=True)
             self._begin(self.path)
         elif event.get("kind") == "step" and event["step"] > self.farthest:
             self.farthest = event["step"]
-            self.ward.tell(step=self.farthest)
+            self.guardian.tell(step=self.farthest)
         elif event.get("kind") == "members" and self.path is not None:
-            self.ward.tell(lost=int("lost" in event))
+            self.guardian.tell(lost=int("lost" in event))
             with contextlib.suppress(OSError):
                 history.changed(self.path, event)
         elif event.get("kind") == "saved" and self.path is not None:
-            self.ward.tell(saved=True)
+            self.guardian.tell(saved=True)
             newest, name = self.path.parent / "latest", self.path.name + "\n"
             with writing(self.path):  # not before: what it names can be gone on from
                 if not newest.is_file() or newest.read_bytes() != name.encode():
@@ -109,7 +111,7 @@ class Watched:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self.path is not None:  # what ranks that did not end by themselves have left there
-            alive.sweep(self.path / alive.ALIVE)
+            inspect_folder.sweep(self.path / inspect_folder.ALIVE)
         if error is None or self.path is None:
             return
         if self.began:  # its ranks have gone: what one of them was saving will not be finished
@@ -149,3 +151,53 @@ def _whole(run_dir: Path, path: str) -> bool:
         return all((checkpoint / name).stat().st_size == entry["bytes"] for name, entry in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """run_dir: the run to go on with, None for a new one. done: the summary of one that has made all its steps.
+    resumes: whether it goes on from a checkpoint."""
+
+    run_dir: Path | None = None
+    done: dict[str, Any] | None = None
+    resumes: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """As rank 0 tells it."""
+        return asdict(self) | {"run_dir": str(self.run_dir) if self.run_dir is not None else None}
+
+    @classmethod
+    def of(cls, json: dict[str, Any]) -> "Newest":
+        """What `as_json` made."""
+        return cls(Path(json["run_dir"]) if json["run_dir"] else None, json["done"], json["resumes"])
+
+
+def newest(recipe: Recipe) -> Newest:
+    """The newest run of the recipe's name, if it is not finished; one behind it where that alone has a checkpoint. What
+    lies behind a finished run is left alone: its command was another."""
+    open_: list[Path] = []
+    for run in _by_age(Path(recipe.out.dir) / recipe.name):
+        if (done := finished(run, recipe.train.steps)) is not None:
+            if not open_:
+                return Newest(run, done)
+            break
+        open_.append(run)
+    return Newest(next((run for run in open_ if has_checkpoint(run)), open_[0] if open_ else None))
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether it has one to go on from, whole or not."""
+    return any((run_dir / CHECKPOINTS).glob("step-*/manifest.json"))
+
+
+def _by_age(parent: Path) -> list[Path]:
+    """Run folders, the newest first: by the time in their names, then by when they were made."""
+    runs = [path for path in parent.glob("*") if (path / CONFIG).is_file()]
+    return sorted(runs, key=lambda run: (run.name[:15], _written(run)), reverse=True)
+
+
+def _written(run: Path) -> float:
+    try:
+        return (run / MADE).stat().st_mtime  # which nobody writes again
+    except OSError:
+        return 0.0

@@ -1,4 +1,4 @@
-"""What every rank of a training run is told. No torch: it crosses to the ranks as JSON."""
+"""What every rank of a training run is asked to do. No torch: it crosses to the ranks as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,32 +30,18 @@ class TrainOrder:
     def as_json(self) -> dict[str, Any]:
         """As ranks get it."""
         return {
+            **{name: getattr(self, name) for name in self.__slots__},
             "recipe": self.recipe.model_dump_json(exclude_unset=True),
             "plan": str(self.plan),
-            "config_text": self.config_text,
             "run_dir": str(self.run_dir) if self.run_dir is not None else None,
-            "resume": self.resume,
-            "checkpoint": self.checkpoint,
-            "auto": self.auto,
-            "chaos": self.chaos,
             "speeds": list(self.speeds),
-            "launches": self.launches,
         }
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Self:
+    def read(cls, order: Mapping[str, Any]) -> Self:
         """What `as_json` made, in a rank."""
-        run_dir = Path(told["run_dir"]) if told["run_dir"] else None
-        recipe = Recipe.model_validate_json(told["recipe"])
-        return cls(
-            recipe,
-            Plan.parse(told["plan"]),
-            told["config_text"],
-            run_dir,
-            told["resume"],
-            told["checkpoint"],
-            told["auto"],
-            told["chaos"],
-            told["launches"],
-            tuple(told["speeds"]),
-        )
+        values = {name: order[name] for name in cls.__slots__}
+        values["recipe"] = Recipe.model_validate_json(order["recipe"])
+        values["plan"] = Plan.parse(order["plan"])
+        values["run_dir"] = Path(order["run_dir"]) if order["run_dir"] else None
+        return cls(**{**values, "speeds": tuple(order["speeds"])})

@@ -14,26 +14,25 @@ from unisono import __version__
 from unisono.comm.device import arithmetic, of_rank, properties
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
-from unisono.launch.alive import ALIVE
 from unisono.launch.context import RankContext
+from unisono.launch.inspect_folder import ALIVE
 from unisono.launch.pace import margin
 from unisono.plan import Batch, Plan
 from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
-from unisono.train.abroad import Abroad
-from unisono.train.build import Place, model_of
-from unisono.train.checkpoint.find import by_age
+from unisono.train.build.build import Place, model_of, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.rank_order import RankOrder
-from unisono.train.resume import choose, identity
-from unisono.train.session import place_of, session
-from unisono.train.settled import SYNC, kept
-from unisono.train.shelf import MemoryShelf
-from unisono.train.trial import trial_of
-from unisono.train.writing import locked
-from unisono.verbs.train.folder import make_run_dir
-from unisono.verbs.train.newest import Newest, has_checkpoint, newest
+from unisono.train.recovery.fault_injection import injector_of
+from unisono.train.recovery.replication import SnapshotReplicas
+from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
+from unisono.train.session import session
+from unisono.train.state.checkpoint.find import by_age
+from unisono.train.state.pinned_choices import COLLECTIVE, SYNC, pinned
+from unisono.train.state.resume import choose, identity
+from unisono.train.state.writing import locked
+from unisono.verbs.train.folder import Newest, has_checkpoint, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 
@@ -52,83 +51,63 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
     """Train; returns the summary, with the run folder."""
-    told = TrainOrder.read(argument)
+    order = TrainOrder.read(argument)
     if ctx.rendezvous is not None:
-        return _join(ctx, told, corpus)
-    resolved = agree(ctx, "order", lambda: _resolved(told, ctx.world), lambda it: facts_of(ctx, it, corpus))
+        return _join(ctx, order, corpus)
+    resolved = agree(ctx, "order", lambda: _resolved(order, ctx.world), lambda it: facts_of(ctx, it, corpus))
     recipe, plan = resolved.recipe, resolved.plan
     place = _place(ctx, recipe)
     with ExitStack() as held:
-        chosen = _agree_on_folder(ctx, told, recipe, held)
+        chosen = _agree_on_folder(ctx, order, recipe, held)
         if chosen.done is not None:
             _all_heard(ctx)
             return {**chosen.done, "stopped": False, "over": True}
-        run_dir, told = _taken(told, chosen)
+        run_dir, order = _taken(order, chosen)
         argument["run_dir"] = str(
             run_dir
-        )  # which is the caller's own: should this rank fail, it knows where to say so
+        )  # the caller's own: should this rank fail, it knows where to say so
         ctx.appear(run_dir / ALIVE)
         if ctx.rank == 0 and ctx.world > 1:
             ctx.channel.send("note", text=ctx.means)
         again = ctx.epoch > 0 and tell(ctx, "again", lambda: bool(by_age(run_dir)))
-        resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume or again else None
+        resume = _agree_on_checkpoint(ctx, order, run_dir, recipe, corpus) if order.resume or again else None
         if resume is not None:  # what was measured then is not measured anew
-            said = tell(ctx, "collective", lambda: kept(run_dir, plan.collective, plan.dp))
-            sync = tell(ctx, "sync", lambda: kept(run_dir, plan.sync, plan.dp, SYNC))
+            said = tell(ctx, "collective", lambda: pinned(run_dir, plan.collective, plan.dp, COLLECTIVE))
+            sync = tell(ctx, "sync", lambda: pinned(run_dir, plan.sync, plan.dp, SYNC))
             plan = replace(plan, collective=said, sync=sync)
         room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
         plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
         if said and ctx.rank == 0:
             ctx.channel.send("note", text=said)
-        shelf, abroad = _shelves(ctx)
-        order = RankOrder(
-            recipe,
-            plan,
-            run_dir,
-            resume,
-            replace(place, scratch=run_dir, speeds=told.speeds),
-            ctx.store,
-            ctx.channel,
-            ctx.host,
-            ctx.run_token,
-            _last_bits(ctx),
-            ctx.epoch,
-            shelf=shelf,
-            abroad=abroad,
-            trial=trial_of(told.chaos, run_dir, ctx.rank),
-        )
-        order.trial.reached("start")
+        training = _order(ctx, order, run_dir, recipe, plan, replace(place, speeds=order.speeds), resume)
+        training.faults.reached("start")
         if ctx.rank == 0:  # whoever takes a lost rank's place does not agree on it again
             ctx.channel.send("settled", argument={"run_dir": str(run_dir), "plan": str(plan)})
-        return _train(order, corpus, room)
+        return _train(training, corpus, room)
 
 
-def _resolved(told: TrainOrder, world: int) -> Resolved:
+def _resolved(order: TrainOrder, world: int) -> Resolved:
     """The order as all ranks have to hold it. What deals leaves by speed was resolved by who chose it."""
-    if not told.speeds:
-        return resolve(told.recipe, told.plan, world)
-    train, plan = told.recipe.train, told.plan
+    if not order.speeds:
+        return resolve(order.recipe, order.plan, world)
+    train, plan = order.recipe.train, order.plan
     batch = Batch(train.global_batch, train.micro_batch or 1, plan.micros or 1, plan.replicas)
-    return Resolved(told.recipe, plan, {}, batch)
+    return Resolved(order.recipe, plan, {}, batch)
 
 
-def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
+def _join(ctx: RankContext, order: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     """Take a lost rank's place among others that train."""
-    recipe, run_dir = told.recipe, told.run_dir  # resolved, and settled among those that began
+    recipe, run_dir = order.recipe, order.run_dir  # resolved, and settled among those that began
     if run_dir is None:
         raise ValueError("a rank that joins others is told their run folder")
-    place, (shelf, abroad) = _place(ctx, recipe), _shelves(ctx)
-    order = RankOrder(
-        recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host,
-        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, shelf, abroad,
-        trial_of(told.chaos, run_dir, ctx.rank),
-    )  # fmt: skip
+    place = _place(ctx, recipe)
+    training = _order(ctx, order, run_dir, recipe, order.plan, place, None)
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:
         if ctx.rank == 0:
             held.enter_context(locked(run_dir, _AFTER_A_KILL))
         ctx.appear(run_dir / ALIVE)
-        return _train(order, corpus, room)
+        return _train(training, corpus, room)
 
 
 def _place(ctx: RankContext, recipe: Recipe) -> Place:
@@ -136,10 +115,34 @@ def _place(ctx: RankContext, recipe: Recipe) -> Place:
     return replace(place, host=ctx.rank - ctx.local_rank)  # ranks of one host follow each other
 
 
-def _shelves(ctx: RankContext) -> tuple[MemoryShelf | None, Abroad | None]:
-    """Where this rank's snapshots lie, and their copies elsewhere; none where nobody outlives it."""
-    own = MemoryShelf(ctx.shelf) if ctx.shelf else None
-    return own, Abroad(own) if own is not None else None
+def _order(
+    ctx: RankContext,
+    order: TrainOrder,
+    run_dir: Path,
+    recipe: Recipe,
+    plan: Plan,
+    place: Place,
+    resume: Path | None,
+) -> RankOrder:
+    """What this rank's session is to do, with where its snapshots lie: nowhere if nobody outlives it."""
+    buffer = SnapshotBuffer(ctx.shelf) if ctx.shelf else None
+    return RankOrder(
+        recipe,
+        plan,
+        run_dir,
+        resume,
+        replace(place, scratch=run_dir),
+        ctx.store,
+        ctx.channel,
+        ctx.host,
+        ctx.run_token,
+        _last_bits(ctx),
+        ctx.epoch,
+        ctx.rendezvous,
+        buffer,
+        SnapshotReplicas(buffer) if buffer is not None else None,
+        injector_of(order.chaos, run_dir, ctx.rank),
+    )
 
 
 def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:
@@ -165,11 +168,11 @@ def _agree_on_recomputation(
     if plan.recompute != "auto":
         return plan, ""
 
-    def own() -> list[str]:
+    def choose_here() -> list[str]:
         got, said = settled(recipe, plan, room, corpus.vocab)
         return [got.recompute, said]
 
-    word, said = tell(ctx, "recompute", own)
+    word, said = tell(ctx, "recompute", choose_here)
     return replace(plan, recompute=word), said
 
 
@@ -201,12 +204,12 @@ def _last_bits(ctx: RankContext) -> Facts:
 
 
 def _agree_on_checkpoint(
-    ctx: RankContext, told: TrainOrder, run_dir: Path, recipe: Recipe, corpus: Corpus
+    ctx: RankContext, order: TrainOrder, run_dir: Path, recipe: Recipe, corpus: Corpus
 ) -> Path:
     """Rank 0 looks for the newest whole checkpoint, which may take it minutes; the others see whether they have it."""
 
     def chosen() -> str:
-        folder, notes = choose(run_dir, recipe, corpus.fingerprint, _last_bits(ctx), told.checkpoint)
+        folder, notes = choose(run_dir, recipe, corpus.fingerprint, _last_bits(ctx), order.checkpoint)
         for note in notes:
             ctx.channel.send("note", text=note)
         return str(folder)
@@ -216,11 +219,11 @@ def _agree_on_checkpoint(
     return folder
 
 
-def _taken(told: TrainOrder, chosen: Newest) -> tuple[Path, TrainOrder]:
+def _taken(order: TrainOrder, chosen: Newest) -> tuple[Path, TrainOrder]:
     """The run folder that ranks agreed on, and whether they go on from a checkpoint in it."""
     if chosen.run_dir is None:
         raise TypeError("rank 0 names a folder")
-    return chosen.run_dir, replace(told, resume=chosen.resumes if told.auto else told.resume)
+    return chosen.run_dir, replace(order, resume=chosen.resumes if order.auto else order.resume)
 
 
 def _all_heard(ctx: RankContext) -> None:
@@ -230,23 +233,25 @@ def _all_heard(ctx: RankContext) -> None:
         ctx.store.get(f"heard/{rank}")
 
 
-def _agree_on_folder(ctx: RankContext, told: TrainOrder, recipe: Recipe, held: ExitStack) -> Newest:
+def _agree_on_folder(ctx: RankContext, order: TrainOrder, recipe: Recipe, held: ExitStack) -> Newest:
     """The supervisor's folder or, where every rank was started by others, rank 0's; rank 0 locks it."""
 
-    def own() -> dict[str, Any]:
-        found = Newest(told.run_dir)
-        if found.run_dir is None and told.auto:
-            found = newest(recipe)
-        if found.done is not None:
-            return found.as_json()
-        if told.run_dir is None:
-            folder = found.run_dir or make_run_dir(recipe, told.config_text)
-            ctx.channel.send("folder", path=str(folder), new=found.run_dir is None)
-            found = replace(found, run_dir=folder)
-        if found.run_dir is not None:
-            again = ctx.epoch or told.launches
-            held.enter_context(locked(found.run_dir, _AFTER_A_KILL) if again else locked(found.run_dir))
-            found = replace(found, resumes=told.auto and has_checkpoint(found.run_dir))
-        return found.as_json()
+    def choose_here() -> dict[str, Any]:
+        newest_run = Newest(order.run_dir)
+        if newest_run.run_dir is None and order.auto:
+            newest_run = newest(recipe)
+        if newest_run.done is not None:
+            return newest_run.as_json()
+        if order.run_dir is None:
+            folder = newest_run.run_dir or make_run_dir(recipe, order.config_text)
+            ctx.channel.send("folder", path=str(folder), new=newest_run.run_dir is None)
+            newest_run = replace(newest_run, run_dir=folder)
+        if newest_run.run_dir is not None:
+            again = ctx.epoch or order.launches
+            held.enter_context(
+                locked(newest_run.run_dir, _AFTER_A_KILL) if again else locked(newest_run.run_dir)
+            )
+            newest_run = replace(newest_run, resumes=order.auto and has_checkpoint(newest_run.run_dir))
+        return newest_run.as_json()
 
-    return Newest.of(tell(ctx, "run_dir", own))
+    return Newest.of(tell(ctx, "run_dir", choose_here))

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 
 from unisono.comm.members import Members, Shape, assign
 from unisono.config import Loaded, Recipe
-from unisono.launch.advice import Advice, Situation
+from unisono.launch.background_replanner import Advice, Situation
 from unisono.launch.run.membership import RunSpread
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member
 from unisono.planner import predict, search
 from unisono.planner.machines.cluster import Cluster, Link
-from unisono.planner.priced import closed
-from unisono.planner.question import Question
+from unisono.planner.pricing import closed
+from unisono.planner.request import PlanRequest
 from unisono.planner.space import space_on
 from unisono.spec import words
 from unisono.spec.errors import UnisonoError
@@ -72,8 +72,8 @@ class Replanner:
         loaded = sized(Loaded(self.recipe, self.plan, {}))
         model, stay = model_of(loaded, self.environ), Plan.parse(now.spread.plan)
         cluster, stack, _ = predict.here(self.environ)
-        told = ask_of(loaded, model, stay, among_hosts(predict.of_ranks(cluster, stay.world), now), stack)
-        stay_s = closed(told).step
+        request = ask_of(loaded, model, stay, among_hosts(predict.of_ranks(cluster, stay.world), now), stack)
+        stay_s = closed(request).step
         held = replace(self.plan, said=self.plan.said & HELD)
         for ranks in range(now.room, stay.world - 1, -1):
             where = among_hosts(predict.of_ranks(cluster, ranks), now)
@@ -81,10 +81,10 @@ class Replanner:
             least = fidelity_of(stay)
             legal = space.legal
             space = replace(space, legal=lambda plan: legal(plan) and fidelity_of(plan) >= least)  # noqa: B023
-            for found in search.search(space, top=3).best:
-                plan = replace(found.question.plan, said=frozenset())
+            for candidate in search.search(space, top=3).best:
+                plan = replace(candidate.request.plan, said=frozenset())
                 if (spread := spread_of(self.recipe, replace(plan, micros=None))) is not None:
-                    return spread, found.price.step, stay_s
+                    return spread, candidate.price.step, stay_s
         return None, stay_s, stay_s
 
     def _by_speed(self, now: Situation) -> Advice:
@@ -100,7 +100,7 @@ class Replanner:
             self._slow.clear()
             return Advice(None)
         slow = min(range(len(speeds)), key=speeds.__getitem__)
-        self._slow = [*(one for one in self._slow if one == slow), slow]
+        self._slow = [*(rank for rank in self._slow if rank == slow), slow]
         if len(self._slow) < LOOKS:
             return Advice(None)
         spread = dealt(self.recipe, plan, speeds)
@@ -124,17 +124,17 @@ def best_for(recipe: Recipe, plan: Plan, environ: Mapping[str, str], ranks: int)
         cluster, stack, _ = predict.here(environ)
         held = replace(plan, said=plan.said & HELD)
         space = space_on(loaded, model_of(loaded, environ), held, predict.of_ranks(cluster, ranks), stack)
-        for found in search.search(space, top=1).best:
-            return replace(found.question.plan, said=frozenset(), micros=None)
+        for candidate in search.search(space, top=1).best:
+            return replace(candidate.request.plan, said=frozenset(), micros=None)
     return None
 
 
-def ask_of(loaded: Loaded, model: object, plan: Plan, cluster: Cluster, stack: object) -> Question:
+def ask_of(loaded: Loaded, model: object, plan: Plan, cluster: Cluster, stack: object) -> PlanRequest:
     """What a plan takes there."""
     train = loaded.recipe.train
     micro = train.micro_batch or 1
     micros = max(1, train.global_batch // micro // plan.replicas)
-    return Question(model, plan, cluster, stack, micro, micros)  # pyright: ignore[reportArgumentType]
+    return PlanRequest(model, plan, cluster, stack, micro, micros)  # pyright: ignore[reportArgumentType]
 
 
 def among_hosts(cluster: Cluster, now: Situation) -> Cluster:
@@ -150,8 +150,8 @@ def _counts(recipe: Recipe, plan: Plan, speeds: tuple[float, ...]) -> list[int]:
     """Leaves of each replica."""
     leaves = recipe.train.global_batch // (recipe.train.micro_batch or 1)
     shape = Shape(dp=plan.dp, shard=plan.shard)
-    given = assign(leaves, shape, Members.first(shape.world), speeds or None)
-    return [sum(len(given[shape.rank({"pp": 0, "dp": at, "shard": s, "cp": 0, "tp": 0})]) for s in range(plan.shard))
+    dealt = assign(leaves, shape, Members.first(shape.world), speeds or None)
+    return [sum(len(dealt[shape.rank({"pp": 0, "dp": at, "shard": s, "cp": 0, "tp": 0})]) for s in range(plan.shard))
             for at in range(plan.dp)]  # fmt: skip
 
 

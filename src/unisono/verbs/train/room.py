@@ -11,7 +11,7 @@ from unisono.config import Loaded, Recipe
 from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import choice
-from unisono.planner import alike, predict
+from unisono.planner import grouping, predict
 from unisono.planner.alive import chosen, fullest
 from unisono.planner.memory import Memory
 from unisono.planner.remedies import remedies
@@ -41,7 +41,7 @@ def room_here(ranks: int, environ: Mapping[str, str]) -> float:
     if not has_gpus():
         return host_bytes(ranks)
     where, _, is_calibrated = predict.here(environ)
-    if not is_calibrated or where.host is not None:
+    if not is_calibrated or where.cores:
         what = (
             "--fit-micro-batch needs the memory of this machine's GPUs in numbers, and nobody has measured it"
         )
@@ -70,18 +70,18 @@ def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = Non
     sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
     if sizes is None or batch is None:
         return plan, f"recompute auto: none, as a model of kind {recipe.model.kind} has no ledger by blocks"
-    given = {"micro_batch": batch.micro_batch, "micros": batch.micros}
-    got = chosen(sizes, plan, SHARE * capacity, **given)
+    batch_sizes = {"micro_batch": batch.micro_batch, "micros": batch.micros}
+    got = chosen(sizes, plan, SHARE * capacity, **batch_sizes)
     if got is None:
-        need = fullest(sizes, replace(plan, recompute="full"), **given)[1].total
+        need = fullest(sizes, replace(plan, recompute="full"), **batch_sizes)[1].total
         raise Infeasible(
             f"recompute=auto: with every block computed again a rank needs {words.nbytes(need)}, and there are"
             f" {words.nbytes(capacity)}",
             where="plan.recompute, train.micro_batch",
             fix=_nearest(recipe, replace(plan, recompute="full"), capacity, vocab),
         )
-    need = fullest(sizes, got, **given)[1].total
-    said = alike.again_in_words(sizes, got)
+    need = fullest(sizes, got, **batch_sizes)[1].total
+    said = grouping.again_in_words(sizes, got)
     return got, f"recompute auto: {said}; {words.nbytes(need)} of {words.nbytes(capacity)} a rank"
 
 
@@ -89,15 +89,15 @@ def out_of_memory(
     error: BaseException, recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None
 ) -> Infeasible:
     """The error of ours for one of memory: the ledger, and the nearest plan that fits."""
-    found = ledger(recipe, plan, vocab)
+    counted = ledger(recipe, plan, vocab)
     said = str(error).strip().splitlines() or [""]
     what = f"out of memory: {said[0][:200]}" if said[0] else "out of memory"
-    if found is None:
+    if counted is None:
         fix = "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
         return Infeasible(
             what, where=place(error), likely="the plan does not fit this machine's memory", fix=fix
         )
-    row, memory = found
+    row, memory = counted
     parts = {
         "weights": memory.params, "gradients": memory.grads, "optimiser": memory.optim,
         "activations": memory.activations, "communication": memory.communication,

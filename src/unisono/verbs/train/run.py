@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 from unisono.config import Recipe
 from unisono.config.resolve import located
 from unisono.launch import env, fork_server
-from unisono.launch.advice import Adviser
+from unisono.launch.background_replanner import BackgroundReplanner
 from unisono.launch.context import flush_and_leave
-from unisono.launch.crossing import ECHO
-from unisono.launch.guardian import Ward
+from unisono.launch.error_record import ECHO
+from unisono.launch.guardian import GuardianPipe
 from unisono.launch.loop import OnEvent
 from unisono.launch.outcome import Outcome
 from unisono.launch.run.membership import RunSpread
 from unisono.launch.screen import Screen
-from unisono.launch.signals import Early
+from unisono.launch.signals import StartupSignals
 from unisono.observe.files import write_whole
 from unisono.programs.chaos import sequel
 from unisono.programs.chaos.script import Script
@@ -31,12 +31,11 @@ from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
-from unisono.train import history
-from unisono.train.writing import nothing_to_resume, writing
+from unisono.train.state import history
+from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
 from unisono.verbs.train.expected import expected, require_room
-from unisono.verbs.train.folder import Watched, finished, make_run_dir
-from unisono.verbs.train.newest import has_checkpoint, newest
+from unisono.verbs.train.folder import Watched, finished, has_checkpoint, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.replan import Replanner, best_for
 from unisono.verify import prover
@@ -45,13 +44,13 @@ ENTRY = "unisono.verbs.train.rank:main"
 
 
 def run(
-    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False,
-    ward: Ward = Ward(),
+    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: StartupSignals, *, demo: bool = False,
+    guardian: GuardianPipe = GuardianPipe(),
     hosts: str | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. early:
-    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. ward: what is known
-    of supervisors before this one. hosts: as `--hosts` names them."""
+    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. guardian: knows of
+    supervisors before this one. hosts: as `--hosts` names them."""
     recipe, place = order.recipe, env.detect(os.environ)
     order, done = _which(order, alone=place is None)
     resume = order.run_dir
@@ -72,8 +71,8 @@ def run(
         _look(recipe, origins)  # before torch is imported: in a blink, not after seconds
         if resume is not None and order.resume and not order.auto and not has_checkpoint(resume):
             raise nothing_to_resume(str(resume))
-    new = resume is None or (ward.known.made and not ward.known.began)
-    with Watched(new, order.config_text, resume, ward=ward) as folder:
+    new = resume is None or (guardian.history.created and not guardian.history.began)
+    with Watched(new, order.config_text, resume, guardian=guardian) as folder:
         if place is not None:
             summary = _as_rank(order, settings, folder, place, early)
         else:
@@ -89,8 +88,8 @@ def _which(order: TrainOrder, alone: bool) -> tuple[TrainOrder, dict[str, Any] |
     """The order with the run that it goes on with, and the summary of that run if there is nothing to do. alone: no
     rank was started beside this process; else rank 0 looks for a run later, for all."""
     if order.auto and alone:
-        found = newest(order.recipe)
-        return replace(order, run_dir=found.run_dir), found.done
+        newest_run = newest(order.recipe)
+        return replace(order, run_dir=newest_run.run_dir), newest_run.done
     # A chosen checkpoint is gone on from, whatever came after it.
     looks = order.run_dir is not None and not order.checkpoint
     return order, finished(order.run_dir, order.recipe.train.steps) if looks and order.run_dir else None
@@ -115,7 +114,12 @@ def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
 
 
 def _as_supervisor(
-    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool, hosts: str | None
+    order: TrainOrder,
+    settings: Settings,
+    folder: Watched,
+    early: StartupSignals,
+    demo: bool,
+    hosts: str | None,
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
@@ -127,14 +131,14 @@ def _as_supervisor(
     with fork_server.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)
-        folder.path = folder.path or make_run_dir(recipe, order.config_text, ward=folder.ward)
-        folder.ward.tell(run_dir=str(folder.path))
+        folder.path = folder.path or make_run_dir(recipe, order.config_text, guardian=folder.guardian)
+        folder.guardian.tell(run_dir=str(folder.path))
         if remote is not None:
             remote.open(recipe.launch.shell, folder.path)
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank
         script = Script.of_text(order.chaos) if order.chaos else None
-        known = folder.ward.known
+        known = folder.guardian.history
         past = sequel.began(folder.path, script, known.died, known.since) if script is not None else None
         with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder, past)
@@ -150,14 +154,14 @@ def _as_supervisor(
                 recovers,
                 recipe.launch.grace,
                 remote=remote,
-                adviser=Adviser(Replanner(recipe, plan, os.environ)) if replans else None,
+                replanner=BackgroundReplanner(Replanner(recipe, plan, os.environ)) if replans else None,
                 spread=RunSpread(str(plan), plan.world),
             )
         if outcome.stopped:
             early.stopping()
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
-        summary["restarts"] = folder.ward.known.lost + outcome.losses
+        summary["restarts"] = folder.guardian.history.lost + outcome.losses
         if past is not None:
             summary["faults"] = sequel.summed_up(sequel.what_followed(past.lines()))
         if demo:
@@ -166,7 +170,7 @@ def _as_supervisor(
 
 
 def _as_rank(
-    order: TrainOrder, settings: Settings, folder: Watched, place: env.Started, early: Early
+    order: TrainOrder, settings: Settings, folder: Watched, place: env.Started, early: StartupSignals
 ) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
     launch, argument = order.recipe.launch, order.as_json()
@@ -347,12 +351,14 @@ def closing(summary: dict[str, Any]) -> list[str]:
 
 def _of_bad_steps(summary: dict[str, Any]) -> list[str]:
     skipped, returns = summary.get("skipped") or (), summary.get("rolled_back") or ()
-    numbers = [str(one["step"]) for one in skipped]
-    told = [f"went back to step {one['to']}: step {one['step']}, {one['reason']}" for one in returns]
+    numbers = [str(record["step"]) for record in skipped]
+    texts = [
+        f"went back to step {record['to']}: step {record['step']}, {record['reason']}" for record in returns
+    ]
     if numbers:
         more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-        told.append(f"skipped the updates of steps {', '.join(numbers[:8])}{more}")
-    return [f"bad     {text}" for text in told]
+        texts.append(f"skipped the updates of steps {', '.join(numbers[:8])}{more}")
+    return [f"bad     {text}" for text in texts]
 
 
 def _lines(text: str, most: int = 8) -> list[str]:

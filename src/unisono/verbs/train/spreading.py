@@ -28,19 +28,19 @@ def hosts_of(text: str, ranks: int) -> tuple[int, list[RequestedHost]]:
     """(room on this host, the others) from `a,b:4,c`, this one first. Raises UsageError U-L10."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     each = ceil(ranks / max(1, len(words)))
-    found = [_host(word, each) for word in words]
-    if not found or not is_here(found[0].name):
+    hosts = [_host(word, each) for word in words]
+    if not hosts or not is_here(hosts[0].name):
         raise UsageError(
-            f"the first of --hosts is not this host: {found[0].name if found else 'none is named'}", where="--hosts",
+            f"the first of --hosts is not this host: {hosts[0].name if hosts else 'none is named'}", where="--hosts",
             fix="this host's own name first: rank 0 and the supervisor are here", code="L10",
         )  # fmt: skip
-    names = [guest.name for guest in found]
+    names = [guest.name for guest in hosts]
     for name in names:
         if names.count(name) > 1 or name.startswith("-"):
             raise UsageError(
                 f"{name} is no host, or named twice", where="--hosts", fix="--hosts a,b,c", code="L10"
             )
-    return found[0].room, found[1:]
+    return hosts[0].room, hosts[1:]
 
 
 def room_of(text: str) -> int:
@@ -49,8 +49,8 @@ def room_of(text: str) -> int:
         if ":" not in word:
             raise UsageError(f"dp=-1 fills the hosts, and {word.strip()} does not say how many ranks it takes",
                              where="--hosts", fix=f"--hosts {word.strip()}:4, or dp=N", code="L10")  # fmt: skip
-    own, guests = hosts_of(text, 1)
-    return own + sum(guest.room for guest in guests)
+    here, guests = hosts_of(text, 1)
+    return here + sum(guest.room for guest in guests)
 
 
 def _host(word: str, room: int) -> RequestedHost:
@@ -64,15 +64,15 @@ def _host(word: str, room: int) -> RequestedHost:
 def remote_hosts(order: TrainOrder, text: str, settings: Settings, other: Other) -> RemoteHosts:
     """The hosts that `--hosts` names, and where they join. other: see Spreading. Raises UsageError U-L10."""
     recipe, plan = order.recipe, order.plan
-    own, guests = hosts_of(text, plan.world)
-    room = own + sum(guest.room for guest in guests)
+    here, guests = hosts_of(text, plan.world)
+    room = here + sum(guest.room for guest in guests)
     if room < plan.world:
         raise UsageError(f"the plan takes {plan.world} ranks, and --hosts has room for {room}", where="--hosts, plan",
                          fix="more hosts, more ranks on some (a:4), or a smaller plan", code="L10")  # fmt: skip
     address = address_towards(guests[0].name if guests else socket.gethostname())
     listener = HostListener.at(address, recipe.launch.tls, recipe.launch.host_timeout)
     listener.refused = lambda text: settings.note(f"note  {text}")
-    return RemoteHosts(listener, own, Spreading(recipe, plan, other), guests)
+    return RemoteHosts(listener, here, Spreading(recipe, plan, other), guests)
 
 
 def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> RunSpread | None:
@@ -90,12 +90,12 @@ def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") 
     train, policy = recipe.train, member("sync", plan.sync)
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
     try:
-        given = assign(
+        assignment = assign(
             train.global_batch // (train.micro_batch or 1), shape, Members.first(shape.world), speeds
         )
     except ValueError:
         return None
-    counts = {len(leaves) for leaves in given.values()}
+    counts = {len(leaves) for leaves in assignment.values()}
     for count in counts:
         part = replace(plan, micros=count)
         batch = Batch(train.global_batch, train.micro_batch or 1, count, plan.replicas)

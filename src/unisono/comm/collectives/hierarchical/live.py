@@ -145,7 +145,7 @@ class HostsAlgorithm(ProgramAlgorithm):
         within: dist.ProcessGroup,
         between: dist.ProcessGroup,
     ) -> None:
-        super().__init__(member, pg)
+        super().__init__(member, pg, member.program)
         self.axis = axis
         self.within, self.between = within, between
         self._buffers: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every rank of the host

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Once, Pending
+from unisono.comm.collectives import Once, Pending, Several
 from unisono.comm.collectives.memory.mapping import mapped, part_of
 from unisono.comm.collectives.messages.live import InFlight, agreed
-from unisono.comm.ring import Several
 from unisono.comm.tags import PIECES
 from unisono.comm.tree import tree_sum
 

@@ -1,0 +1,122 @@
+"""What every rank does, whoever started it: it makes its process ready, meets the others, plays its part and leaves.
+
+Imports torch: rank side only.
+"""
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from unisono.comm.device import built, count
+from unisono.launch import transport
+from unisono.launch.backend import CPUS, Equipment, choose, has_mpi, settings, visible
+from unisono.launch.context import Channel, RankContext
+from unisono.launch.malloc_tuning import keep_freed_memory, remember_few_collectives
+from unisono.spec.rendezvous import RankMeeting, Rendezvous
+
+Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
+T = TypeVar("T")
+
+
+class Side(ABC, Generic[T]):
+    """What differs by who started a rank."""
+
+    @abstractmethod
+    def enter(self) -> tuple[RankContext, Entry]:
+        """Meet the other ranks; this rank's place, and what it is to run."""
+
+    @abstractmethod
+    def shared(self, ctx: RankContext) -> Any:
+        """What all ranks share, as `prepare(argument)` of the entry's module returned it."""
+
+    @abstractmethod
+    def ended(self, ctx: RankContext, result: Any) -> T:
+        """Part from the others and report the entry's result."""
+
+    @abstractmethod
+    def failed(self, ctx: RankContext | None, error: BaseException) -> T:
+        """Report an error. ctx: None if the ranks had not met."""
+
+
+def live(side: Side[T], argument: dict[str, Any]) -> T:
+    """The whole life of a rank. SystemExit is an error too: a rank that leaves early has failed."""
+    ctx = None
+    try:
+        ctx, entry = side.enter()
+        keep_freed_memory(os.environ)
+        return side.ended(ctx, entry(ctx, argument, side.shared(ctx)))
+    except BaseException as error:
+        return side.failed(ctx, error)
+
+
+@dataclass(frozen=True)
+class RankTerms:
+    """What a rank is told before it meets the others. threads: of torch. backend: as `backend.choose` reads it.
+    leads: the name or address at which ranks of several hosts meet; "" if all are on this host. serves: for how many
+    ranks of this host the backend has to do, if for more than there are."""
+
+    place: RankMeeting
+    threads: int
+    backend: str
+    leads: str = ""
+    serves: int = 0
+
+
+def enter(
+    terms: RankTerms, channel: Channel, meet: Callable[[], Any], joins: bool = False, **more: Any
+) -> RankContext:
+    """Make this process a rank: environment, network device, threads, store and backend.
+
+    meet(): the store, once the network device is set. joins: whether it takes a lost rank's place among others that
+    train. more: further fields of the context. Raises UsageError U-L08 for a backend that cannot be had.
+    """
+    place, host = terms.place, socket.gethostname()
+    set_environment(place)
+    # On one host neither Gloo nor NCCL then listens where others could connect.
+    one_host, leading = not terms.leads, transport.leading_to(terms.leads) if terms.leads else ()
+    devices = () if one_host else transport.transports()
+    route = transport.choose(devices, leading, one_host, os.environ, terms.leads)
+    os.environ.update(route.settings)
+    torch.set_num_threads(terms.threads)
+    store = meet()
+    os.environ.update(settings(terms.backend, host, place.local_rank))
+    backend = choose(terms.backend, max(place.local_world, terms.serves), equipment())
+    if backend.name == CPUS:
+        remember_few_collectives(os.environ)
+    if place.rank == 0 and backend.note:
+        channel.send("note", text=backend.note)
+    return RankContext(
+        rank=place.rank,
+        world=place.world,
+        local_rank=place.local_rank,
+        local_world=place.local_world,
+        host=host,
+        threads=terms.threads,
+        backend=backend.name,
+        store=store,
+        channel=channel,
+        means=f"backend {backend.name} ({backend.why}), transport {route.device or 'not known'} ({route.why})",
+        epoch=place.epoch,
+        rendezvous=Rendezvous(place, store) if joins else None,
+        **more,
+    )
+
+
+def equipment() -> Equipment:
+    """What this host has for its ranks."""
+    return Equipment(count(), built(), has_mpi(), visible(os.environ))
+
+
+def set_environment(place: RankMeeting) -> None:
+    """What a user's code may read, by torchrun's names."""
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.world),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_world),
+    )

@@ -1,0 +1,180 @@
+"""What is asked of the planner: a recipe's model on a cluster under a plan, or under all legal plans. No torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from types import SimpleNamespace
+from typing import Any
+
+from unisono.config import Loaded
+from unisono.config.models import Recipe
+from unisono.config.resolve import located, on_any_ranks
+from unisono.plan import Plan
+from unisono.plan.checks import Batch, Devices, batch_of
+from unisono.plan.grammar import played
+from unisono.planner import simulate
+from unisono.planner.clusters import cluster
+from unisono.planner.error_bars import HALF
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.model_kinds import Model, attending, kind
+from unisono.planner.predict import roomy
+from unisono.planner.stack import Stack, stack
+from unisono.planner.studies import orders
+from unisono.planner.timetables import chunks, serves
+from unisono.programs.schedules import SCHEDULES
+from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.model import kind_of
+from unisono.spec.words import count
+
+_CHINCHILLA, _LENGTH = 20, "training for"
+NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
+
+
+def request_of(
+    loaded: Loaded, model: Model, cluster_name: str, software: Stack | None = None, order: str | None = None
+) -> simulate.PlanRequest:
+    """What is asked. order: of the axes, as `--order` has it. Raises UsageError, ConfigProblems with all that is wrong
+    with the plan.
+
+    Techniques that this version cannot play yet may be priced.
+    """
+    where = cluster(cluster_name)
+    if where.cores and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
+        where = roomy(where, loaded.plan.world)
+    software = software or stack(where.stack)
+    keys, assumed = assuming(loaded, loaded.plan, (where,))
+    plan, batch = planned(replace(loaded, plan=keys), where, model)
+    steps, more = length(loaded, model, where, batch.global_batch)
+    if loaded.origins.get("plan", "default") == "default":
+        more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
+    assumed, later = (*assumed, *more), unplayed(loaded, plan)
+    sizes = batch.micro_batch, batch.micros, steps
+    ask = simulate.PlanRequest(model, plan, where, software, *sizes, assumed=assumed, unplayed=later)
+    order = order or loaded.recipe.launch.order or None
+    return ask if order is None else orders.under(ask, orders.read(order))
+
+
+def assuming(loaded: Loaded, plan: Plan, pools: Sequence[Cluster]) -> tuple[Plan, tuple[str, ...]]:
+    """(the plan in the precision in which it is priced, what was taken since nobody named it, each in words).
+
+    On accelerators that is the mixed precision that they have and `train` plays; on cores what `train` computes in
+    without a word. The recipe's own plan names it too.
+    """
+    assumed: list[str] = []
+    recipe_plan = loaded.plan
+    if "precision" not in plan.said and ("precision" in recipe_plan.said or recipe_plan.precision != "fp32"):
+        plan = in_precision(plan, recipe_plan.precision)
+    devices = [pool.device for pool in pools if not pool.cores]
+    if "precision" not in plan.said and plan.precision == "fp32":
+        if loaded.recipe.train.dtype == "float64":
+            plan = in_precision(plan, "fp64")
+        elif devices and all(device.name != "cpu" for device in devices):
+            names = " and ".join(device.name for device in devices)
+            mixed = [
+                half for half in HALF if half in played("precision") and all(half in d.peak for d in devices)
+            ]
+            plan = in_precision(plan, (*mixed, "fp32")[0])
+            why = f"{names} has it" if mixed else f"train has no half precision that {names} has"
+            assumed.append(f"precision={plan.precision}, as nobody named one and {why}")
+    train = loaded.recipe.train
+    derived = train.micro_batch is not None and plan.micros is not None
+    if loaded.origins.get("train.global_batch") == "default" and not derived:
+        assumed.append(f"global_batch={train.global_batch}, the default, as nobody named one")
+    return plan, tuple(assumed)
+
+
+def length(loaded: Loaded, model: Model, where: Cluster, batch: int) -> tuple[int, tuple[str, ...]]:
+    """(steps of the run, what was taken since nobody named them): on accelerators, where the recipe says none, as many
+    as 20 tokens a parameter take (Hoffmann et al., 2022)."""
+    steps, transformer = loaded.recipe.train.steps, attending(model)
+    small = where.cores > 0 or where.device.name == "cpu"
+    if transformer is None or small or loaded.origins.get("train.steps") != "default":
+        return steps, ()
+    tokens = _CHINCHILLA * transformer.workload.active
+    said = f"{_LENGTH} {count(tokens)} tokens, {_CHINCHILLA} a parameter (Hoffmann et al.), as nobody named --tokens"
+    return ceil(tokens / (batch * transformer.context)), (said,)
+
+
+def of_tokens(request: Any, tokens: float | None) -> Any:
+    """A request, or a space, of as many steps as so many tokens take; as it is where nobody has said how many."""
+    if tokens is None:
+        return request
+    steps = ceil(tokens / (request.batch * request.model.context))
+    return replace(
+        request, steps=steps, assumed=tuple(said for said in request.assumed if not said.startswith(_LENGTH))
+    )
+
+
+def in_precision(plan: Plan, name: str) -> Plan:
+    """The plan with a precision that counts as named."""
+    return replace(plan, precision=name, said=plan.said | {"precision"})
+
+
+def unplayed(loaded: Loaded, plan: Plan | None = None) -> tuple[str, ...]:
+    """What `train` cannot play yet of a recipe's model and of a plan, in words."""
+    model = loaded.recipe.model
+    kind = () if model.played else (f"model.kind={model.kind}",)
+    return kind if plan is None else (*kind, *later(plan))
+
+
+def later(plan: Plan) -> tuple[str, ...]:
+    """What `train` cannot play yet of a plan: `cp=2`."""
+    return tuple(p.what.removesuffix(NOT_YET) for p in plan.check() if p.code == NOT_BUILT)
+
+
+def planned(loaded: Loaded, where: Devices, model: Model) -> tuple[Plan, Batch]:
+    """The plan on all devices, and its batch. Raises UsageError, ConfigProblems with all that is wrong with it."""
+    recipe = on_any_ranks(loaded.recipe)
+    plan = loaded.plan.fill(where.devices)
+    wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
+    wrong += kind(model).problems(model, plan)
+    if wrong:
+        each = (_of_world(p, plan, where.devices) for p in wrong)
+        raise ConfigProblems([replace(p, where=located(p.where, loaded.origins)) for p in each])
+    batch, unfit = batch_of(plan, recipe.train)
+    if batch is None:
+        raise ConfigProblems([unfit] if unfit else [])
+    if plan.pp > 1 and not serves(plan.schedule, plan.pp, batch.micros, model.n_layer):
+        raise _not_served(plan.schedule, plan.pp, batch.micros, model.n_layer)
+    return plan, batch
+
+
+def _of_world(problem: Problem, plan: Plan, devices: int) -> Problem:
+    """A problem of the batch as one of the devices, where the plan does not take all of these."""
+    if problem.code != "P11" or plan.world == devices:
+        return problem
+    spread = (
+        f"dp={devices // plan.inner}" if devices % plan.inner == 0 else f"axes whose product is {devices}"
+    )
+    what = f"{plan} takes {plan.world} of {devices} devices, and {problem.what}"
+    return replace(problem, what=what, fix=f"{spread}, which takes all of them; or {problem.fix}")
+
+
+def judged(recipe: Recipe, model: Model) -> Any:
+    """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
+    transformer = attending(model)
+    if not recipe.model.kind.startswith("hf:") or transformer is None:
+        return recipe
+    sizes = kind_of("moe" if transformer.experts else "gpt").model_construct(
+        n_head=transformer.n_head, n_kv_head=transformer.kv_heads, d_ff=transformer.d_ff, context=transformer.context,
+        n_experts=transformer.experts.count if transformer.experts else 0,
+    )  # fmt: skip
+    read = SimpleNamespace(
+        kind=sizes.kind, depth=transformer.n_layer, depth_key="model.kind", deals=sizes.deals
+    )
+    return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch)
+
+
+def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:
+    """Why there is no such timetable: as it says itself, or since the model has too few blocks for its stages."""
+    if ranks * chunks(schedule) <= n_layer:
+        try:
+            SCHEDULES.read(schedule).timetable(ranks, micros)
+        except UsageError as refused:
+            return refused
+    return UsageError(
+        f"schedule={schedule} cuts {n_layer} blocks into {ranks * chunks(schedule)} stages",
+        where="plan.schedule, plan.pp, model.n_layer",
+        fix="fewer stages, or schedule=1f1b",
+        code="P13",
+    )

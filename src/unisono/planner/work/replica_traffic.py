@@ -1,0 +1,44 @@
+"""What replicas send each other of their gradients, as policy and codec say in their own files."""
+
+from math import prod
+
+from unisono.plan import Plan
+from unisono.plan.grammar import member
+from unisono.planner.work.networks import Network
+from unisono.planner.work.stage import Transfer
+from unisono.planner.work.transformer import Transformer
+from unisono.spec.work import Call, Work
+
+
+def leafwise(plan: Plan) -> bool:
+    """Whether the policy wants the gradient of each micro-batch by itself."""
+    policy = member("sync", plan.sync)
+    return policy is not None and policy.leafwise
+
+
+def transfer_of(call: Call, ranks: int) -> Transfer:
+    """The transfer of which one of `ranks` ranks sends the bytes that a member of a family declares."""
+    sent = Transfer(call.axis, call.op, 1.0).sent(ranks)
+    return Transfer(call.axis, call.op, call.nbytes / sent, call.times, later=True)
+
+
+def declared(model: Transformer | Network, plan: Plan, item: float, elements: float) -> Work:
+    """What one rank does beside computing gradients of so many elements, of `item` bytes each. What the policy adds up
+    goes through the codec: its all-reduces are the codec's exchanges."""
+    policy, codec = member("sync", plan.sync), member("codec", plan.codec)
+    shapes = [tuple(map(round, shape)) for shape in model.matrices(plan.tp)[0]]
+    rest = round(model.matrices(plan.tp)[1]) - sum(map(prod, shapes))
+    coded = codec.work((*shapes, (max(1, rest),)), 4, plan.dp)
+    scale = elements / (sum(map(prod, shapes)) + max(1, rest)) * item / 4
+    policy_work = policy.work(round(item * elements), plan.dp)
+    calls: list[Call] = []
+    often = 0.0
+    for call in policy_work.calls:
+        if call.op == "all_reduce":
+            calls += [Call("dp", c.op, round(c.nbytes * scale), call.times * c.times) for c in coded.calls]
+            often += call.times
+        else:
+            calls.append(call)
+    flops, moved = (own_ + often * scale * coded_ for own_, coded_ in
+                    ((policy_work.flops, coded.flops), (policy_work.moved, coded.moved)))  # fmt: skip
+    return Work(tuple(calls), policy_work.kept + round(scale * coded.kept), round(flops), round(moved))

@@ -1,0 +1,231 @@
+"""A run under way on one rank, and what happens between its steps: telling, validating, saving, going back."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from unisono.spec.sink import SINKS, Observer, RunFacts
+from unisono.spec.training import METRICS
+from unisono.train.data.dataset import Corpus
+from unisono.train.data.feed import Permuted
+from unisono.train.data.filtered import FilteredFeed
+from unisono.train.rank_order import RankOrder
+from unisono.train.recovery.drain import DrainParts
+from unisono.train.recovery.snapshots import Snapshots
+from unisono.train.rejoin import losses
+from unisono.train.state import history
+from unisono.train.state.cadence import Chosen, Clock, Fixed
+from unisono.train.state.checkpoint.find import step_of
+from unisono.train.state.run_state import kept_of, pieces_of
+from unisono.train.state.saving import Saving
+from unisono.train.state.writing import writing
+from unisono.train.step.evaluate import evaluate
+from unisono.train.step.played_model import PlayedModel, evaluated
+from unisono.train.step.run import Run
+from unisono.train.step.update import Report
+from unisono.train.watch.bad_steps import BadSteps
+from unisono.train.watch.journal import Journal, LiveTable
+from unisono.train.watch.locate_nan import locate_nan
+
+
+@dataclass(slots=True)
+class Live:
+    """A run with all that it has beside itself. Every rank has one and makes the same calls, or it hangs."""
+
+    order: RankOrder
+    run: Run
+    corpus: Corpus
+    feed: FilteredFeed
+    val: Permuted
+    bad: BadSteps
+    saver: Saving
+    snapshots: Snapshots
+    check: Callable[[], None]  # that copies are equal, where the run is guarded
+    targets: int  # of one step, over all ranks
+    journal: Journal
+    val_losses: list[tuple[int, float]]
+    begun_from: Path | None  # the checkpoint
+    saved: str  # the newest checkpoint, `checkpoints/step-000200`
+    codec: str = ""  # what the policy said last that it chose
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    clock: Clock = field(default_factory=Clock)
+    written: int = 0  # steps of which the journal knows
+    cadence: Fixed | Chosen = field(default_factory=Fixed)
+
+    def note(self, text: str) -> None:
+        """Say something on the user's screen; rank 0 speaks for all."""
+        note(self.order, text)
+
+    def tell(self, report: Report, seconds: float) -> None:
+        """Write down a step that has ended."""
+        train, step = self.order.recipe.train, self.run.step
+        report = replace(
+            report, says={**report.says, **self.run.sync.metrics(), **self.snapshots.take_stall()}
+        )
+        self.tell_codec()
+        self.journal.add(report, self.run.recorder.lap(), seconds, more=self._validates(train, step))
+        self.written = step
+
+    def tell_codec(self) -> None:
+        """Say which codec the policy has chosen by measuring, when that is new."""
+        if (codec := self.run.sync.says()) != self.codec:
+            self.codec = codec
+            self.note(f"codec: {codec}")
+
+    def between(self, report: Report) -> None:
+        """Validate and save where that falls between this step and the next."""
+        train, step = self.order.recipe.train, self.run.step
+        with self.run.gate:
+            self._announce(self.saver.poll())
+        if report.stop or step >= train.steps:
+            return
+        if self._validates(train, step):
+            self.validate()
+        if self.cadence.due(step):
+            self.save(blocking=not train.async_save)
+        self.run.recorder.lap()
+
+    @staticmethod
+    def _validates(train: Any, step: int) -> bool:
+        return step >= train.steps or bool(train.eval_every and step % train.eval_every == 0)
+
+    def validate(self) -> None:
+        """The loss and the metrics of some batches, if any are held out, and what a function of the user's says."""
+        train, values = self.order.recipe.train, dict[str, float]()
+        if not self.val.samples and train.evaluate is None:
+            return
+        if self.order.place.rank == 0:
+            self.order.line.send("doing", text=f"validating, {train.eval_batches} batches")
+        if self.val.samples:
+            batches = [self.val.fetch(i, self.run.leaves) for i in range(train.eval_batches)]
+            loss, self.metrics = evaluate(self.run, batches, [METRICS.read(text) for text in train.metrics])
+            self.val_losses.append((self.run.step, loss))
+            values["loss"] = loss
+        if train.evaluate is not None:
+            self.metrics |= evaluated(train.evaluate, PlayedModel(self.run, self.corpus))
+        values |= self.metrics
+        self.journal.beside({f"val_{name}": value for name, value in values.items()})
+        if self.order.place.rank == 0:
+            self.order.line.send("val", step=self.run.step, **{"loss": None, **values})
+
+    def save(self, blocking: bool, last: bool = False) -> Path | None:
+        """Save a checkpoint; its folder, or None if it is not whole yet, or failed. last: it must not fail. What fails
+        before is told, and the run goes on to the next."""
+        order, run, begun = self.order, self.run, time.perf_counter()
+        with run.gate:
+            self.check()  # what is kept is what all replicas agree on
+            with writing(order.run_dir):
+                self.journal.flush()  # a run resumed from here makes no line again that is missing
+            self._announce(self.saver.settle())
+            pieces = [*pieces_of(run), *kept_of(run)]
+            again = min(order.recipe.train.steps, self.cadence.after(run.step))
+            order.faults.reached("save")
+            state = self._state()
+            folder = self.saver.save(run.step, pieces, state, blocking=blocking, last=last, again=again)
+            self._announce(folder)
+        self.clock.saved(time.perf_counter() - begun)
+        if text := self.cadence.saved(run.step):
+            self.note(text)
+        return folder
+
+    def _state(self) -> dict[str, Any]:
+        """What checkpoints keep beside tensors."""
+        return {
+            "step": self.run.step,
+            "data": {"fingerprint": self.corpus.fingerprint},
+            "plan": str(self.order.plan),
+            "last_bits": dict(self.order.last_bits),
+            "val": [pair for pair in self.val_losses if math.isfinite(pair[1])],
+            "recipe": self.order.recipe.model_dump(mode="json"),
+            "cut_names": {name: list(names) for name, names in self.run.local.cut_names.items()},
+            "bad": self.bad.state(),
+        }
+
+    def _announce(self, folder: Path | None) -> None:
+        """Make a checkpoint known, from the moment that it is whole on disk, not before."""
+        if folder is not None:
+            self.saved = f"{folder.parent.name}/{folder.name}"
+            if self.order.place.rank == 0:
+                self.order.line.send("saved", path=self.saved)
+
+    def go_back(self, report: Report) -> bool:
+        """Put the run back before a bad step, with what it wrote of the steps since; False where there is no
+        checkpoint."""
+        with self.run.gate:
+            self._announce(self.saver.settle())
+            self.snapshots.settle()
+            if (state := self.bad.go_back(report)) is None:
+                return False
+            self.snapshots.turned_back()
+            self.val_losses[:] = losses(state)
+            with writing(self.order.run_dir):
+                self.journal.close()
+                self.journal = Journal(observers(self.order, self.run), self.targets, self.note)
+            self.written = self.run.step
+        self.run.recorder.lap()
+        return True
+
+    def give_up(self, report: Report) -> None:
+        """End the run because of a bad step. Raises UserCodeError on one rank; the others wait to be stopped."""
+        if report.finite or self.bad.tried:
+            self.bad.give_up(report)
+        leaves = self.feed.fetch(report.step, self.run.leaves)
+        self._announce(self.saver.settle())
+        error = locate_nan(self.run, leaves, report, self.order.place.rank, self.saved)
+        if error is not None:
+            raise error
+        self.run.mesh.world.barrier()  # the rank to blame has raised; the supervisor stops the others here
+
+    def drain_parts(self) -> DrainParts:
+        """What saves within a step, should the grace be too short to finish it."""
+        order, run = self.order, self.run
+
+        def save() -> Path | None:
+            if step_of(Path(self.saved)) != run.step:
+                if not run.step:
+                    return None
+                self.journal.flush(must=True)
+                self._announce(self.saver.beside(run.step, [*pieces_of(run), *kept_of(run)], self._state()))
+            self.end()
+            return order.run_dir / self.saved
+
+        grace, store = order.recipe.launch.grace, order.store.clone() if order.line.hears else None
+        settled = lambda: self.written == run.step
+        return DrainParts(run, self.clock, order.line, store, order.place.world, grace, save, settled)
+
+    def end(self) -> None:
+        """Write down that this start ends in good order."""
+        if self.order.place.rank == 0:
+            with suppress(OSError):
+                history.note(self.order.run_dir, "end", step=self.run.step)
+
+    def stop_feeds(self) -> None:
+        """No more batches are read."""
+        self.feed.close()
+        self.val.close()
+        self.order.faults.pauses()
+
+
+def note(order: RankOrder, text: str) -> None:
+    """Say something on the user's screen; rank 0 speaks for all."""
+    if order.place.rank == 0:
+        order.line.send("note", text=text)
+
+
+def observers(order: RankOrder, run: Run) -> list[Observer]:
+    """The live table, the sinks that every run has, and those of `out.track`."""
+    recipe, place = order.recipe, order.place
+    facts = RunFacts(
+        order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
+        run.recorder, run.mesh.dp.says(),
+    )  # fmt: skip
+    traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
+    sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}
+    return [
+        LiveTable(order.line, recipe.train.steps, run.mesh.at["pp"]),
+        *(sink.open(facts) for sink in sinks.values() if sink.every_rank or place.rank == 0),
+    ]

@@ -1,0 +1,244 @@
+"""What of a run is kept in checkpoints: pieces under full logical names."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unisono.models.cut_chain import GraphUnit
+from unisono.parallel.offload.lending import at_home
+from unisono.parallel.params import Slot, dense_of
+from unisono.spec.words import whole
+from unisono.train.state.checkpoint import Box, load, tensor_names
+from unisono.train.state.checkpoint.faults import misfit
+from unisono.train.step.run import Run
+from unisono.train.step.update import state_of
+
+
+def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
+    """Parameters and optimiser state of this rank as boxes of logical tensors, routers' votes, gradients if asked.
+
+    Names: `model/NAME`, `optim/NAME/KEY`, `grad/NAME`. An alias of a tied weight appears under its owner's name and
+    is loaded, never saved.
+    """
+    pieces: list[Box] = []
+    first_replica = run.mesh.at["dp"] == 0
+    for slot in run.local.slots:
+        name = run.local.owners.get(slot.name, slot.name)
+        saved = slot.counted(run.mesh.at) and first_replica
+        pieces.append(Box(f"model/{name}", slot.shape, slot.start, at_home(slot.master), saved))
+        for key, value in state_of(run.update.optimizer, slot.master).items():
+            if (
+                value.dim() == 0
+            ):  # a step counter: one for the tensor, kept by whoever holds its first element
+                keeps = saved and not any(slot.start) and slot.master.numel() > 0
+                pieces.append(Box(f"optim/{name}/{key}", (), (), value, keeps))
+            else:
+                pieces.append(Box(f"optim/{name}/{key}", slot.shape, slot.start, value, saved))
+        if gradients and slot.master.grad is not None:
+            grad = dense_of(slot.master.grad)
+            pieces.append(Box(f"grad/{name}", slot.shape, slot.start, grad, saved))
+    first = not any(run.mesh.at[axis] for axis in ("dp", "shard", "cp", "tp"))
+    for i, stage in run.local.stages.items():
+        written = _written(stage)
+        kept = [
+            pair
+            for pair in stage.named_buffers()
+            if pair[0].rpartition(".")[0] in run.local.routers or pair[0] in written
+        ]
+        for name, buffer in kept:
+            counted = first and i < run.timetable.length
+            pieces.append(Box(f"model/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer, counted))
+    return pieces
+
+
+def changed_within(run: Run) -> str:
+    """What of `pieces_of` and `kept_of` a step changes before its update, in words; "" where that is nothing, so that
+    they can be saved in the middle of a step as the last one left them."""
+    if run.sync.state():
+        return "the policy's own state changes within a step"
+    if run.gradients.overlap:
+        return "weights change within a step"
+    if run.local.store.most:
+        return "what is put away moves within a step"
+    if run.local.routers or any(_written(stage) for stage in run.local.stages.values()):
+        return "statistics of the model change within a step"
+    return ""
+
+
+def _written(stage: nn.Module) -> set[str]:
+    """Buffers that a step changes, such as the running statistics of batch norms."""
+    return {
+        f"{name}.{buffer}"
+        for name, module in stage.named_modules()
+        if isinstance(module, GraphUnit)
+        for buffer in module.written
+    }
+
+
+def kept_of(run: Run) -> list[Box]:
+    """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own; and
+    the loss's scale, as `scaler/KEY`."""
+    return [*_scale_of(run), *(box for _, box in _kept(run, run.sync.state()))]
+
+
+def _scale_of(run: Run) -> list[Box]:
+    """The same on all ranks, so the first writes it."""
+    first = not any(run.mesh.at.values())
+    return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
+
+
+class StateSource(Protocol):
+    """Where the state of a run comes from."""
+
+    def names(self) -> set[str]:
+        """Of all tensors that it has."""
+        ...
+
+    def load(self, boxes: Sequence[Box]) -> dict[str, Any]:
+        """Fill these boxes' tensors in place; returns what was kept beside them, `step` among it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint as a source."""
+
+    folder: Path
+
+    def names(self) -> set[str]:
+        return set(tensor_names(self.folder))
+
+    def load(self, boxes: Sequence[Box]) -> dict[str, Any]:
+        return load(self.folder, boxes)
+
+
+def restore(run: Run, folder: Path) -> dict[str, Any]:
+    """Fill the run from a checkpoint, its step too; returns the saved state. Raises UsageError as `load` does; K03
+    too where a plain module was cut in another way, for its rows may then lie in another order under the same names."""
+    if run.local.cut_names:
+        _check_cut(run.local.cut_names, load(folder, []).get("cut_names"), folder)
+    return refill(run, Stored(folder))
+
+
+def refill(run: Run, source: StateSource) -> dict[str, Any]:
+    """Fill the run from a source, its step too; returns what was kept beside. What policy or scale keep and the source
+    does not have, as of a replica that is new, stays as it is. Raises what the source raises."""
+    state, known = dict(run.sync.state()), source.names()
+    dealt = run.sync.shares and _replicas(known) not in (set(), set(range(_keepers(run))))
+    kept = [
+        (key, box)
+        for key, box in _kept(run, state)
+        if box.name in known and not (dealt and run.sync.is_private(key))
+    ]
+    scale = [box for box in _scale_of(run) if box.name in known]
+    second = [] if dealt else _second_uses(run, state, known)
+    saved = source.load([*pieces_of(run), *scale, *(box for _, box in (*kept, *second))])
+    for key, box in second:
+        state[key].add_(box.tensor)
+    shared = _deal_anew(run, source, state, known) if dealt else []
+    run.sync.load({key: state[key] for key in (*(key for key, _ in kept), *shared)})
+    run.step = int(saved.get("step", run.step))
+    return saved
+
+
+def _check_cut(now: Mapping[str, Sequence[object]], was: Mapping[str, Any] | None, folder: Path) -> None:
+    """was: what the checkpoint says; nothing in one of a version that did not."""
+    here = json.loads(json.dumps({name: list(names) for name, names in now.items()}))
+    differ = sorted(n for n in here.keys() | (was or here).keys() if here.get(n) != (was or here).get(n))
+    if differ:
+        first = f"{differ[0]} is of another cut of the module's graph"
+        raise misfit(folder, first, len(differ))
+
+
+def _replicas(known: Iterable[str]) -> set[int]:
+    """Numbers of the replicas that kept something of their own."""
+    places = (name.split("/")[1] for name in known if name.startswith("sync/"))
+    return {number for place in places if (number := whole(place)) is not None}
+
+
+def _keepers(run: Run) -> int:
+    """How many keep a part of a parameter's sum: each replica, and where the timetable has the model twice, each of its
+    copies."""
+    return run.mesh.dp.size * run.timetable.chains
+
+
+def _deal_anew(run: Run, source: StateSource, state: Mapping[str, Tensor], known: set[str]) -> list[str]:
+    """Fill what each replica keeps for itself with an equal share of what all replicas of the checkpoint kept, so that
+    nothing of their sum is lost; returns its keys."""
+    dealt: set[str] = set()
+    for replica in sorted(_replicas(known)):
+        sums = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.is_private(key)}
+        boxes = [(key, box) for key, box in _kept(run, sums, replica) if box.name in known]
+        boxes += _second_uses(run, sums, known, replica)
+        source.load([box for _, box in boxes])
+        for key, box in boxes:
+            state[key].zero_() if key not in dealt else None
+            state[key].add_(box.tensor / _keepers(run))
+            dealt.add(key)
+    return sorted(dealt)
+
+
+def _joined(run: Run) -> dict[str, str]:
+    """Alias → owner of tied weights whose uses are added up on this rank before replicas meet: what is kept of them is
+    kept of their sum, under the owner's name."""
+    here, whole = {slot.name for slot in run.local.slots}, run.mesh.pp.size == 1
+    return {
+        alias: owner
+        for alias, owner in run.local.owners.items()
+        if owner in here and (alias in here or whole) and run.sync.shares and not run.gradients.trees
+    }
+
+
+def _second_uses(
+    run: Run, state: Mapping[str, Tensor], known: set[str], replica: int | None = None
+) -> list[tuple[str, Box]]:
+    """Where the checkpoint has what was kept of a second use by itself, as stages keep it: (key of the owner's, a box
+    that gets what is to be added to it)."""
+    joined, second = _joined(run), []
+    for key, box in _kept(run, state, replica):
+        name, _, what = key.rpartition("/")
+        for alias in (alias for alias, owner in joined.items() if owner == name and run.sync.is_private(key)):
+            other = box.name.replace(f"/{key}", f"/{alias}/{what}", 1)
+            if other in known:
+                second.append((key, replace(box, name=other, tensor=torch.zeros_like(box.tensor))))
+    return second
+
+
+def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> list[tuple[str, Box]]:
+    """(key, box) of each: a box like its parameter's where the key begins with its name, else a whole tensor. What is
+    kept of a parameter in another shape belongs to one box of it, which its name says. replica: whose, if not this
+    rank's."""
+    slots, at = {slot.name: slot for slot in run.local.slots}, run.mesh.at
+    first = not any(index for axis, index in at.items() if axis != "dp")
+    kept, joined = [], _joined(run)
+    for key, value in state.items():
+        slot, private = slots.get(key.rpartition("/")[0]), run.sync.is_private(key)
+        if private and slot is not None and slot.name in joined:
+            continue
+        twin = slot is not None and slot.copy and run.sync.shares
+        place = at["dp"] + run.mesh.dp.size * twin if replica is None else replica
+        prefix = f"sync/{place}" if private else "sync"
+        writes = private or at["dp"] == 0
+        if slot is not None and value.shape == slot.master.shape:
+            # A second use of a tied weight, and a second copy of a stage (DualPipe), has gradients of its own, so what
+            # is kept of them is its own too.
+            wrote = replace(slot, alias=False, copy=slot.copy and not (private and twin)).counted(at)
+            box = Box(f"{prefix}/{key}", slot.shape, slot.start, value, writes and wrote)
+        else:
+            name = f"{prefix}/{key}{_place(slot)}" + ("~copy" if twin else "")
+            wrote = first if slot is None else replace(slot, alias=False, copy=False).counted(at)
+            box = Box(name, tuple(value.shape), (0,) * value.dim(), value, writes and wrote)
+        kept.append((key, box))
+    return kept
+
+
+def _place(slot: Slot | None) -> str:
+    """Which box of a parameter this is, `@0,64x32,64`; "" of the whole."""
+    if slot is None or slot.master.shape == slot.shape:
+        return ""
+    return f"@{','.join(map(str, slot.start))}x{','.join(map(str, slot.master.shape))}"

@@ -1,0 +1,208 @@
+"""The gradient's way out of a rank, and back: all between "autograd made a gradient" and "the update has one".
+
+    begin    before each backward; during the step's last one, buckets leave as they fill
+    close    sums inside the replica are finished, then replicas meet
+    numbers  norm and loss of the whole step, and whether any rank was asked to stop
+    forget   after the update
+
+*Early* gradients are final as backward makes them; they leave while backward goes on. *Late* ones need a sum first: of
+the two uses of a tied weight, of shards, or of leaves along their tree. *Partial* ones are late too: they need a sum
+over axes of the replica, such as `tp` (`Slot.sum_over`).
+
+A parameter without a gradient on any replica keeps none, and the optimiser skips it, as on one device. If some replica
+has one, the others add zeros. Ranks of one replica share a batch, so they use the same parameters.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from unisono.comm.bucket import Bucket
+from unisono.comm.group import Group
+from unisono.comm.tree import TreeSum
+from unisono.parallel.mirror import ALONE, Mirror
+from unisono.parallel.params import Slot
+from unisono.parallel.player import BackwardCall
+from unisono.parallel.shard import Whole
+from unisono.parallel.ties import Tie
+from unisono.sync import Sync, Verdict
+from unisono.train.step.bucketing import departures
+from unisono.train.step.grad_norm import Measure
+from unisono.train.step.numbers import Line, LossPlaces, Numbers
+
+
+class Gradients:
+    """All gradients of one rank.
+
+    dp: the replicas, which meet as `sync` says. inner(axes): the group of this rank over axes of its replica. trees: by
+    name, how the leaves' gradients are added up, where the policy prescribes an order; else empty.
+    Every member of `dp` makes one, or it hangs.
+    overlap: whether weights change within a step, because those of one step and of the next are under way at once.
+    """
+
+    overlap: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        slots: Iterable[Slot],
+        dp: Group,
+        sync: Sync,
+        *,
+        ties: Sequence[Tie] = (),
+        mirror: Mirror = ALONE,
+        sharding: Mapping[int, Whole] | None = None,
+        inner: Callable[[frozenset[str]], Group] | None = None,
+        trees: Mapping[str, TreeSum] | None = None,
+        places: LossPlaces | None = None,
+    ) -> None:
+        held = list(slots)
+        self.slots = [slot for slot in held if slot.live.requires_grad]
+        self.ties = [tie for tie in ties if tie.here[0].live.requires_grad]
+        self.dp, self.sync, self.sharding, self.mirror = dp, sync, sharding or {}, mirror
+        self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
+        self.trees, self._final, self._next = trees or {}, False, 0
+        leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees), sync.cap, sync.sliced)
+        self._early, self._late, self._partial = leaving.early, leaving.late, leaving.partial
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._hook(bucket, part))
+            for p, bucket, part in leaving.arrivals()
+        ]
+        self._wait_anew()
+        self.line = Line(places or LossPlaces(), dp, held[0].master.device if held else torch.device("cpu"))
+        self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's gradients that replicas add up."""
+        return sum(bucket.body.nbytes for bucket in (*self._early, *self._late))
+
+    def _hook(self, bucket: Bucket, part: slice | None) -> Callable[[nn.Parameter], None]:
+        """part: that ends with this parameter, if one does. It moves into the buffer at once, while the CPU's cache has
+        it; for late buckets also since nothing hides the time of copying once backward is over."""
+
+        def arrived(_: nn.Parameter) -> None:
+            bucket.waiting -= 1  # below zero in late buckets, for which nobody waits
+            if bucket.waiting == 0:
+                self._full(bucket)
+            elif part is not None:
+                bucket.gather(part)
+
+        return arrived
+
+    def _full(self, bucket: Bucket) -> None:
+        """All gradients of a bucket are there. In a backward that is not the step's last they only move into the
+        buffer, where the next ones are added to them in place."""
+        if self._final:
+            bucket.fill()
+            self._depart()
+        else:
+            bucket.gather()
+            bucket.waiting = len(bucket.params)
+
+    def _depart(self) -> None:
+        """Hand over early buckets that are full, in their order."""
+        while self._next < len(self._early) and self._early[self._next].waiting == 0:
+            self._next += 1
+            self.sync.grad_ready(self._early[self._next - 1])
+
+    def begin(self, turn: BackwardCall) -> None:
+        """A backward towards weights is about to begin."""
+        if turn.stage in self.sharding:
+            self.sharding[turn.stage].before_backward(turn.last)
+        if turn.final:
+            self.arm()
+
+    def arm(self) -> None:
+        """The backward that follows is this step's last: buckets leave as they fill."""
+        self._final, self._next = True, 0
+        self._wait_anew()
+
+    def _wait_anew(self) -> None:
+        for bucket in self._early:
+            bucket.waiting = len(bucket.params)
+
+    def leaf_done(self, leaf: int) -> None:
+        """After the backward of one leaf: take its gradients into the trees, if there are any."""
+        for slot in self.slots:
+            slot.take_gradient()
+            grad = slot.master.grad
+            slot.drop_gradient()
+            if grad is not None:
+                self.trees[slot.name].take(leaf, grad)
+
+    def close(self, losses: Tensor | None = None, stop: bool = False) -> Verdict:
+        """After the last backward: finish what replicas and then stages add up. losses: of this rank's leaves. stop:
+        whether this rank was asked to. Every rank calls it, or it hangs."""
+        self._close_replica()
+        departing = [bucket for _, group in self._partial for bucket in group] + [*self._late]
+        lacking = self.sync.lacking([p for bucket in (*self._early, *departing) for p in bucket.absent])
+        self.line.write(losses, stop, bool(lacking))
+        sending = self.line.send()
+        for bucket in departing if self.dp.size > 1 else ():
+            self.sync.grad_ready(bucket)
+        verdict = self.sync.settle()
+        self.line.receive(sending)
+        self._drop_unused({id(p) for p in lacking})
+        (ALONE if self.trees else self.mirror).add_up(self.slots, self.ties)
+        for tie in self.ties if self.trees else ():
+            tie.add_uses()  # one order for all layouts: replicas first, then the uses
+        self._halves = [tie.join() for tie in self.ties]
+        self.line.values[-1].fill_(sum(self._halves))
+        return verdict
+
+    def _close_replica(self) -> None:
+        """Finish the sums inside this replica; all buckets are full then, and the early ones have left."""
+        for bucket in self._early:
+            if bucket.waiting:
+                bucket.fill()
+                bucket.waiting = 0
+        self._depart()
+        self._final = False
+        self._wait_anew()  # the next step's first backward may not be its last
+        for slot in self.slots:
+            if not self.trees:
+                slot.take_gradient()
+            else:
+                slot.master.grad = self.trees[slot.name].close()
+        (self.mirror if self.trees else ALONE).add_up(self.slots)  # halves are branches below a replica's own
+        for tie in self.ties if not self.trees else ():
+            tie.add_uses()
+        for group, partial in self._partial:
+            for bucket in partial:
+                bucket.fill()
+                group.all_reduce(bucket.body)
+        for bucket in self._late:
+            bucket.fill()
+
+    def _drop_unused(self, lacking: set[int]) -> None:
+        """Forget gradients that all replicas lack; none is asked which unless one lacks some."""
+        self.unused = ()
+        if not (lacking if self.dp.size == 1 else self.line.values[-1]):  # to look there is to wait for a GPU
+            return
+        there = self.line.values.new_tensor([not {id(s.live), id(s.master)} & lacking for s in self.slots])
+        for slot, count in zip(self.slots, self.dp.all_reduce(there).tolist(), strict=True):
+            if not count:
+                slot.drop_gradient()
+                self.unused += (slot.name,)
+
+    def numbers(self, measure: Measure) -> Numbers:
+        """What the step comes to, in one small sum over the replica. Every rank calls it, or it hangs."""
+        norm, *line = measure(self.slots, self.line.values)
+        if line[-1]:
+            for tie, lacks in zip(self.ties, self._halves, strict=True):
+                tie.drop_unused(lacks)
+        return Numbers(norm, math.fsum(line[:-2]), line[-2] > 0)
+
+    def forget(self) -> None:
+        """Drop this step's gradients."""
+        for slot in self.slots:
+            slot.drop_gradient()
+
+    def release(self) -> None:
+        """Let go of the parameters: others will see to their gradients from now on."""
+        self.forget()
+        for hook in self._hooks:
+            hook.remove()

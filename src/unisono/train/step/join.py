@@ -1,0 +1,151 @@
+"""Take part in a run: what a rank holds by itself, and what it becomes among certain members.
+
+A rank's part of the model, its optimiser and the groups inside its replica do not depend on who else takes part. Groups
+across replicas, who computes which leaves, the timetable's length and the policy do: `join` makes them, the first time
+and after every change of the members, between two steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from unisono.codecs import CODECS, Coder
+from unisono.codecs._watched import bound
+from unisono.comm.members import Assignment, Members, assign
+from unisono.comm.mesh import Mesh
+from unisono.comm.tree import TreeSum
+from unisono.parallel.play import StagePlayer
+from unisono.parallel.precision import computing
+from unisono.parallelize import Local
+from unisono.plan import Plan
+from unisono.plan.checks import Batch
+from unisono.programs.pipeline import Timetable, lower, part_of
+from unisono.programs.schedules import SCHEDULES
+from unisono.spec.errors import UsageError
+from unisono.spec.fidelity import Fidelity
+from unisono.spec.finder import contributed
+from unisono.sync import POLICIES, Policy, Sync
+from unisono.sync._choice import choosing
+from unisono.train.step.batch_norm import running_norms
+from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
+from unisono.train.step.numbers import LossPlaces
+from unisono.train.step.overlap import flowing, gradients_kind, unflushed
+from unisono.train.step.routing import router_votes
+from unisono.train.step.run import Replica, Run
+from unisono.train.step.update import Update
+
+
+def timetable_of(plan: Plan) -> Timetable:
+    """The lowered timetable of a resolved plan."""
+    return lower(SCHEDULES.read(plan.schedule).timetable(plan.pp, plan.micros or 1))
+
+
+def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None = None) -> Run:
+    """The run among these members; of one under way, weights, optimiser and step stay as they are.
+
+    speeds: of the replicas, by which leaves are dealt; alike if None. Every one of `members` calls it, or it hangs.
+    A rank that joins late brings weights and step with it, from a checkpoint. Raises ValueError where the global batch
+    cannot be dealt to them, UsageError where the policy cannot be played so.
+    """
+    replica, mesh = part.replica if isinstance(part, Run) else part, part.mesh
+    if isinstance(part, Run):
+        part.gradients.release()
+    mesh = mesh if mesh.members == members else mesh.joined(members)
+    assignment = assign(count := replica.global_batch // replica.micro_batch, mesh.shape, members, speeds)
+    policy, local = POLICIES.read(replica.plan.sync), replica.local
+    _check(replica, policy, mesh, assignment)
+    leaves = assignment[mesh.rank]
+    plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
+    sync, counted = _sync(part, policy, mesh, plan), mesh.tp.index == 0
+    gradients = gradients_kind(plan, sync)(
+        local.slots,
+        mesh.dp,
+        sync,
+        ties=local.ties,
+        mirror=local.mirror,
+        sharding=local.sharding,
+        inner=mesh.over,
+        trees={slot.name: TreeSum(len(leaves)) for slot in local.slots} if policy.leafwise else {},
+        places=LossPlaces(count, leaves, counted) if policy.leafwise else LossPlaces(counted=counted),
+    )
+    timetable, row = timetable_of(plan), mesh.at["pp"]
+    run = Run(
+        replica=replica,
+        mesh=mesh,
+        leaves=leaves,
+        of_leaves=count,
+        local=local,
+        player=StagePlayer(
+            local.stages,
+            local.wires,
+            replica.recorder,
+            partial(computing, plan.precision, local.device),
+            gradients.begin,
+            gradients.leaf_done if policy.leafwise else None,
+            dtype=replica.dtype,
+            device=local.device,
+            halves=local.halves,
+            scale=replica.update.scaler.factor,
+        ),
+        timetable=timetable,
+        row=timetable.rows[row],
+        eval_row=part_of(timetable, lambda action: action.kind == "F").rows[row],
+        sync=sync,
+        gradients=gradients,
+        measure=_measure(policy, local, mesh),
+        update=_update_of(replica, mesh, leaves, count, plan),
+        seed=replica.seed,
+        recorder=replica.recorder,
+        step=part.step if isinstance(part, Run) else 0,
+    )
+    return flowing(run, plan)
+
+
+def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
+    """The live policy with its codec, which may be chosen by measuring, and with the sums of sparse gradients. What one
+    under way has kept goes on."""
+    replica = part.replica if isinstance(part, Run) else part
+    slots, coder = replica.local.slots, _coder(replica)
+    bound = policy.bind(slots, mesh.dp, coder)
+    bound.among(mesh.world)
+    bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
+    sparse = any(slot.sparse and slot.live.requires_grad for slot in slots)
+    sync = contributed("unisono.train.step.rows").with_rows(bound, slots, mesh, plan.ep) if sparse else bound
+    if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:
+        sync.kept.take_over(part.sync.kept, mesh.dp)
+    return sync
+
+
+def _coder(replica: Replica) -> Coder:
+    """The live codec, which draws by the run's seed and knows the scale of what it is given."""
+    member = CODECS.read(replica.plan.codec)
+    coder = bound(member)
+    if member.fidelity is Fidelity.LOSSY:
+        coder = replica.update.crossing(coder)
+        # A plain sum carries an overflow to all by itself.
+        coder.scale, coder.loses = replica.update.scaler.factor, not coder.rungs
+    coder.called, coder.seed = coder.called or replica.plan.codec, replica.seed
+    return coder
+
+
+def _update_of(replica: Replica, mesh: Mesh, leaves: range, count: int, plan: Plan) -> Update:
+    """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
+    local, flushed = replica.local, unflushed(plan) is None
+    votes = router_votes(local, mesh.world, replica.update.scaler)
+    after = (*votes, *running_norms(local, mesh, leaves, count, flushed))
+    return replace(replica.update, after=after) if after else replica.update
+
+
+def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:
+    if not policy.leafwise:
+        return ByTensor(local.shapes, mesh.replica, mesh.at)
+    return ByRow(local.shapes, mesh.replica, mesh.at, policy.virtual)
+
+
+def _check(replica: Replica, policy: Policy, mesh: Mesh, assignment: Assignment) -> None:
+    """Raises UsageError, on every rank alike, where the policy cannot be played with what some member computes."""
+    for micros in sorted({len(leaves) for leaves in assignment.values()}):
+        plan = replace(replica.plan, dp=mesh.dp.size, micros=micros)
+        batch = Batch(replica.global_batch, replica.micro_batch, micros, mesh.data.size)
+        for problem in policy.problems(plan, batch):
+            raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)

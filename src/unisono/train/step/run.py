@@ -1,0 +1,64 @@
+"""A live run on one rank: what it holds by itself, and what a step works with among certain members."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from unisono.comm.mesh import Mesh
+from unisono.observe.span import Recorder
+from unisono.parallel.player import Player
+from unisono.parallelize import Local
+from unisono.plan import Plan
+from unisono.programs.pipeline import Action, Timetable
+from unisono.sync import Sync
+from unisono.train.step.grad_norm import Measure
+from unisono.train.step.gradients import Gradients
+from unisono.train.step.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
+    in samples."""
+
+    plan: Plan
+    mesh: Mesh
+    local: Local
+    update: Update
+    global_batch: int
+    micro_batch: int
+    dtype: torch.dtype
+    seed: int
+    recorder: Recorder
+
+
+@dataclass(slots=True)
+class Run:
+    """A live run on one rank, among certain members. `step` is the number of updates made; all else `join` made anew.
+
+    gate: held while a step changes what is kept in checkpoints, so that another thread may keep it from doing so.
+    leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
+    is this rank's, `eval_row` its forwards alone. whole: whether weights and states are those after `step` steps: not
+    in the middle of an update.
+    """
+
+    replica: Replica
+    mesh: Mesh
+    leaves: range
+    of_leaves: int
+    local: Local
+    player: Player
+    timetable: Timetable
+    row: Sequence[Action]
+    eval_row: Sequence[Action]
+    sync: Sync
+    gradients: Gradients
+    measure: Measure
+    update: Update
+    seed: int
+    recorder: Recorder
+    step: int = 0
+    whole: bool = True
+    gate: threading.Lock = field(default_factory=threading.Lock)

@@ -1,0 +1,63 @@
+"""One optimiser step, on every rank; and steps one after the other, a generator, so that its caller owns the loop."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from unisono.parallel.player import Leaf
+from unisono.sync import Verdict
+from unisono.train.data.feed import Feed
+from unisono.train.step.run import Run
+from unisono.train.step.update import Report
+
+
+def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
+    """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a step is bad
+    (then nothing was changed, and the caller decides)."""
+    while run.step < until:
+        report = next_step(run, feed, stop)
+        yield report
+        if report.stop or report.bad:
+            return
+
+
+def next_step(
+    run: Run,
+    feed: Feed,
+    stop: Callable[[], bool] = lambda: False,
+    fetched: Callable[[Sequence[Leaf]], None] = lambda leaves: None,
+) -> Report:
+    """The next step, played again with a smaller scale while it overflows. fetched(leaves): hears of each batch."""
+    while True:
+        run.recorder.step = run.step + 1
+        with run.recorder.span("data"):
+            leaves = feed.fetch(run.step, run.leaves)
+            fetched(leaves)
+        report = train_step(run, leaves, stop)
+        if not report.again:
+            return report
+
+
+def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lambda: False) -> Report:
+    """Forward, backward, meet, clip, update. Every rank calls it, or it hangs. stop(): whether this rank was asked to;
+    the report says whether any was. A bad step changes nothing."""
+    weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
+    losses = run.player.play(run.row, leaves, weight, run.seed)
+    with run.recorder.span("backward", op="close"):
+        verdict = run.gradients.close(losses, stop())
+    with run.recorder.span("optim"):
+        run.update.scaler.unscale(run.gradients.slots)
+        numbers, run.whole = run.gradients.numbers(run.measure), False
+    with run.gate:
+        with run.recorder.span("optim"):
+            report = run.update(run.step, verdict, numbers)
+            run.gradients.forget()
+        if report.bad or report.again:
+            run.sync.undone()
+        run.step += report.verdict is not Verdict.DISCARD
+        run.sync.after_update(report.step)
+        run.whole = True
+    return report
+
+
+def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
+    """Targets of the global batch, of which all leaves have as many; where some do not count, `Leaf.scale` says so."""
+    return sum(leaf.targets.numel() for leaf in leaves) * run.of_leaves / len(leaves)

@@ -1,0 +1,182 @@
+"""The update: from a final gradient to new weights, and whether there is one at all."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+
+from unisono.comm.device import has_fused
+from unisono.config import TrainConfig
+from unisono.parallel.params import Slot, values_of
+from unisono.parallel.stochastic import Dither
+from unisono.spec.finder import contributed
+from unisono.sync import Verdict
+from unisono.train.step.codec_input import Around, crossing_of
+from unisono.train.step.grad_norm import clip, excess
+from unisono.train.step.numbers import Numbers, not_numbers
+from unisono.train.step.padded_params import is_narrow, lanes, line_for, pair, row_for
+from unisono.train.step.scaling import Unscaled
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one step did. loss: nats per target over the global batch. norm: before clipping. verdict: DISCARD where
+    nothing was changed. finite: whether loss and norm are numbers. again: they were not,
+    and the step is played once more, with a smaller scale, before anyone may stop. bad: why the step was not to be
+    made, "" where it was; then the run cannot go on, unless it was skipped: it counts, and changed nothing. says: what
+    else there is to tell, by name."""
+
+    step: int
+    loss: float
+    norm: float
+    lr: float
+    verdict: Verdict
+    stop: bool = False
+    finite: bool = True
+    again: bool = False
+    bad: str = ""
+    skipped: bool = False
+    says: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Update:
+    """Learning rate, clipping and the optimiser of one rank.
+
+    rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
+    scaler: of the losses. dither: how parameters without masters are rounded. crossing: puts around a codec that loses
+    something what this optimiser has it given. apart: whether each parameter is stepped by its own gradient alone.
+    by_parts: whether parts of the model may be updated later than others. judge(step, verdict, numbers): why a step is
+    not to be made, in words, "" where it is; from what all ranks have alike. after(verdict): what else follows from
+    the whole step on all ranks, each; returns what there is to tell.
+    """
+
+    by_parts: ClassVar[bool] = False
+    optimizer: Optimizer
+    slots: Sequence[Slot]
+    rate: Callable[[int], float]
+    max_norm: float
+    scaler: Unscaled = field(default_factory=Unscaled)
+    dither: Dither = field(default_factory=partial(Dither, 0))
+    crossing: Around = lambda coder: coder
+    apart: bool = False
+    judge: Callable[[int, Verdict, Numbers], str] = not_numbers
+    after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
+
+    def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
+        """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
+        it where something follows, or it hangs."""
+        lr = self.rate(step)
+        finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
+        again = self.scaler.overflowed(finite)
+        bad = "" if again else self.judge(step, verdict, numbers)
+        if bad or not finite:
+            verdict = Verdict.DISCARD
+        if verdict is Verdict.APPLY:
+            set_rate(self.optimizer, lr)
+            self.dither.step = step
+            clip_and_step(self.optimizer, self.slots, numbers.norm, self.max_norm)
+        stop, says = numbers.stop and not again, dict[str, Any](self.scaler.says())
+        for follow in self.after:
+            says.update(follow(verdict))
+        finite = finite or again
+        return Report(step, numbers.loss, numbers.norm, lr, verdict, stop, finite, again, bad, says=says)
+
+
+def update_of(
+    train: TrainConfig,
+    slots: Sequence[Slot],
+    device: torch.device,
+    even: bool = False,
+    scaler: Unscaled | None = None,
+    dither: Dither | None = None,
+) -> Update:
+    """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
+    dither = dither or Dither(0)
+    optimizer = make(train, slots, device, even=even, dither=dither)
+    member = train.optimiser()
+    crossing, scaler = crossing_of(member, optimizer, slots), scaler or Unscaled()
+    return Update(optimizer, slots, train.rate(), train.clip, scaler, dither, crossing, member.apart)
+
+
+def set_rate(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def make(
+    train: TrainConfig,
+    slots: Sequence[Slot],
+    device: torch.device,
+    even: bool = False,
+    dither: Dither | None = None,
+) -> Optimizer:
+    """The recipe's optimiser; matrices decay, vectors do not, as in GPT-2.
+
+    Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
+    same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master.
+    """
+    # An alias whose owner lies on this rank shares its storage and must not be stepped twice.
+    owned = {s.master.data_ptr() for s in slots if not s.alias}
+    learning = [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
+    ragged = [
+        s
+        for s in learning
+        if not s.lazy and (is_narrow(s.master) or (even and s.master.numel() % lanes(s.master)))
+    ]
+    pairs = {s.master: line_for(s.master) for s in ragged}
+    lazy = {s.master: row_for(s.master) for s in learning if s.lazy}
+    stand_ins = pairs | lazy
+    groups = [
+        {
+            "params": [stand_ins.get(s.master, s.master) for s in learning if (len(s.shape) >= 2) == matrix],
+            "weight_decay": train.weight_decay if matrix else 0.0,
+        }
+        for matrix in (True, False)
+    ]
+    groups = [group for group in groups if group["params"]] or groups[:1]  # a frozen stage has none
+    fused = train.fused and has_fused(device)
+    member = train.optimiser()
+    optimizer = member.bind(groups, train.lr, fused)
+    for parameter in (p for group in groups for p in group["params"]):
+        optimizer.state[parameter] = member.state(parameter)
+    if pairs:
+        slot_of = {slot.master: slot for slot in ragged}
+        pair(optimizer, pairs, lambda master, x: (dither or Dither(0)).kept(slot_of[master], x))
+    for master in lazy:
+        optimizer.state[master] = member.state(master)
+    if lazy:
+        contributed("unisono.train.step.lazy").step_rows(optimizer, lazy, lanes(next(iter(lazy))))
+    # Fused kernels change parameters without a word, by which what is rounded from a master would know (`masters.py`).
+    apart = [s.master for s in learning if s.master is not s.live]
+    optimizer.register_step_post_hook(lambda *_: increment_version(apart))
+    return optimizer
+
+
+def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tensor]:
+    """The optimiser's tensors for one parameter; empty if it does not step it."""
+    return {k: v for k, v in optimizer.state.get(master, {}).items() if isinstance(v, torch.Tensor)}
+
+
+def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:
+    """As `clip` and then the optimiser's step, to the last bit; a fused optimiser divides while it has the gradients in
+    its registers, and they need not be gone through twice. Either way the gradients are clipped afterwards."""
+    grads = [values_of(s.master.grad) for s in slots if s.master.grad is not None]
+    fused = optimizer.defaults.get("fused") and all(g.dtype == torch.float32 for g in grads)
+    if not limit or norm <= limit or not fused or not grads:
+        clip(slots, norm, limit)
+        optimizer.step()
+        return
+    # Filled there: a number that is copied to a GPU is waited for.
+    optimizer.grad_scale = torch.full((), excess(norm, limit), device=grads[0].device)  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale  # type: ignore[attr-defined]

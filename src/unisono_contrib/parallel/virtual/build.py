@@ -1,0 +1,73 @@
+"""The pass that puts layers by virtual shards in the place of a model's own."""
+
+from torch import nn
+
+from unisono.parallel.site import Site, Stages
+from unisono.parallel.tensor import GatherVocab
+from unisono.spec.errors import UsageError
+from unisono.spec.layout import Anatomy, Places, Split
+from unisono_contrib.parallel.virtual.attention import VirtualCore
+from unisono_contrib.parallel.virtual.deal import VirtualDeal
+from unisono_contrib.parallel.virtual.layers import (
+    VirtualColumn,
+    VirtualNorm,
+    VirtualPositions,
+    VirtualRow,
+    VirtualTable,
+)
+from unisono_contrib.parallel.virtual.loss import virtual_loss
+
+_LAYERS = {
+    Split.COLUMN: VirtualColumn,
+    Split.VOCAB_OUT: VirtualColumn,
+    Split.ROW: VirtualRow,
+    Split.VOCAB_IN: VirtualTable,
+    Split.POSITIONS: VirtualPositions,
+}
+
+
+def virtualize(stages: Stages, site: Site) -> None:
+    """Compute this rank's stages by virtual shards. Raises UsageError where the model does not say how."""
+    anatomy, mesh = site.anatomy, site.mesh
+    head = next((n for n, s in anatomy.splits.items() if s is Split.VOCAB_OUT), None)
+    if head is None or not anatomy.cross_entropy or not anatomy.sequence:
+        what = "virtual shards need a model that says how tp and cp split it, and a cross-entropy over its classes"
+        fix = "sync=canonical, without shards"
+        raise UsageError(what, where="plan.sync, model.kind", fix=fix, code="P12")
+    deal = VirtualDeal(site.virtual, mesh.tp, mesh.cp)
+    classes = site.shapes[f"{head}.weight"][0]
+    here = Places.whole(anatomy.sequence).dealt(mesh.cp.index, mesh.cp.size)
+    for stage in stages.values():
+        for name, module in list(stage.named_modules()):
+            made = _layer(name, module, anatomy, deal, here)
+            if made is None:
+                continue
+            parent, _, leaf = name.rpartition(".")
+            setattr(stage.get_submodule(parent), leaf, made)
+            cuts = getattr(made, "cuts", {})
+            site.cuts.update(
+                {f"{name}.{key}": cut for key, cut in cuts.items() if getattr(made, key) is not None}
+            )
+        first = deal.cp.index * anatomy.sequence // deal.cp.size
+        stage.dealt = lambda x, first=first: x.narrow(1, first, x.shape[1] // deal.cp.size)
+        if stage.last:
+            stage.loss = virtual_loss(deal, classes)
+            stage.whole = lambda y: GatherVocab.apply(y, deal.ends(classes), deal.tp)
+
+
+def _layer(
+    name: str, module: nn.Module, anatomy: Anatomy, deal: VirtualDeal, here: Places
+) -> nn.Module | None:
+    """What takes a module's place, None where it stays. here: the positions of this rank."""
+    split = anatomy.split_of(name)
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return VirtualNorm(module, deal)
+    if split in _LAYERS:
+        return _LAYERS[split](module, deal)  # type: ignore[arg-type]
+    if split is Split.CORE:
+        return VirtualCore(module.drop, deal, anatomy.divides["heads"])  # type: ignore[arg-type]
+    if split is Split.SEQUENCE_DROPOUT:
+        module.places[1] = here  # type: ignore[index,union-attr]
+    elif split is Split.ROTARY:
+        module.places = here  # type: ignore[assignment]
+    return None

@@ -1,0 +1,116 @@
+"""Checkpoints of `torch.distributed.checkpoint`: `.metadata` says which box of which tensor lies where.
+
+torch itself unpickles `.metadata`; here it is read as data. Of a tensor only those chunks are read that a box meets.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unisono.models.folder import unreadable
+from unisono.models.weights import Shape, Weights, shape_of, size_of
+from unisono_contrib.train.foreign.inert import plain_pickle, saved
+from unisono_contrib.train.foreign.machine import listed
+
+METADATA = ".metadata"
+_OPTIMISERS = ("optim", "optimizer", "optimizers", "lr_scheduler", "scheduler")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One box of a tensor, and where it lies."""
+
+    start: Shape
+    shape: Shape
+    file: Path
+    at: int
+    length: int
+
+
+class DcpWeights(Weights):
+    """The tensors of a folder, those of optimisers left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        try:
+            self._chunks, self.shapes = _read(folder)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise unreadable(
+                folder / METADATA, ValueError(f"it is no metadata of DCP's ({error})")
+            ) from error
+
+    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
+        out: Tensor | None = None
+        for chunk in self._chunks[name]:
+            first = tuple(map(max, chunk.start, start))
+            end = [
+                min(a + n, b + m) for a, n, b, m in zip(chunk.start, chunk.shape, start, shape, strict=True)
+            ]
+            if any(e <= f for e, f in zip(end, first, strict=True)):
+                continue
+            stored = saved(chunk.file, chunk.at, chunk.length)
+            if not isinstance(stored, Tensor) or tuple(stored.shape) != chunk.shape:
+                raise unreadable(chunk.file, ValueError(f"{name} is not what the metadata says"))
+            part = stored[tuple(slice(f - a, e - a) for f, e, a in zip(first, end, chunk.start, strict=True))]
+            if part.shape == torch.Size(shape):
+                return part
+            out = stored.new_empty(shape) if out is None else out
+            out[tuple(slice(f - s, e - s) for f, e, s in zip(first, end, start, strict=True))] = part
+        if out is None:
+            raise unreadable(Path(self.where), ValueError(f"no chunk of {name} holds what is wanted"))
+        return out
+
+
+def _read(folder: Path) -> tuple[dict[str, list[_Chunk]], dict[str, Shape]]:
+    metadata = plain_pickle(folder / METADATA).state
+    tensors = {
+        name: about.state
+        for name, about in metadata["state_dict_metadata"].items()
+        if "chunks" in about.state and name.partition(".")[0] not in _OPTIMISERS
+    }
+    places: dict[str, Any] = {}
+    for index, info in metadata["storage_data"].items():
+        if "fqn" in index.state and index.state["fqn"] in tensors:
+            places[_place(index.state["fqn"], index.state["offset"] or ())] = info.state
+    # A list of chunks that many tensors share is a few bytes of the pickle.
+    if sum(len(listed(about["chunks"])) for about in tensors.values()) > len(places):
+        raise ValueError("it names more chunks than places")
+    chunks: dict[str, list[_Chunk]] = defaultdict(list)
+    for name, about in tensors.items():
+        for chunk in about["chunks"]:
+            start, shape = shape_of(chunk.state["offsets"]), shape_of(chunk.state["sizes"])
+            place = places[_place(name, start)]
+            if place.get("transform_descriptors"):
+                raise ValueError("its chunks are compressed")
+            file = folder / Path(place["relative_path"]).name
+            chunks[name].append(
+                _Chunk(start, shape, file, size_of(place["offset"]), size_of(place["length"]))
+            )
+    _check_lengths(chunk for some in chunks.values() for chunk in some)
+    return chunks, {name: shape_of(about["size"]) for name, about in tensors.items()}
+
+
+def _place(name: str, start: Any) -> str:
+    """A chunk's key. A tuple would be none: its hash is no secret, and many can be found that have the same."""
+    return f"{name} {shape_of(start)}"
+
+
+def _check_lengths(chunks: Iterable[_Chunk]) -> None:
+    """Raises ValueError where the chunks of a file have more bytes than it has: each would be read as often as it is
+    named."""
+    named = Counter[Path]()
+    for chunk in chunks:
+        named[chunk.file] += chunk.length
+    for file, length in named.items():
+        if file.is_file() and length > file.stat().st_size:
+            raise ValueError(f"the chunks of {file.name} have more bytes than it has")
+
+
+def is_dcp(folder: Path) -> bool:
+    """Whether a folder is such a checkpoint."""
+    return (folder / METADATA).is_file()

@@ -1,0 +1,210 @@
+"""`unisono simulate` beyond one price: what would help, failures, stragglers, batches, orders, cuts, sweeps."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unisono.config import Loaded
+from unisono.config.resolve import on_any_ranks
+from unisono.plan import Plan
+from unisono.planner import simulate
+from unisono.planner.clusters import of_size
+from unisono.planner.formatting import Description
+from unisono.planner.from_recipe import NOT_BUILT, judged, of_tokens
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.model_kinds import kind
+from unisono.planner.simulate import PlanRequest, PlanResult
+from unisono.planner.studies import orders
+from unisono.spec.errors import Infeasible, UsageError
+from unisono.verbs._sizes import model_of
+from unisono_contrib.planner import stragglers
+from unisono_contrib.planner.demand import demand
+from unisono_contrib.planner.page import describe_stragglers, facts_of, page_of
+from unisono_contrib.planner.studies import batches, failures, recut, sensitivity
+
+if TYPE_CHECKING:
+    from unisono.planner.search import Space
+
+# Flags that look closely at one price.
+_SINGLE = (
+    "mtbf", "stragglers", "tokens", "batches", "noise_scale", "trace", "order",
+)  # fmt: skip
+
+
+def single(ask: PlanRequest, given: Any) -> Description:
+    """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
+    ask = asked(ask, given)
+    if given.out is not None:
+        _drawable(given.out)
+    every = orders.compared(ask) if given.order == orders.BEST else []
+    answer = orders.best(every) if every else simulate.simulate(ask)
+    better = recut.better(answer)
+    demand(answer, recut.sentence(better, answer) if better is not None else "")
+    ordered = orders.describe(answer, every)
+    shown = [ordered[1]] if given.order is not None else []
+    told = [
+        (facts_of(answer), page_of(answer)),
+        recut.describe(better, answer),
+        *_extras(answer, given),
+    ]
+    facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
+    page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
+    if given.out is None and given.trace is None:
+        return facts, page
+    from unisono_contrib.verbs._pictures import pictures
+
+    written = pictures(answer, facts, given.out, given.trace)
+    return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
+
+
+def asked(ask: PlanRequest, given: Any) -> PlanRequest:
+    """The request with what the flags change of it: length of the training, price of an hour, loader, stragglers.
+
+    Raises UsageError.
+    """
+    ask = of_tokens(ask, given.tokens)
+    ask = replace(ask, cluster=equipped(ask.cluster, given))
+    if given.stragglers is not None:
+        ask = replace(ask, stragglers=_law(given.stragglers))
+    return ask
+
+
+def equipped(cluster: Cluster, given: Any) -> Cluster:
+    """The cluster with what the flags say of it: price of an hour, and what the loader of each host gives."""
+    if given.cost_per_hour is not None:
+        cluster = replace(cluster, cost_per_hour=given.cost_per_hour)
+    own = cluster.loader
+    loader = replace(
+        own,
+        samples=given.loader_samples_s or own.samples,
+        bandwidth=(given.loader_gb_s or 0.0) * 1e9 or own.bandwidth,
+        stored=(given.sample_kb or 0.0) * 1e3 or own.stored,
+    )
+    return replace(cluster, loader=loader)
+
+
+def _extras(answer: PlanResult, given: Any) -> Iterator[Description]:
+    """What comes after the price. Raises UsageError."""
+    ask = answer.request
+    if ask.stragglers is not None:
+        yield describe_stragglers(answer, ask.stragglers)
+    if given.mtbf is not None:
+        yield _failing(answer, given)
+    yield sensitivity.describe(sensitivity.sensitivities(ask))
+    if given.batches or given.noise_scale is not None:
+        yield batches.describe(ask, given.noise_scale)
+
+
+def _law(text: str) -> stragglers.Law:
+    """A distribution; `measured:RUN` is how unevenly each rank of a run worked, its first step left out."""
+    kind, _, place = text.partition(":")
+    if kind != "measured" or not place or not Path(place).is_dir():
+        return stragglers.law(text)
+    from unisono.report.analyse import BUSY
+    from unisono.report.collect import collect
+    from unisono.spec.runs import run_folder
+
+    times: list[float] = []
+    for rank in collect(run_folder(place)).ranks:
+        busy = [sum(record["time"].get(part) or 0.0 for part in BUSY) for record in rank.steps[1:]]
+        mean = sum(busy) / len(busy) if busy else 0.0
+        times += [seconds / mean for seconds in busy if mean > 0.0]
+    if not times:
+        what = f"{place} holds no steps of single ranks beyond the first"
+        raise UsageError(
+            what, where="--stragglers", fix="a run of several steps, with its events/", code="C03"
+        )
+    return stragglers.measured(times)
+
+
+def _failing(answer: PlanResult, given: Any) -> Description:
+    if missing := [flag for flag in ("checkpoint_gb_s", "restart_s") if getattr(given, flag) is None]:
+        flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
+        fix = "--mtbf 50000 --checkpoint-gb-s 100 --restart-s 300"
+        raise UsageError(f"--mtbf needs {flags}", where="unisono simulate", fix=fix, code="C04")
+    hours, unit = given.mtbf
+    ask = answer.request
+    units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
+    return failures.describe(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
+
+
+# --- studies of many plans -------------------------------------------------------------------------------------------
+
+
+def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Description | None:
+    """The study of --sweep; None where it is not asked for. Raises UsageError, Infeasible."""
+    if given.sweep is None:
+        if given.weak:
+            fix = "--sweep devices=8..1024 --weak"
+            raise UsageError("--weak is for a sweep", where="--weak", fix=fix, code="C04")
+        return None
+    if alone := [f"--{flag.replace('_', '-')}" for flag in _SINGLE if getattr(given, flag)]:
+        raise UsageError(
+            f"{' '.join(alone)}: --sweep prices a plan at each point, and looks at none of them more closely",
+            where="unisono simulate --sweep",
+            fix=f"{alone[0]} with one --plan, without --sweep",
+            code="C04",
+        )
+    if given.out is not None:
+        _drawable(given.out)
+    # Imported here because it searches, which one plan's price must not pay.
+    from unisono_contrib.planner.studies import sweep
+
+    base, legal = _space(got, environ, given)
+
+    def sized(devices: int) -> Cluster:
+        return equipped(of_size(given.cluster, devices), given)
+
+    over = sweep.axis(given.sweep)
+    rows = sweep.sweep(base, over, sized, weak=given.weak, legal=legal)
+    told, text = sweep.describe(base, over, rows, given.weak)
+    if given.out is not None:
+        text += f"\npicture    {_draw(told, base, given.out)}"
+    if all(row["plan"] is None for row in rows):
+        raise Infeasible(told["sweep"]["says"], where=f"--sweep {given.sweep}", fix="a larger --cluster")
+    return told, text
+
+
+def _drawable(out: str) -> None:
+    if Path(out).suffix not in (".png", ".svg"):
+        what = f"--out {out}: pictures are .png or .svg"
+        raise UsageError(what, where="--out", fix=f"--out {Path(out).with_suffix('.png')}", code="C04")
+
+
+def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
+    from unisono_contrib.report import scaling
+
+    model = base.model
+    title = (
+        f"{model.workload.parameters / 1e9:.3g} billion parameters on {base.cluster.device.name},"
+        f" batch {base.batch} of {model.context} tokens, {base.held.precision}, stack {base.stack.name}"
+    )
+    return scaling.write(told["sweep"], title, out)
+
+
+def _space(
+    got: Loaded, environ: Mapping[str, str], given: Any
+) -> "tuple[Space, Callable[[Space], Callable[[Plan], bool]]]":
+    """What is searched, and what a plan must be at each point. Techniques that are held may be unbuilt."""
+    # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
+    from unisono.planner.space import space_of
+
+    base = space_of(got, model_of(got, environ), None, given.cluster, given.stack)
+    base = replace(base, besides=lambda devices: ())
+    if got.origins.get("plan", "").startswith("flag"):
+        base = replace(base, held=got.plan)
+    recipe = on_any_ranks(got.recipe)
+
+    def legal(at: "Space") -> Callable[[Plan], bool]:
+        sizes = {"global_batch": at.batch, "micro_batch": at.micro_batch}
+        model = recipe.model.model_copy(update={"context": at.model.context})
+        asked = {"train": recipe.train.model_copy(update=sizes), "model": model}
+        varied = recipe.model_copy(update=asked)
+        read = judged(varied, at.model)
+        return lambda plan: (
+            not kind(at.model).problems(at.model, plan) and all(p.code == NOT_BUILT for p in plan.check(read))
+        )
+
+    return replace(base, cluster=equipped(base.cluster, given)), legal

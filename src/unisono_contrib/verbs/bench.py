@@ -1,0 +1,102 @@
+"""`unisono bench`: its flags here, what is measured in `measure.benches`, one bench a folder."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from unisono.spec.errors import UsageError
+from unisono.spec.settings import Settings
+from unisono.verbs import CommandCall, Parser, Result, Verb
+
+
+class BenchVerb(Verb):
+    """Measure this machine, beside its peers: collectives, codecs, net.
+
+    All that is compared runs in the same processes in turns; ratios are medians over turns. Under torchrun, Slurm or
+    unisono lab the ranks that are there take part; else they are started on this machine.
+    """
+
+    name = "bench"
+    epilog = (
+        "unisono bench collectives --ranks 4 --sizes 4KiB,16MiB     more flags: unisono bench collectives --help\n"
+        "unisono bench codecs --out codecs.svg\n"
+        "unisono lab --hosts 2 --rate 100mbit -- unisono bench net --json"
+    )
+
+    def flags(self, parser: Parser) -> None:
+        parser.add_argument(
+            "what", nargs="?", metavar="WHAT", help="what is measured: collectives, codecs, net"
+        )
+        parser.add_argument("--ranks", type=int, metavar="N", help="how many to start on this machine")
+        parser.add_argument(
+            "--seconds",
+            type=float,
+            default=0.3,
+            metavar="S",
+            help="about how long, of each line of the table (0.3)",
+        )
+        parser.add_argument("--out", metavar="FILE", help="draw it: FILE.svg or FILE.png")
+
+    def help(self, words: Sequence[str]) -> str:
+        return self._parser_for(words).format_help()
+
+    def read(self, words: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> CommandCall:
+        return CommandCall(settings, self._parser_for(words).read(words), environ)
+
+    def _parser_for(self, words: Sequence[str]) -> Parser:
+        """With the flags of the bench that is asked for, if one is."""
+        from unisono_contrib.measure.benches import BENCHES
+
+        parser = self.parser()
+        name = next((word for word in words if word in BENCHES.names() or ".py:" in word), None)
+        if name is not None:
+            BENCHES.find(name)().flags(parser.add_argument_group(name))
+        return parser
+
+    def run(self, call: CommandCall) -> Result:
+        from unisono_contrib.measure.benches import BENCHES
+
+        args = call.args
+        if args.what is None:
+            known = " ".join(BENCHES.names())
+            raise UsageError("nothing says what to measure", where="unisono bench",
+                             fix=f"unisono bench WHAT, one of: {known}", code="C04")  # fmt: skip
+        bench = BENCHES.find(args.what, "unisono bench")()
+        if args.out is not None and Path(args.out).suffix not in (".png", ".svg"):
+            raise UsageError(
+                f"--out {args.out}: pictures are .png or .svg", where="--out",
+                fix=f"--out {Path(args.out).with_suffix('.svg')}", code="C04",
+            )  # fmt: skip
+        from unisono.launch import env
+
+        place = env.detect(call.environ)
+        ranks = place.world if place is not None else args.ranks or bench.ranks
+        if ranks < bench.ranks:
+            raise UsageError(
+                f"bench {bench.name} needs {bench.ranks} ranks or more", where="--ranks",
+                fix=f"--ranks {bench.ranks}", code="C02",
+            )  # fmt: skip
+        asked = {**bench.ask(args, ranks), "seconds": args.seconds}
+        if call.settings.dry_run:
+            return call.would({"bench": bench.name, "ranks": ranks, **asked}, f"would measure {bench.about}")
+        return _measured(call, bench.name, ranks, asked)
+
+
+def _measured(call: CommandCall, name: str, ranks: int, asked: Mapping[str, object]) -> Result:
+    from unisono_contrib.measure import bench as supervisor
+    from unisono_contrib.measure.benches import BENCHES
+
+    bench = BENCHES.find(name)()
+    result = supervisor.run(bench, asked, ranks, call.settings, call.environ)
+    if result is None:
+        return None
+    for line in bench.table(result["rows"]):
+        call.settings.say(line)
+    if call.args.out is not None:
+        try:
+            call.settings.note(str(supervisor.draw(bench, result, Path(call.args.out))))
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {call.args.out}: {error.strerror}", where="--out", fix="--out FILE.svg elsewhere",
+                code="E02",
+            ) from error  # fmt: skip
+    return result
