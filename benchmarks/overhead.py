@@ -72,7 +72,7 @@ class Supervised:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """One row: shares of step time."""
-    from unisono.train.watch.guard import PERIOD
+    from unisono_contrib.train.watch.guard import PERIOD
 
     ranks, folder, supervised = (
         Plan.parse(given.plan).world,

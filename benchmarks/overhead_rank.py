@@ -160,7 +160,7 @@ class Watched(Blocks):
         from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
         from unisono.train.recovery.snapshots import Snapshots, among
         from unisono.train.state.cadence import Clock
-        from unisono.train.watch.guard import install
+        from unisono_contrib.train.watch.guard import install
 
         ctx, run, what = self.ctx, self.run, self.argument["what"]
         self.parts = BESIDE if what == "all" else (what,)

@@ -25,13 +25,13 @@ from unisono.launch.context import RankContext
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot
 from unisono.spec.errors import UnisonoError
-from unisono.sync._choice import choosing
 from unisono.sync.every_step import EveryStep
 from unisono.train.build.build import connect, initial_values, model_of, place_of
 from unisono.train.data.load import load
 from unisono.train.step.gradients import Gradients
 from unisono_contrib.measure.hooks import hook_of
 from unisono_contrib.measure.turns import agreed
+from unisono_contrib.sync._choice import choosing
 
 SIZES = {"3M": (4, 4, 256), "13M": (7, 6, 384)}  # blocks, heads, width
 CONTEXT, BATCH, SEED = 128, 2, 0

@@ -94,7 +94,7 @@ QUESTIONS = (
     Asked("8B at 131,072 tokens, 64 H100", {**M8B, "context": 131072}, "dgx-h100:8", 32,
           "cp=8 to 16 (Llama 3, NeMo)", "alike: cp gains more here than its price may be off"),
     Asked("ViT-L, 8 A100", VIT, "dgx-a100:1", 1024, "replicas alone (timm, DINOv2)",
-          "alike: what is dealt costs nothing on a node"),
+          "alike: sharding costs nothing on a node"),
 )  # fmt: skip
 
 

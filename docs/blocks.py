@@ -40,8 +40,8 @@ CODE = re.compile(r"[A-Z]\d\d")
 
 PLAN_MEANINGS = {
     "dp": "replicas; -1 takes as many as fill the ranks there are",
-    "shard": "ranks among which one replica's state is dealt",
-    "zero": "what `shard` deals: 1 optimiser, 2 and gradients, 3 and parameters;"
+    "shard": "ranks over which one replica's state is sharded",
+    "zero": "what `shard` splits: 1 optimiser, 2 and gradients, 3 and parameters;"
     " `3:wire=int8`, `3:prefetch=2` ([sharding](sharding.md))",
     "pp": "pipeline stages",
     "schedule": "the stages' timetable",
@@ -51,13 +51,13 @@ PLAN_MEANINGS = {
     "ep": "ranks that split the experts, or the tables",
     "cp_kind": "how `cp` exchanges keys and values",
     "sync": "how replicas stay together",
-    "collective": "algorithm of the sums on `dp`",
-    "codec": "what crosses `dp`",
+    "collective": "algorithm of the all-reduce on `dp`",
+    "codec": "compression of gradients on `dp`",
     "precision": "of the computation; weights and optimiser keep fp32 (fp64 with fp64);"
     " `bf16:params`, `bf16:stochastic`, `bf16:fp8` ([precision](precision.md))",
-    "recompute": "which activations are computed again in backward",
-    "offload": "what is kept outside the device",
-    "blocks": "ranges of blocks that are played otherwise",
+    "recompute": "which activations are recomputed in backward",
+    "offload": "what is offloaded to the host or a file",
+    "blocks": "settings for ranges of blocks",
 }
 
 # What the contract names for the time after this version: family → names. A name that has a member is left out.

@@ -82,7 +82,9 @@ def _resolved(path: PurePosixPath) -> str:
 
 def _examples() -> str:
     """The text of all scripts and recipes under examples/, each under its name."""
-    lines = ["# Examples", "", "Each file runs as it is; its first lines say how."]
+    lines = [
+        (ROOT / "examples" / "README.md").read_text(encoding="utf-8").replace("](../docs/", "](").rstrip()
+    ]
     for path in sorted((ROOT / "examples").rglob("*")):
         if language := _LANGUAGES.get(path.suffix):
             text = path.read_text(encoding="utf-8").rstrip()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unisono.parallel.site import Site
+from unisono.parallel.pass_context import PassContext
 from unisono.parallelize import PASSES
 from unisono.plan import Plan
 from unisono.plan.blocks import options_of
@@ -14,7 +14,7 @@ from unisono.spec.layout import Anatomy
 
 def asked(plan, **more):
     stages = [range(2)]
-    site = SimpleNamespace(
+    context = SimpleNamespace(
         **{
             "plan": Plan.parse(plan),
             "each": options_of(Plan.parse(plan), tuple(stages)),
@@ -26,8 +26,8 @@ def asked(plan, **more):
             **more,
         }
     )
-    site.puts_away = partial(Site.puts_away, site)
-    return [one.name for one in PASSES if one.wanted(site)]
+    context.puts_away = partial(PassContext.puts_away, context)
+    return [one.name for one in PASSES if one.wanted(context)]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
     from unisono.library import Job, init
-    from unisono.library.gradient_check import check_gradients
+    from unisono.library.gradient_check import check_gradients, gradients_of
     from unisono.library.prove import prove
     from unisono.library.trainer import trainer
     from unisono.plan import Plan
     from unisono.spec.errors import UnisonoError
-    from unisono.verify.user import gradients_of
 
 __version__ = "0.1.0"
 
@@ -49,8 +48,7 @@ _HOMES = {
         ("DataConfig", "LaunchConfig", "ModelConfig", "OutConfig", "Recipe", "TrainConfig"), "unisono.config"
     ),
     **dict.fromkeys(("Job", "init"), "unisono.library"),
-    "check_gradients": "unisono.library.gradient_check",
-    "gradients_of": "unisono.verify.user",
+    **dict.fromkeys(("check_gradients", "gradients_of"), "unisono.library.gradient_check"),
     "prove": "unisono.library.prove",
     "trainer": "unisono.library.trainer",
     "Plan": "unisono.plan",

@@ -19,15 +19,15 @@ from unisono.parallel.masters import keep_masters, rounding_of
 from unisono.parallel.measured import measured_costs
 from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.offload.keeping import keep_at_home
-from unisono.parallel.offload.lending import lend
+from unisono.parallel.offload.param_streaming import lend
 from unisono.parallel.offload.store import Store
 from unisono.parallel.params import Slot, slots_of
 from unisono.parallel.parts import part_of
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.positions import deal_positions
 from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
-from unisono.parallel.site import Site, Stages
 from unisono.parallel.stochastic import keep_narrow
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
@@ -45,86 +45,100 @@ _TABLES, _GRID = "unisono.parallel.tables", "unisono.parallel.grid"  # of the si
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One change of a rank's stages. wanted(site): whether plan and model ask for it. at_once: what it adds serves one
-    backward after a forward, such as gathered shards, so a backward may not go in two halves."""
+    """One change of a rank's stages. wanted(context): whether plan and model ask for it. at_once: what it adds serves
+    one backward after a forward, such as gathered shards, so a backward may not go in two halves."""
 
     name: str
-    wanted: Callable[[Site], bool]
-    apply: Callable[[Stages, Site], None]
+    wanted: Callable[[PassContext], bool]
+    apply: Callable[[Stages, PassContext], None]
     at_once: bool = False
 
 
-def _shard(stages: Stages, site: Site) -> None:
-    how = site.plan.wires, site.plan.arithmetic.narrow
+def _shard(stages: Stages, context: PassContext) -> None:
+    how = context.plan.wires, context.plan.arithmetic.narrow
     for i, stage in stages.items():
         blocks = stage.blocks.values()
-        apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
-        apart |= contributed(_TABLES).ignored(stage, site) if site.anatomy.tables else set()
-        zeros = {block: site.each[int(name)].zero for name, block in stage.blocks.items()}
-        options = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
-        site.sharding[i] = Sharded(stage, blocks, *options)
-        if site.values is None:
-            settle(stage, site)
+        apart = {
+            p for name, p in stage.named_parameters() if name in context.dealt and context.dealt[name].apart
+        }
+        apart |= contributed(_TABLES).ignored(stage, context) if context.anatomy.tables else set()
+        zeros = {block: context.each[int(name)].zero for name, block in stage.blocks.items()}
+        options = context.states, context.plan.zero, context.leafwise, apart, *how, zeros, context.device
+        context.sharding[i] = Sharded(stage, blocks, *options)
+        if context.values is None:
+            settle(stage, context)
 
 
-def _of_sister(module: str, function: str) -> Callable[[Stages, Site], None]:
+def _of_sister(module: str, function: str) -> Callable[[Stages, PassContext], None]:
     """A pass of the sister package: a function beside a module of the core's name."""
-    return lambda stages, site: getattr(contributed(module), function)(stages, site)
+    return lambda stages, context: getattr(contributed(module), function)(stages, context)
 
 
-def _in_a_row(site: Site) -> bool:
-    return site.plan.tp > 1 and site.virtual == 1 and not isinstance(site.plan.tp, Grid)
+def _in_a_row(context: PassContext) -> bool:
+    return context.plan.tp > 1 and context.virtual == 1 and not isinstance(context.plan.tp, Grid)
 
 
-def _splits(site: Site) -> bool:
-    return _in_a_row(site) and not _is_traced(site)
+def _splits(context: PassContext) -> bool:
+    return _in_a_row(context) and not _is_traced(context)
 
 
-def _is_traced(site: Site) -> bool:
+def _is_traced(context: PassContext) -> bool:
     """Whether the model is a chain of units of a graph."""
-    return Split.GRAPH in site.anatomy.splits.values()
+    return Split.GRAPH in context.anatomy.splits.values()
 
 
-def _deals_experts(site: Site) -> bool:
-    return site.plan.ep * site.plan.tp > 1 and Split.EXPERTS in site.anatomy.splits.values()
+def _deals_experts(context: PassContext) -> bool:
+    return context.plan.ep * context.plan.tp > 1 and Split.EXPERTS in context.anatomy.splits.values()
 
 
 # Values are drawn by name, so names and cuts come before; wrappers of forward before FSDP2, which hooks them; storage
 # is shared once there is any, and before FSDP2 takes it.
 PASSES = (
-    Pass("untie", lambda site: bool(site.owners), untie),
-    Pass("tables", lambda site: bool(site.anatomy.tables), _of_sister(_TABLES, "deal"), at_once=True),
+    Pass("untie", lambda context: bool(context.owners), untie),
+    Pass("tables", lambda context: bool(context.anatomy.tables), _of_sister(_TABLES, "deal"), at_once=True),
     Pass(
         "virtual shards",
-        lambda site: site.virtual > 1,
+        lambda context: context.virtual > 1,
         _of_sister("unisono.parallel.virtual.build", "virtualize"),
     ),
-    Pass("split", lambda site: _splits(site) and site.plan.chunks == 1, split),
-    Pass("split in chunks", lambda site: _splits(site) and site.plan.chunks > 1, split, at_once=True),
+    Pass("split", lambda context: _splits(context) and context.plan.chunks == 1, split),
+    Pass(
+        "split in chunks", lambda context: _splits(context) and context.plan.chunks > 1, split, at_once=True
+    ),
     Pass(
         "graph",
-        lambda site: _in_a_row(site) and _is_traced(site),
+        lambda context: _in_a_row(context) and _is_traced(context),
         _of_sister("unisono.parallel.graphs", "split_graphs"),
     ),
     Pass(
         "grid",
-        lambda site: isinstance(site.plan.tp, Grid),
+        lambda context: isinstance(context.plan.tp, Grid),
         _of_sister(_GRID, "split_over_grid"),
         at_once=True,
     ),
     Pass("experts", _deals_experts, deal_experts),
-    Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1 and site.virtual == 1, deal_positions),
-    Pass("fill", lambda site: True, fill),
-    Pass("share", lambda site: bool(site.owners), share),
-    Pass("lend", lambda site: site.puts_away(lambda away: away.params), lend),
+    Pass(
+        "positions",
+        lambda context: context.plan.cp * context.plan.tp > 1 and context.virtual == 1,
+        deal_positions,
+    ),
+    Pass("fill", lambda context: True, fill),
+    Pass("share", lambda context: bool(context.owners), share),
+    Pass("lend", lambda context: context.puts_away(lambda away: away.params), lend),
     Pass("recompute parts", wants("selective"), recompute_parts),
-    Pass("narrow", lambda site: site.plan.arithmetic.stochastic, keep_narrow),
-    Pass("masters", lambda site: site.plan.shard == 1 and rounding_of(site) is not None, keep_masters),
-    Pass("float8", lambda site: site.plan.arithmetic.fp8, use_float8, at_once=True),
+    Pass("narrow", lambda context: context.plan.arithmetic.stochastic, keep_narrow),
+    Pass(
+        "masters", lambda context: context.plan.shard == 1 and rounding_of(context) is not None, keep_masters
+    ),
+    Pass("float8", lambda context: context.plan.arithmetic.fp8, use_float8, at_once=True),
     Pass("recompute", wants("full"), recompute_blocks, at_once=True),
-    Pass("offload", lambda site: site.puts_away(lambda away: away.params or away.activations), keep_at_home),
-    Pass("compile", lambda site: site.compiled, compile_blocks, at_once=True),
-    Pass("shard", lambda site: site.plan.shard > 1, _shard, at_once=True),
+    Pass(
+        "offload",
+        lambda context: context.puts_away(lambda away: away.params or away.activations),
+        keep_at_home,
+    ),
+    Pass("compile", lambda context: context.compiled, compile_blocks, at_once=True),
+    Pass("shard", lambda context: context.plan.shard > 1, _shard, at_once=True),
 )
 
 
@@ -148,7 +162,7 @@ class Local:
     store: Store
     away: Mapping[str, Away]
     blocks: tuple[int, ...]  # of each stage
-    told: tuple[str, ...] = ()  # what was inferred of the model, in words
+    notes: tuple[str, ...] = ()  # what was inferred of the model, in words
     cut_names: Mapping[str, Sequence[object]] = field(default_factory=dict)  # see `InferredChain`
 
     @property
@@ -180,7 +194,7 @@ def parallelize(
     """Build this rank's part: the stages that its row of the timetable owns.
 
     model: whole and uncut, on the meta device or not; it is consumed. sample: a meta tensor shaped like the inputs of
-    one micro-batch. values, leafwise, virtual: see `Site`. scratch: a folder for what is offloaded to disk.
+    one micro-batch. values, leafwise, virtual: see `PassContext`. scratch: a folder for what is offloaded to disk.
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     _refuse_draws(anatomy, mesh)
@@ -192,34 +206,34 @@ def parallelize(
     frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
     where = timetable.placement, values, dtype, device, store, sample.shape[0], each
     parts = (plan, mesh, anatomy, shapes, blocks, *where)
-    site = Site(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled, frozen=frozen)
+    context = PassContext(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled, frozen=frozen)
     owned = timetable.owned(mesh.at["pp"])
-    wires = _wires(model, owned, site, sample)
+    wires = _wires(model, owned, context, sample)
     length = timetable.length
     stages = {i: Stage(model, blocks[i % length], i % length, length) for i in owned}
-    site.sharding.update((i, Whole()) for i in stages)
-    chosen = [step for step in PASSES if step.wanted(site)]
+    context.sharding.update((i, Whole()) for i in stages)
+    chosen = [step for step in PASSES if step.wanted(context)]
     for step in chosen:
-        step.apply(stages, site)
-    slots = _slots(stages, site)
-    slots = contributed(_TABLES).marked(slots, site) if anatomy.tables else slots
+        step.apply(stages, context)
+    slots = _slots(stages, context)
+    slots = contributed(_TABLES).marked(slots, context) if anatomy.tables else slots
     slots = slots if schedule.flushed else contributed("unisono.parallel.stash").set_apart(slots)
     return Local(
         stages=stages,
-        owners=site.owners,
+        owners=context.owners,
         slots=tuple(slots),
-        shapes={name: shape for name, shape in shapes.items() if name not in site.owners},
-        sharding=site.sharding,
-        ties=ties_of(slots, site),
+        shapes={name: shape for name, shape in shapes.items() if name not in context.owners},
+        sharding=context.sharding,
+        ties=ties_of(slots, context),
         mirror=mirror_of(slots, timetable, mesh),
         wires=wires,
         device=device,
         halves=not any(step.at_once for step in chosen),
-        routers=_routers(site),
+        routers=_routers(context),
         store=store,
-        away={slot.name: site.kept_away(slot.name) for slot in slots},
+        away={slot.name: context.kept_away(slot.name) for slot in slots},
         blocks=tuple(map(len, blocks)),
-        told=_inferred(model, plan),
+        notes=_inferred(model, plan),
         cut_names=getattr(model, "cut_names", {}),
     )
 
@@ -239,35 +253,35 @@ def _inferred(model: nn.Module, plan: Plan) -> tuple[str, ...]:
     return (*getattr(model, "told", ()), *(says if plan.tp > 1 else says[:1]))
 
 
-def _slots(stages: Stages, site: Site) -> list[Slot]:
+def _slots(stages: Stages, context: PassContext) -> list[Slot]:
     """Of all stages of this rank; those of a pipeline's second copy of the model are numbered on."""
-    mesh, aliases, sequence = site.mesh, frozenset(site.owners), site.anatomy.sequence > 0
+    mesh, aliases, sequence = context.mesh, frozenset(context.owners), context.anatomy.sequence > 0
     return [
         slot
         for i, stage in stages.items()
         for slot in slots_of(
             stage,
-            site.shapes,
-            site.cuts,
+            context.shapes,
+            context.cuts,
             mesh,
             sequence,
             aliases,
-            i >= len(site.blocks),
-            site.dealt,
-            site.masters,
-            states=site.states,
-            added_up=site.virtual > 1,
+            i >= len(context.blocks),
+            context.dealt,
+            context.masters,
+            states=context.states,
+            added_up=context.virtual > 1,
         )
     ]
 
 
-def _routers(site: Site) -> dict[str, int]:
+def _routers(context: PassContext) -> dict[str, int]:
     """Experts of each router of the whole model, in its order."""
-    owners = {name: name.rpartition(".")[0] for name in site.shapes}
+    owners = {name: name.rpartition(".")[0] for name in context.shapes}
     return {
-        router: site.shapes[name][0]
+        router: context.shapes[name][0]
         for name, router in owners.items()
-        if site.anatomy.split_of(router) is Split.ROUTER
+        if context.anatomy.split_of(router) is Split.ROUTER
     }
 
 
@@ -290,23 +304,23 @@ def blocks_of(
     return cut(model, stages, costs) if stages > 1 else [range(count)]
 
 
-def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -> dict[int, Wire]:
+def _wires(model: nn.Module, owned: Sequence[int], context: PassContext, sample: Tensor) -> dict[int, Wire]:
     """The boundaries of this rank's stages, by the stage before."""
-    if len(site.blocks) == 1:
+    if len(context.blocks) == 1:
         return {}
-    mesh, sequence = site.mesh, site.anatomy.sequence
+    mesh, sequence = context.mesh, context.anatomy.sequence
 
     def crossing(x: Tensor) -> Tensor:
         shape = list(x.shape)
         if sequence and x.dim() > 1 and shape[1] == sequence:
-            dealt = site.length and site.virtual == 1
-            shape[1] = part_of(site.length, mesh.tp)[1] if dealt else sequence // mesh.cp.size
-            if isinstance(site.plan.tp, Grid):
-                shape = contributed(_GRID).crossing_shape(tuple(shape), mesh, site.plan.tp)
-        return x.new_empty(shape, dtype=site.carried if x.is_floating_point() else x.dtype)
+            dealt = context.length and context.virtual == 1
+            shape[1] = part_of(context.length, mesh.tp)[1] if dealt else sequence // mesh.cp.size
+            if isinstance(context.plan.tp, Grid):
+                shape = contributed(_GRID).crossing_shape(tuple(shape), mesh, context.plan.tp)
+        return x.new_empty(shape, dtype=context.carried if x.is_floating_point() else x.dtype)
 
-    carries = [distinct(carry) for carry in boundaries(model, site.blocks, sample)]
+    carries = [distinct(carry) for carry in boundaries(model, context.blocks, sample)]
     packed = [(tuple(map(crossing, once)), places) for once, places in carries]
-    stages, length = range(len(site.placement)), len(site.blocks)
+    stages, length = range(len(context.placement)), len(context.blocks)
     ends = [i for i in stages if (i + 1) % length and (i in owned or i + 1 in owned)]
     return {i: Wire(mesh.pp, mesh.pp_back, *packed[i % length]) for i in ends}

@@ -15,7 +15,7 @@ from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.sync._drive import Drive
 from unisono_contrib.codecs._marks.crc import SUM, checksum
-from unisono_contrib.verify.conformance.codec_wire import NoisyGroup, of_wire
+from unisono_contrib.verify.conformance.codec import NoisyGroup, of_wire
 
 pytestmark = pytest.mark.timeout(60)
 

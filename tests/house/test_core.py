@@ -53,7 +53,6 @@ def test_the_core_names_its_sister_package_in_few_places() -> None:
         "spec/finder.py",
         "spec/frames.py",
         "library/deferred.py",
-        "library/losses.py",
         "library/lightning.py",
         "library/trainer.py",
         "train/export/quantised.py",

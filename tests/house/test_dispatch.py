@@ -14,8 +14,8 @@ from unisono.sync import POLICIES
 
 PLANNER = Path(unisono.planner.__file__).parent
 KINDS = {"Transformer", "Network"}
-# One file says which functions a kind of model has, one what each kind sends, one the functions of a machine.
-HOMES = {"kinds.py": "kind", "calls.py": "kind", "priced.py": "machine"}
+# One file says which functions a kind of model has, one the functions of a machine.
+HOMES = {"model_kinds.py": "kind", "pricing.py": "machine"}
 NAMES = {*SCHEDULES.names(), *MODELS.names(), *CODECS.names(), *POLICIES.names()} - {
     "plain",
     "none",

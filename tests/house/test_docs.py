@@ -149,9 +149,10 @@ def test_every_command_of_the_first_pages_is_executed(page: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", walks())
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_pages_can_be_walked(page: str, tmp_path: Path) -> None:
-    known = environment() | {"EXAMPLES": str(ROOT / "examples")}
+    """Every command as it stands; runs are shorter than a reader's, but longer than the last fault of a script."""
+    known = environment() | {"EXAMPLES": str(ROOT / "examples"), "UNISONO_TRAIN_STEPS": "130"}
     subprocess.run(["bash", "-eu", "-c", walks()[page]], cwd=tmp_path, env=known, check=True)
 
 

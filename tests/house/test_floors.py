@@ -8,27 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import FILES, ROOT, SOURCE, module_of, place_of
+from tests.house.source import FILES, ROOT, module_of, place_of
 
-# From the loop to the gradient leaving and coming back: hooks, buckets and groups too.
-STEP = (
-    "train/step/train_step.py",
-    "parallel/play.py",
-    "train/step/gradients.py",
-    "comm/bucket.py",
-    "sync/every_step.py",
-    "sync/_drive.py",
-    "comm/group.py",
-)
-FAILURE = (
-    "launch/loop.py",
-    "launch/run/machine.py",
-    "launch/run/meeting.py",
-    "launch/run/membership.py",
-    "launch/rank/channel.py",
-    "launch/rank/meetings.py",
-    "train/rejoin.py",
-)
 MAY_READ_ENVIRONMENT = (
     "cli.py",
     "verbs/train/",
@@ -117,18 +98,6 @@ def test_these_import_no_torch(package: str) -> None:
     names = [module_of(f) for f in FILES if place_of(f).startswith(f"{package}/") and "rank" not in f.stem]
     code = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("page", "files", "most"), [("one-batch", STEP, 800), ("one-failure", FAILURE, 1500)]
-)
-def test_a_way_through_the_house_is_few_files_and_an_evening(
-    page: str, files: tuple[str, ...], most: int
-) -> None:
-    lines = {name: len((SOURCE / name).read_text().splitlines()) for name in files}
-    assert sum(lines.values()) <= most, lines
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    assert [name for name in files if f"src/unisono/{name}" not in text] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

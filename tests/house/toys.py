@@ -111,7 +111,7 @@ TOYS = {
     "collective": Toy("unisono.comm.collectives.messages", "Messages", "bind"),
     "way of attention": Toy("unisono.parallel.attend.gather", "GatherWay", "bind"),
     "model kind": Toy("unisono.models.mlp", "MLPConfig", "build", KIND),
-    "data source": Toy("unisono.train.data.sources.digits", "Handwriting", "load"),
+    "data source": Toy("unisono_contrib.train.data.sources.digits", "Handwriting", "load"),
     "optimiser": Toy("unisono.train.optim.sgd", "Momentum", "bind"),
     "learning-rate schedule": Toy("unisono.train.rates.linear", "Straight", "after"),
     "loss": Toy("unisono.train.losses.cross_entropy", "CrossEntropy", "bind", 'main = "taste"'),

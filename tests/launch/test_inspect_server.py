@@ -69,7 +69,10 @@ def test_each_rank_is_asked_and_its_report_reaches_who_asks(tmp_path: Path) -> N
     assert not folder.exists()
 
 
-def test_a_rank_that_does_not_answer_is_looked_at_by_its_neighbour(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_answer_is_looked_at_by_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect_folder, "SLOW", 0.3)
     server, workers, folder = InspectServer(), {0: Worker(5), 1: Worker(6)}, tmp_path / "alive"
     appear(server, folder, workers, [["elsewhere"], ["elsewhere"]])
     with ThreadPoolExecutor(1) as asker:

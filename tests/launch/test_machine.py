@@ -106,7 +106,7 @@ def test_ranks_on_gpus_that_wait_for_who_is_gone_begin_anew(backend: str, kept: 
     """A kernel of NCCL waits for ever, and ends with its process alone."""
     world = started(2, recovers=True)
     world.turn()
-    world.feed(events.Started(1, backend))
+    world.feed(events.Said(1, {"kind": "start", "backend": backend}))
     ready(world)
     world.feed(events.Exited(2, KILLED))
     assert [one.number for one in world.state.members()] == ([1, 3] if kept else [3, 4])

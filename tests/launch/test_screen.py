@@ -66,7 +66,7 @@ def test_few_plain_lines_the_first_and_the_last_always() -> None:
         screen.event(0, {"kind": "saved", "path": "checkpoints/step-37"})
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/40", "11/40", "21/40", "31/40", "37/40"]
-    assert "28.9k targets/s" in lines[1] and "loss 1.3" in lines[-1] and "checkpoints/step-37" in lines[-1]
+    assert "28.9k tokens/s" in lines[1] and "loss 1.3" in lines[-1] and "checkpoints/step-37" in lines[-1]
 
 
 def test_quiet_shows_only_what_ranks_print() -> None:

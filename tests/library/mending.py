@@ -168,7 +168,7 @@ def kept(ctx: Any, plan: str, folder: str, stop: int | None) -> dict[str, Any]:
             if job.step == stop:
                 job.save(folder, {"epoch": epoch})
                 return {}
-    from unisono.library.state_dicts import whole_model
+    from unisono.library.sharding import whole_model
 
     ema = {name: x.double().flatten().tolist() for name, x in whole_model(average).items()}
     return {"weights": weights_of(job) | ema, "lr": schedule.get_last_lr(), "scale": scaler.get_scale(),

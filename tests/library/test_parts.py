@@ -128,14 +128,14 @@ def test_batch_norm_of_one_value_is_refused_as_on_one_device() -> None:
     from torch import nn
 
     from unisono.comm.group import Group
-    from unisono.library.hand import Hand
-    from unisono.library.norms import join_batches
+    from unisono.library.current_batch import CurrentBatch
+    from unisono.library.gather import join_batches
     from unisono.observe.span import Recorder
 
     norm, one = nn.BatchNorm1d(3), torch.randn(1, 3)
     with pytest.raises(ValueError, match="more than 1 value"):
         norm(one)
-    join_batches(norm, Group("dp", [0], 0, None, Recorder(0)), Hand(0, 1, lambda *_: None))
+    join_batches(norm, Group("dp", [0], 0, None, Recorder(0)), CurrentBatch(0, 1, lambda *_: None))
     with pytest.raises(ValueError, match="more than one value"):
         norm(one)
     norm(torch.randn(2, 3))

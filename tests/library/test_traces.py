@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unisono.library.following import Following
+from unisono.library.batch_tracer import BatchTracer
 from unisono.library.traces import SampleTrace
 
 Act = Callable[[Tensor, Tensor], Any]
@@ -17,7 +17,7 @@ Act = Callable[[Tensor, Tensor], Any]
 def traced(act: Act, weighed: bool = False) -> SampleTrace | None:
     """Of act(x, y), x [4, 3, 2], y [4]."""
     x, y = torch.rand(4, 3, 2, requires_grad=True).add(0.1), torch.tensor([0, 2, 1, 1])
-    following = Following(2, lambda code, detail="": None)
+    following = BatchTracer(2, lambda code, detail="": None)
     following.look(True)
     following.begin([x, y], 4)
     if weighed:
@@ -45,6 +45,8 @@ def traced(act: Act, weighed: bool = False) -> SampleTrace | None:
         (lambda x, y: torch.bmm(x, x.transpose(1, 2)), 0, 1, 1),
         (lambda x, y: torch.rand(3, 7)[y], 0, 1, 1),
         (lambda x, y: F.layer_norm(x, (2,)), 0, 1, 1),
+        (lambda x, y: F.conv1d(x, torch.rand(5, 3, 1)), 0, 1, 1),
+        (lambda x, y: torch.cdist(x.view(4, 6), torch.rand(2, 6)), 0, 1, 1),
     ],
 )
 def test_samples_are_followed_through_shapes(act: Act, dim: int, inner: int, outer: int) -> None:
@@ -70,7 +72,7 @@ def test_samples_are_followed_through_shapes(act: Act, dim: int, inner: int, out
 )
 def test_means_over_samples_are_means(act: Act) -> None:
     trace = traced(act)
-    assert trace is not None and trace.dim is None and not trace.met, trace
+    assert trace is not None and trace.dim is None and not trace.met and not trace.undivided, trace
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,35 @@ def test_means_over_samples_are_means(act: Act) -> None:
         (lambda x, y: F.scaled_dot_product_attention(x.view(1, 4, 6), x.view(1, 4, 6), x.view(1, 4, 6)), "samples with each other"),
         (lambda x, y: F.batch_norm(x, None, None, training=True), "batch norm over the samples"),
         (lambda x, y: torch.where(x > x.mean(), x, 0 * x).mean(), "gt of a mean"),
+        (lambda x, y: torch.cdist(x.view(4, 6), x.view(4, 6)).mean(), "product of samples with each other"),
+        (lambda x, y: F.cross_entropy(x.sum(2), y, ignore_index=1), "2 of 4 targets count"),
+        (lambda x, y: x.sum() / 8, "the samples of the global batch"),
     ],
 )  # fmt: skip
 def test_samples_that_meet_are_said(act: Act, met: str) -> None:
     trace = traced(act)
     assert trace is not None and met in trace.met, trace
+
+
+@pytest.mark.parametrize(
+    ("act", "undivided"),
+    [
+        (lambda x, y: x.sum(), "a sum over samples"),
+        (lambda x, y: x.sum() / 3, "a sum divided by 3"),
+        (lambda x, y: x.mean() + F.cross_entropy(x.sum(2), y, reduction="sum"), "a sum over samples"),
+        (lambda x, y: (x.sum(0) * 0.25).sum(), ""),
+        (lambda x, y: torch.stack([x.sum() / 12, x.mean()]).sum(), ""),
+    ],
+)
+def test_a_sum_over_samples_is_a_mean_once_it_is_divided_by_them(act: Act, undivided: str) -> None:
+    trace = traced(act)
+    assert trace is not None and not trace.met and bool(trace.undivided) == bool(undivided)
+    assert undivided in trace.undivided
+
+
+def test_what_a_mean_goes_over_is_counted_by_sample() -> None:
+    trace = traced(lambda x, y: x.mean() + F.cross_entropy(x.sum(2), y))
+    assert trace is not None and trace.terms == (6.0, 1.0)
 
 
 def test_a_count_that_the_script_has_said_is_a_constant() -> None:
@@ -109,6 +135,6 @@ def test_a_count_that_the_script_has_said_is_a_constant() -> None:
 
 
 def test_what_has_no_rule_leaves_no_trace() -> None:
-    assert traced(lambda x, y: torch.cdist(x.view(4, 6), torch.rand(2, 6))) is None
+    assert traced(lambda x, y: torch.nonzero(y)) is None
     assert traced(lambda x, y: x[y > 0]) is None
     assert traced(lambda x, y: torch.rand(4, 3)) is None

@@ -7,10 +7,10 @@ import torch
 
 from unisono.config import ModelConfig
 from unisono.models.build import Facts, build
-from unisono.models.convnet import conv_stages
 from unisono.models.init import initialise
 from unisono.models.noise import Noise
 from unisono.spec.errors import UsageError
+from unisono_contrib.models.convnet import conv_stages
 
 FACTS = Facts(classes=10, sample_shape=(1, 8, 8))
 

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.models.build import build
-from unisono.models.convnet import norm_groups
 from unisono.spec.model import Facts, ModelConfig
+from unisono_contrib.models.convnet import norm_groups
 from unisono_contrib.models.dlrm import DLRMConfig
 from unisono_contrib.models.dlrm.net import DLRM
 

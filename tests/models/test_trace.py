@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.models.test_workload import GPTS, gpt_pair, image_pair
-from unisono.models.convnet.resnet import resnet
 from unisono.models.noise import Noise
 from unisono.models.trace import trace, units
 from unisono.planner.hf_config import transformer_of
 from unisono.spec.workload import Workload
+from unisono_contrib.models.convnet.resnet import resnet
 
 
 def traced_gpt(**fields: Any) -> tuple[Workload, Workload]:

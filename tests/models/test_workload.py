@@ -9,7 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.config import ModelConfig
-from unisono.models.convnet.net import ConvNet
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
@@ -19,6 +18,7 @@ from unisono.planner.work.transformer import transformer
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
 from unisono.spec.workload import Workload
+from unisono_contrib.models.convnet.net import ConvNet
 
 BATCH = 3
 GPTS: list[dict[str, Any]] = [
@@ -63,16 +63,19 @@ def batch(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("pair", every())
-def test_parameters(pair: Any) -> None:
-    model, sizes = pair()
+def test_closed_forms_are_those_of_the_modules(pair: Any) -> None:
+    parameters(*pair())
+    flops_and_outputs(*pair())
+    activations(*pair())
+
+
+def parameters(model: Any, sizes: Workload) -> None:
     assert sizes.parameters == sum(p.numel() for p in model.parameters())
     parts = (model.stem, *model.blocks, model.head)
     assert [p.parameters for p in sizes.parts] == [sum(w.numel() for w in m.parameters()) for m in parts]
 
 
-@pytest.mark.parametrize("pair", every())
-def test_flops_and_outputs(pair: Any) -> None:
-    model, sizes = pair()
+def flops_and_outputs(model: Any, sizes: Workload) -> None:
     x, _ = batch(model)
     for module, part in zip((model.stem, *model.blocks, model.head), sizes.parts, strict=True):
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -81,10 +84,8 @@ def test_flops_and_outputs(pair: Any) -> None:
         assert x.numel() == BATCH * part.output, part.name
 
 
-@pytest.mark.parametrize("pair", every())
-def test_activations_are_what_autograd_keeps(pair: Any) -> None:
+def activations(model: Any, sizes: Workload) -> None:
     """Within 4 %: rotation tables and the like, which do not grow with the batch, are not in the closed form."""
-    model, sizes = pair()
     initialise(model, 0)
     inputs, targets = batch(model)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()} | {inputs.untyped_storage().data_ptr()}

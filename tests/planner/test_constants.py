@@ -15,18 +15,18 @@ from unisono.train.step import bucketing
 
 MODEL = (
     "work/blocks",
-    "work/sparse",
+    "work/expert_parallel",
     "machines/chip",
     "collectives",
     "memory",
     "price",
     "timetables",
-    "trust",
+    "error_bars",
 )
 # Public numbers that no price depends on: what a fit may come to, what is worth telling, and units.
 LIMITS = {
-    ("orders.py", "WORTH"), ("played.py", "FEW"), ("predict.py", "MIB"),
-    ("simulate.py", "GIB"), ("timeline.py", "LARGEST"),
+    ("orders.py", "WORTH"), ("pipeline_play.py", "FEW"), ("predict.py", "MIB"),
+    ("simulate.py", "GIB"),
 }  # fmt: skip
 FOLDER = Path(unisono.planner.__file__).parent
 

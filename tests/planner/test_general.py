@@ -4,8 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from unisono.models.convnet import convnet
-from unisono.models.convnet.resnet import resnet
 from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner import general
@@ -19,6 +17,8 @@ from unisono.planner.stack import stack
 from unisono.planner.work.networks import Network, cut, kept_by, longest_share
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
+from unisono_contrib.models.convnet import convnet
+from unisono_contrib.models.convnet.resnet import resnet
 from unisono_contrib.models.dlrm import dlrm
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))

@@ -17,10 +17,10 @@ from unisono.planner.pricing import closed, verdict
 from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
 from unisono.planner.work.blocks import block
-from unisono.planner.work.grid_kept import block_bytes, head_bytes, stem_bytes
 from unisono.planner.work.stage import OURS
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.step.train_step import train_step
+from unisono_contrib.planner.work.grid_kept import block_bytes, head_bytes, stem_bytes
 
 SAMPLES = 24  # one micro-batch is the whole batch
 

@@ -1,5 +1,7 @@
 """One count: closed forms of what a step sends and keeps are held to the program itself, rehearsed without numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planner.rehearsed import KINDS, covered, model, recipe, rehearsed, sent
@@ -17,11 +19,11 @@ QUICK = 6  # plans of a kind in the quick suite; the slow one takes all
 
 
 def priced(kind: str) -> list[Plan]:
-    """Plans with one stage a rank that have a price on devices."""
-    return [
-        plan for plan in covered(kind)
-        if len(of(plan.schedule).placement(2)) == 2 and not without_price(kind, plan)
-    ]  # fmt: skip
+    """Plans with one stage a rank that have a price on devices. Named collectives are for ranks on CPUs, and send as
+    much."""
+    plans = [plan for plan in covered(kind) if len(of(plan.schedule).placement(2)) == 2]
+    usual = Plan().collective
+    return [replace(plan, collective=usual) for plan in plans if not without_price(kind, plan)]
 
 
 def without_price(kind: str, plan: Plan) -> bool:

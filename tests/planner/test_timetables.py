@@ -39,7 +39,17 @@ def closed(name: str, ranks: int, micros: int, costs: Costs) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_idle_is_what_the_timetable_waits(name: str) -> None:
+def test_closed_forms_are_those_of_the_timetable(name: str) -> None:
+    what_is_idle(name)
+    promises(name)
+    what_is_held(name)
+    places(name)
+    what_is_served(name)
+    arrays(name)
+
+
+def what_is_idle(name: str) -> None:
+    """Seconds that the closed form says a row is idle are those that the timetable waits."""
     served = [size for size in SIZES if serves(name, *size, LAYERS)]
     assert len(served) >= 4
     for (ranks, micros), costs in product(served, (EQUAL, AGAIN, PLAIN)):
@@ -53,8 +63,7 @@ def test_what_is_idle_is_what_the_timetable_waits(name: str) -> None:
             assert waited <= said + 1e-9 and said <= 1.5 * waited + 2 * costs.whole, (ranks, micros, costs)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_closed_form_promises_too_much(name: str) -> None:
+def promises(name: str) -> None:
     """The timetable waits no longer than is said, where weights are the least part (DualPipes: and forwards the next)."""
     for (ranks, micros), (f, b) in product(SIZES, ((5, 1), (3, 2), (3, 3), (1, 4))):
         if serves(name, ranks, micros, LAYERS) and not (f > b and name.startswith("dual")):
@@ -63,8 +72,8 @@ def test_no_closed_form_promises_too_much(name: str) -> None:
             assert waited <= closed(name, ranks, micros, costs) + 1e-9, (ranks, micros, costs)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_held_is_what_the_timetable_holds(name: str) -> None:
+def what_is_held(name: str) -> None:
+    """Micro-batches that a row holds are those that the timetable holds."""
     for ranks, micros in SIZES:
         if not serves(name, ranks, micros, LAYERS):
             continue
@@ -79,8 +88,8 @@ def test_what_is_held_is_what_the_timetable_holds(name: str) -> None:
             assert held == said, (ranks, micros)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_ends_and_copies_are_where_the_timetable_has_them(name: str) -> None:
+def places(name: str) -> None:
+    """Ends and copies are where the timetable has them."""
     ranks = 4
     timetable = made(name, ranks, 12, EQUAL)
     firsts = {timetable.placement[s] for s in range(timetable.stages) if s % timetable.length == 0}
@@ -90,8 +99,8 @@ def test_ends_and_copies_are_where_the_timetable_has_them(name: str) -> None:
     assert timetable.length == ranks * chunks(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_served_can_be_made(name: str) -> None:
+def what_is_served(name: str) -> None:
+    """Sizes that are served are those whose timetable can be made."""
     for ranks, micros in SIZES:
         refused = False
         try:
@@ -108,8 +117,8 @@ def test_dualpipev_has_the_weights_once_and_half_a_micro_batch_more() -> None:
     assert idle("dualpipev", 4, 16, 2.0, 4.0, 2.0) == 3 * (3.0 + 2.0 - 3.0)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_arrays_are_priced_as_numbers_are(name: str) -> None:
+def arrays(name: str) -> None:
+    """Arrays have the prices of their numbers."""
     np = pytest.importorskip("numpy")
     micros, forward = np.array([8.0, 12.0, 24.0])[:, None], np.array([1.0, 2.0])
     got = idle(name, 4, micros, forward, 3 * forward, forward)

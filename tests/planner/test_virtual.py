@@ -20,10 +20,11 @@ from unisono.planner.clusters import cluster
 from unisono.planner.pricing import closed, price, verdict
 from unisono.planner.request import PlanRequest
 from unisono.planner.stack import stack
-from unisono.planner.work import activations, virtual
+from unisono.planner.work import activations
 from unisono.planner.work.stage import OURS
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.step.train_step import train_step
+from unisono_contrib.planner.work import virtual
 
 SHARDS = "sync=canonical:shards=4"
 # What starts no kernel: a tensor's memory seen otherwise, or none that is written.
@@ -170,7 +171,7 @@ def test_a_rank_keeps_what_is_said(name: str, text: str) -> None:
 
 
 def ask(text: str, where: str = "dgx-a100:1") -> PlanRequest:
-    plan = Plan.parse(f"{text} precision=bf16" if where != "host" else text)
+    plan = Plan.parse(f"{text} precision=bf16")
     return PlanRequest(model("llama"), plan, cluster(where), stack("plain"), 4, 4)
 
 

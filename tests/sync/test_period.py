@@ -11,11 +11,11 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
-from unisono.sync.period import PeriodSync, period_for
 from unisono.train.state.checkpoint import latest, save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.train_step import train_step
 from unisono.verify.prover import Proof, prove
+from unisono_contrib.sync.period import PeriodSync, period_for
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,7 +12,7 @@ import torch
 from tests.ranks import World
 from tests.train.small import recipe, started
 from unisono.config import Recipe, TrainConfig
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.offload.store import Store, layout_of
 from unisono.plan import Plan
 from unisono.spec.errors import Infeasible

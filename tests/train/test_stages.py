@@ -13,8 +13,8 @@ from unisono.train.state.run_state import pieces_of
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.train_step import train_step
 from unisono.train.watch.copies import checksum
-from unisono.train.watch.guard import install
 from unisono.train.watch.locate_nan import locate_nan
+from unisono_contrib.train.watch.guard import install
 
 SEVERAL = ["interleaved", "looped_bfs", "zb1p", "zbv", "dualpipev"]
 

@@ -11,7 +11,9 @@ SUMMARY: dict[str, Any] = {
 
 def test_the_loss_has_its_unit_and_the_speed_too() -> None:
     (line,) = closing(SUMMARY)
-    assert "validation 1.6250 nats a target" in line and "12,346 targets/s" in line
+    assert "validation 1.6250 nats per token" in line and "12,346 tokens/s" in line
+    (line,) = closing(SUMMARY, "samples")
+    assert "validation 1.6250 nats per sample" in line and "12,346 samples/s" in line
     assert "loss" not in closing({**SUMMARY, "loss": None, "val_loss": None})[0]
 
 

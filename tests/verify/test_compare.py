@@ -43,7 +43,7 @@ def judged(monkeypatch, lost, large, small):
     right = {"raw/large": torch.DoubleTensor([100.0, 1.0]), "raw/small": torch.DoubleTensor([1.0, 0.0])}
     seen = {"raw/large": torch.DoubleTensor([large, 1.0]), "raw/small": torch.DoubleTensor([small, 0.0])}
     out = judge(terms, 0, Gradients(right), None, Gradients(seen))  # type: ignore[arg-type]
-    return out.errors["grad"], bounds.grad, [one.name for one in out.found]
+    return out.errors["grad"], bounds.grad, [one.name for one in out.divergences]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.models.build import build
 from unisono.plan import Plan
 from unisono.spec.model import Facts
-from unisono.verify.narrow import read_in_float32
+from unisono.verify.path import read_in_float32
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(120)

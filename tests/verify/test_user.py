@@ -7,9 +7,8 @@ from torch.distributed.tensor import Partial, Shard
 import unisono
 from tests.threads import ThreadForkServer
 from tests.verify import loops
-from unisono.library.gradient_check import ENTRY, GradientCheck, check_with
+from unisono.library.gradient_check import ENTRY, GradientCheck, check_with, judge
 from unisono.spec.errors import UsageError, UserCodeError, VerifyMismatch
-from unisono.verify.user import judge
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -10,6 +10,7 @@ from torch import Size, Tensor
 
 from unisono.codecs import BucketMemory, Codec, Coder, Deal, Exchange, Gather, Sent, Sum
 from unisono.spec.errors import UserCodeError
+from unisono.spec.finder import is_ours
 from unisono.spec.frames import place
 
 ENDLESS = 100
@@ -88,7 +89,7 @@ class WatchedCoder(Coder):
 def bound(codec: Codec) -> Coder:
     """The live codec of one rank. One of a user's own is watched: what no drive could play is an error at its line."""
     coder = codec.bind()
-    if type(codec).__module__.partition(".")[0] == __name__.partition(".")[0] or codec.rungs:
+    if is_ours(type(codec).__module__) or codec.rungs:
         return coder
     return WatchedCoder(coder, source=codec)
 

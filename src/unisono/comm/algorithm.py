@@ -138,7 +138,7 @@ class Algorithm(ABC):
 
     @cached_property
     def rooted(self) -> "Algorithm":
-        """Who does what begins or ends with one member; by itself a tree of messages."""
+        """The algorithm of operations that begin or end with one member, such as a broadcast. By default a tree."""
         return COLLECTIVES.read("tree").bind(self.pg, "group")
 
     def broadcast(self, x: "Tensor", root: int) -> Pending:

@@ -1,4 +1,4 @@
-"""Who has gone, where a message or a collective of a group fails: all that are left name the same rank.
+"""Find who has gone when a message or a collective of a group fails: all ranks that are left name the same one.
 
 Gloo says that a connection was closed, and not whose. So a rank that fails looks at all its connections of the group: a
 receive that is posted on a broken one fails at once. Behind it may be a rank that left because of a third. Therefore
@@ -138,7 +138,7 @@ def _break_off(pg: Any, alive: Iterable[int]) -> None:
 
 
 def _blamed(rank: int) -> int:
-    """Who has gone first, as far as is known: this rank, or whom it blamed before it left."""
+    """Return the rank that has gone first, as far as is known: this rank, or the one that it blamed before it left."""
     seen = set[int]()
     with suppress(RuntimeError, ValueError):  # the store was with one that has gone
         store = dist.distributed_c10d._get_default_store()

@@ -55,7 +55,7 @@ def hang_up(size: int) -> None:
 
 
 def _groups() -> Iterator[dict[int, socket.socket]]:
-    """Of each group of this process, the sockets that Gloo watches: by descriptor, copies to close.
+    """Yield, for each group of this process, copies of the sockets that Gloo watches, by descriptor. Close the copies.
 
     They are in one epoll set, with the socket on which Gloo listened for the others. For each Gloo keeps a pointer,
     where Python's own servers keep the descriptor's number. So what the user's code has connected, to a database, a
@@ -77,7 +77,7 @@ def _listens(sock: socket.socket) -> bool:
 
 
 def _copies(info: str) -> dict[int, socket.socket]:
-    """Of the TCP sockets that an epoll set watches by a pointer. info: what the kernel tells of the set."""
+    """Return copies of the TCP sockets that an epoll set watches by pointers. info: the kernel's text about the set."""
     copies = dict[int, socket.socket]()
     for fd, data, inode in _WATCHED.findall(info):
         with suppress(OSError):

@@ -222,7 +222,7 @@ class LaunchConfig(BaseModel):
     )
     replan: bool = Field(
         default=True,
-        description="go on under another plan, or with leaves dealt by speed, where hosts or speeds have changed and"
+        description="go on under another plan, or with leaves split by speed, where hosts or speeds have changed and"
         " that pays; false: with fewer replicas alone",
     )
     snapshot_every: Natural | None = Field(

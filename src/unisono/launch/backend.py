@@ -27,7 +27,7 @@ class Equipment:
     visible: str = ""
 
     def says(self) -> str:
-        """Of each backend, whether it can be had: for `unisono doctor`."""
+        """Say for each backend whether this host has it: a line of `unisono doctor`."""
         nccl = (
             "built, and no GPU" if GPUS in self.built and not self.gpus else f"for {many(self.gpus, 'GPU')}"
         )

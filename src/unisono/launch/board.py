@@ -31,9 +31,10 @@ class RankRow:
 
 @dataclass
 class Board:
-    """The run as a whole, and its rows by rank."""
+    """The run as a whole, and its rows by rank. unit: what its speed counts, tokens or samples."""
 
     steps: int
+    unit: str = "tokens"
     rows: dict[int, RankRow] = field(default_factory=dict)
     step: int = 0
     loss: float | None = None
@@ -110,7 +111,7 @@ class Board:
         if self.val_loss is not None:
             words.append(f"validation {self.val_loss:.4f}")
         if self.per_second:
-            words.append(f"{count(self.per_second)} targets/s")
+            words.append(f"{count(self.per_second)} {self.unit}/s")
         left = self.seconds_left()
         if left is not None and self.step < self.steps:
             words.append(f"{seconds(left)} left")

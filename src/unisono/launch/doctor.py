@@ -35,7 +35,7 @@ class Check:
     note: bool = False
 
     def line(self) -> str:
-        """As a person reads it, with what to do beneath."""
+        """Return the line that a person reads, with the remedy beneath."""
         mark = "fault" if not self.ok else "note" if self.note else "ok"
         text = f"{mark:<6}{self.name:<12}{self.detail}"
         return f"{text}\n{'':<18}try: {self.fix}" if self.fix else text

@@ -108,9 +108,8 @@ def judge(ranks: Sequence[InspectedRank], patience: float | None, watched: float
         return Diagnosis(verdict.hang(called, waited), waited, limit, again=True, mark=f"called {number}")
     if first.state in ("clashed", "gone", "stopped"):
         gone = [view.rank for view in odd] if first.state == "gone" else []
-        mark = (
-            f"gone {gone}" if gone else ""
-        )  # a moment later it may have been replaced, or the run may have ended
+        # A moment later it may have been replaced, or the run may have ended.
+        mark = f"gone {gone}" if gone else ""
         return Diagnosis(_remedied(order, ranks, waited), waited, limit, again=bool(gone), mark=mark)
     if waited >= limit:
         return Diagnosis(_remedied(order, ranks, waited), waited, limit)

@@ -140,7 +140,7 @@ def _kernel(group: Sequence[InspectedRank]) -> list[str]:
 
 
 def side_by_side(ranks: Sequence[InspectedRank]) -> list[dict[str, Any]]:
-    """Of each group the last call of each of its ranks: its number, what it is, whether it is over, where."""
+    """Return the last call of each rank in each group: its number, operation, line, and whether it is over."""
     labels = dict.fromkeys(label for view in ranks for label in view.calls)
     return [_latest(label, ranks) for label in labels]
 

@@ -13,17 +13,20 @@ from unisono.launch.rank_status import RankStatus, process_state
 from unisono.launch.run.verdict import differing
 
 NEAR = 3.0
-"""Seconds that ranks get to answer: they look once a second."""
+"""Seconds that ranks of this host get to answer: the question is read once a second."""
 FAR = 15.0
-"""The same for ranks of other hosts, whose file system may be slow, and which may have to look at a neighbour."""
+"""Seconds that ranks of other hosts get: their file system may be slow, and one may have to look at its neighbour."""
 
 
 @dataclass(frozen=True)
 class InspectedRank:
-    """One rank as it is now. who: None where it was never there, or has left. frames: of its main thread, innermost
-    first, each file, line and name. calls: of each group. kernel: what its kernel says. since: seconds since its last
-    step, None if not known. usual: seconds of a step. clashed: its backend has got a message that does not fit. spoke:
-    whether it answered itself."""
+    """One rank as it is now.
+
+    who: its process; None if it was never there, or has left. frames: file, line and name of each frame of its main
+    thread, innermost first. calls: its latest calls in each group. kernel: what its kernel says. since: seconds since
+    its last step, None if not known. usual: seconds that a step takes. clashed: whether its backend has got a message
+    that does not fit. spoke: whether it answered itself.
+    """
 
     status: RankStatus
     who: RankProcess | None
@@ -37,7 +40,7 @@ class InspectedRank:
 
 
 def look(folder: Path, ranks: Sequence[RankProcess]) -> list[InspectedRank]:
-    """All ranks of a run, by number; of one whose hosts have folders of their own, those of this host."""
+    """Return all ranks of a run, by number. If each host has a folder of its own, return the ranks of this host."""
     reports = _answers(folder, ranks)
     views = {process.rank: _witness(process, reports.get(process.rank)) for process in ranks}
     if not ranks[0].private:
@@ -47,16 +50,12 @@ def look(folder: Path, ranks: Sequence[RankProcess]) -> list[InspectedRank]:
 
 
 def _answers(folder: Path, ranks: Sequence[RankProcess]) -> dict[int, dict[str, Any]]:
-    """What ranks say of themselves, or others of their host for them."""
+    """Return the reports of ranks. One that cannot answer may have a report of another rank of its host."""
     reports: dict[int, dict[str, Any]] = {}
-    with (
-        suppress(OSError),
-        inspect_folder.asking(folder) as token,
-    ):  # a folder that cannot be written: nobody hears
+    # Where the folder cannot be written, nobody hears.
+    with suppress(OSError), inspect_folder.asking(folder) as token:
         begun = time.monotonic()
-        while waiting := [
-            process for process in ranks if process.rank not in reports and _may_answer(process)
-        ]:
+        while waiting := [it for it in ranks if it.rank not in reports and _may_answer(it)]:
             for process in waiting:
                 if (report := inspect_folder.answer_of(folder, process.rank, token)) is not None:
                     reports[process.rank] = report
@@ -68,14 +67,12 @@ def _answers(folder: Path, ranks: Sequence[RankProcess]) -> dict[int, dict[str, 
 
 
 def _may_answer(process: RankProcess) -> bool:
-    """One that is seen to be stopped, or to have ended, will not."""
+    """Whether a rank may still answer. One that is stopped or has ended will not."""
     return not process.is_here() or not (process.has_gone() or process_state(process.pid) in ("T", "t"))
 
 
 def _witness(process: RankProcess, report: Mapping[str, Any] | None) -> InspectedRank:
-    report = (
-        None if report is None else inspect_schema.report(report)
-    )  # None: it failed, or is of another version
+    report = inspect_schema.report(report) if report else None  # None: it failed, or is of another version
     spoke = report is not None and "calls" in report
     if report is None:
         silent = {"status": {"rank": process.rank, "state": "silent", "host": process.host}}

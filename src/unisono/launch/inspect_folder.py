@@ -18,9 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from unisono.launch import inspect_schema
+from unisono.launch.inspect_schema import FORM, Count, Rank, Text
 from unisono.launch.rank_status import Frame, from_outside, process_state
 from unisono.observe.files import write_all, write_whole
 from unisono.spec.doubtful import read_regular
@@ -36,21 +39,31 @@ _MOST = 4 << 20  # bytes of an answer
 
 @dataclass(frozen=True)
 class RankProcess:
-    """Who a rank is. start: of its process, as the kernel counts it: numbers of processes come again. home: as `home`.
-    main: its main thread's number. lines: the descriptor of the file that faulthandler writes into. run: the same for
-    all ranks of one start. private: other hosts have folders of their own."""
+    """The process of a rank. start: when it began, in ticks of the kernel, since numbers of processes come again.
+    home: as `home` returns it. main: the number of its main thread. lines: the descriptor of the file that faulthandler
+    writes into. run: the same for all ranks of one start. began: seconds since 1970. private: whether each host has a
+    folder of its own."""
 
-    rank: int
-    world: int
-    pid: int
-    start: int
-    host: str
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
+    rank: Rank
+    world: Annotated[int, Field(ge=1, le=1 << 20)]
+    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
+    start: Count
+    host: Text
     home: list[Any]
-    main: int
-    lines: int
-    run: str
+    main: Annotated[int, Field(ge=0, lt=1 << 64)]
+    lines: Annotated[int, Field(ge=-1, lt=1 << 31)]
+    run: Text
     began: float
     private: bool = False
+
+    @staticmethod
+    def of(content: Mapping[str, Any]) -> "RankProcess | None":
+        """The process that a file or an event describes; None if that is in another form."""
+        with suppress(ValidationError, RecursionError):
+            return _PROCESS.validate_json(json.dumps(content))  # strictly, it takes no dict
+        return None
 
     def is_here(self) -> bool:
         """Whether its process can be seen from this one."""
@@ -69,6 +82,9 @@ class InspectQuestion:
 
     token: str
     home: list[Any]
+
+
+_PROCESS = TypeAdapter(RankProcess)
 
 
 def home() -> list[Any]:
@@ -90,7 +106,7 @@ def started(pid: int) -> int:
 def this_process(
     rank: int, world: int, host: str, lines: int, run: str = "", private: bool = False
 ) -> RankProcess:
-    """Who this process is, a rank. run: the secret of this start."""
+    """Describe this process, which is a rank. run: the secret of this start."""
     pid, main = os.getpid(), threading.main_thread().ident or 0
     return RankProcess(
         rank, world, pid, started(pid), host, home(), main, lines, of_start(run), time.time(), private
@@ -262,10 +278,9 @@ def kernel(pid: int) -> dict[str, Any]:
 
 
 def _all(folder: Path) -> list[RankProcess]:
-    contents = (inspect_schema.living(_read(path)) for path in folder.glob("rank*.json"))
-    return [
-        RankProcess(**content) for content in contents if content is not None
-    ]  # others: of another version, or made by hand
+    # What is in another form is of another version, or was made by hand.
+    processes = (RankProcess.of(_read(path)) for path in folder.glob("rank*.json"))
+    return [process for process in processes if process is not None]
 
 
 def _who(folder: Path, rank: int) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from unisono.launch import inspect_folder, inspect_schema
+from unisono.launch import inspect_folder
 from unisono.launch.inspect_folder import InspectQuestion, Questions, RankProcess
 
 
@@ -49,8 +49,8 @@ class InspectServer:
     def heard(self, worker: Worker, event: Mapping[str, Any], workers: Mapping[int, Worker]) -> bool:
         """Take in what a rank says. Returns whether it was for this server alone."""
         kind = event.get("kind")
-        if kind == "appear" and (living := inspect_schema.living(event["living"])) is not None:
-            self._processes[worker.number] = RankProcess(**living)
+        if kind == "appear" and (living := RankProcess.of(event["living"])) is not None:
+            self._processes[worker.number] = living
             self._open(Path(event["folder"]))
         if kind in ("appear", "ready"):
             self._show(workers)

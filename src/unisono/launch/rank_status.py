@@ -30,7 +30,7 @@ _OUTERMOST = (" in <module>", " in _run_module_as_main", "...")  # faulthandler 
 _PACKAGE = str(Path(__file__).parents[1])
 _BETWEEN = ("torch/_ops.py", "torch/_library/", "torch/utils/_contextlib.py", "/threading.py")  # they hand on
 _WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank/store.py", "launch/wire.py")
-_LAST = ("library/leave.py", "launch/context.py")
+_LAST = ("library/leave.py", "launch/rank/channel.py", "launch/context.py")
 # What a house file is about; the innermost that is found names what a rank is in. Less usual things weigh more: where
 # two ranks differ and no majority says who is right, the one that does the less usual thing is the odd one.
 _PARTS = (
@@ -47,17 +47,8 @@ _PARTS = (
     ("train/build/build.py", "the meeting of ranks", 0),
     ("train/step/train_step.py", "a step", 0),
 )
-_JOB = {
-    "save": 2,
-    "load": 2,
-    "clip": 1,
-    "mean": 1,
-    "log": 1,
-    "weigh": 1,
-    "weights": 1,
-    "prepare": 1,
-    "close": 3,
-}
+_JOB = dict.fromkeys(("clip", "mean", "log", "weigh", "weights", "prepare"), 1)
+_JOB |= {"save": 2, "load": 2, "close": 3}
 
 
 class Frame(NamedTuple):
@@ -113,15 +104,8 @@ def status_of(
     if ended and users is None and program:
         place = f"{program}, at its end"
     op = op or (next((f.name for f in tail if "distributed_c10d" in f.file), "") if waits else "")
-    return RankStatus(
-        rank,
-        "ended" if ended else "waits" if waits else "runs",
-        part=part,
-        op=op,
-        place=place,
-        odd=odd,
-        **known,
-    )
+    state = "ended" if ended else "waits" if waits else "runs"
+    return RankStatus(rank, state, part=part, op=op, place=place, odd=odd, **known)
 
 
 def _is_users(frame: Frame) -> bool:
@@ -154,14 +138,14 @@ def _part(tail: Sequence[Frame]) -> tuple[str, int]:
 
 
 def from_dump(rank: int, lines: Iterable[str], main: int = 0, **known: Any) -> RankStatus:
-    """As faulthandler wrote it; nothing written: "silent". main: see `frames_of`."""
+    """Return the status that faulthandler's lines show; "silent" if there are none. main: see `frames_of`."""
     frames = frames_of(lines, main)
     return status_of(rank, frames, **known) if frames else RankStatus(rank, "silent", **known)
 
 
 def frames_of(lines: Iterable[str], main: int = 0) -> list[Frame]:
-    """Of a thread as faulthandler wrote it, innermost first. main: the number of the one that is meant, where it wrote
-    of several; else the current one, or the last."""
+    """Return the frames of one thread that faulthandler wrote, innermost first. main: the number of that thread, if
+    several were written; without it, the current thread is taken, or else the last."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in lines:
         if _HEAD in line:

@@ -51,8 +51,9 @@ class Screen:
         color: bool = True,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        unit: str = "tokens",
     ) -> None:
-        self.board = Board(steps)
+        self.board = Board(steps, unit)
         self._ranks, self._title, self._quiet = ranks, title, quiet
         self._stream = stream or sys.stderr
         self._clock = clock

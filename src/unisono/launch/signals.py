@@ -16,7 +16,7 @@ from typing import Self
 from unisono.spec.errors import Stopped
 
 TO_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Those that a scheduler may send to single ranks. SIGHUP is the terminal's, which is the supervisor's."""
+"""The signals that a scheduler may send to single ranks. SIGHUP is sent by a terminal, and that is the supervisor's."""
 
 
 _LOADER = "/torch/utils/data/"
@@ -72,9 +72,8 @@ def _part_at_fork(numbers: Collection[int], ignored: Container[int]) -> None:
         signal.set_wakeup_fd(-1)
         loads = _LOADER in "".join(frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
         for number in numbers:
-            outlives = number in ignored or (
-                loads and number != signal.SIGTERM
-            )  # by which the loader ends them
+            # By SIGTERM the loader ends them.
+            outlives = number in ignored or (loads and number != signal.SIGTERM)
             if signal.getsignal(number) is _noted:
                 signal.signal(number, signal.SIG_IGN if outlives else signal.SIG_DFL)
         unblock()

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from unisono.launch.rank_status import process_state
 
 SHARE = 0.05
-"""Of a core, what a rank that computes uses at least; one that wakes now and then to look for something uses less."""
+"""The share of a core that a rank uses at least while it computes. One that only wakes now and then uses less."""
 
 
 class Sleep:

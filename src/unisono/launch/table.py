@@ -33,7 +33,7 @@ def _head(board: Board, title: str) -> Table:
         Text(title or "train", style="bold"),
         ProgressBar(total=max(1, board.steps), completed=board.step, width=26),
         f"{board.step}/{board.steps}",
-        f"{count(board.per_second)} targets/s" if board.per_second else "",
+        f"{count(board.per_second)} {board.unit}/s" if board.per_second else "",
         f"{seconds(left)} left" if left is not None and board.step < board.steps else "",
     )
     return grid

@@ -217,7 +217,7 @@ def _ports(adapter: Path) -> list[_Port]:
 
 
 def _of_port(adapter: Path, nets: Sequence[str], number: str) -> list[str]:
-    """Those of an adapter's network devices that are on the port of this number."""
+    """Return the network devices of an adapter that belong to the port of this number."""
     names = []
     for net in nets:
         folder = adapter / "device" / "net" / net

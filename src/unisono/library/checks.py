@@ -20,9 +20,9 @@ def fit(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         _is_a(optimizer, Optimizer, "the optimiser", "a torch.optim.Optimizer, or a list of them")
     if isinstance(model, DistributedDataParallel):
         raise _cannot("the model is wrapped in DistributedDataParallel", "give the model itself")
-    own = dict(model.named_parameters())
-    unborn = [name for name, p in own.items() if p.is_meta or isinstance(p, UninitializedParameter)]
-    if not own or unborn:
+    parameters = dict(model.named_parameters())
+    unborn = [name for name, p in parameters.items() if p.is_meta or isinstance(p, UninitializedParameter)]
+    if not parameters or unborn:
         what = (
             f"{unborn[0]} has no values yet (meta device, or lazy)"
             if unborn
@@ -38,8 +38,8 @@ def fit(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
 
 def own_only(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Raises UsageError J02 if an optimiser steps what is not the model's."""
-    own = {id(p) for p in model.parameters()}
-    strangers = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]} - own
+    parameters = {id(p) for p in model.parameters()}
+    strangers = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]} - parameters
     if strangers:
         what = f"the optimiser steps {len(strangers)} parameters that are not the model's"
         raise _cannot(what, "make the optimiser from model.parameters(), after the last change to the model")

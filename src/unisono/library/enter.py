@@ -107,7 +107,7 @@ def _advice(plan: Plan) -> tuple[str, ...]:
     if script is None or not Path(script).is_file():
         return ()
     command = shlex.join(["unisono", "prove", script, "--plan", str(plan)])
-    advice = proven.told(proven.look_up(Path(script).resolve(), plan), command)
+    advice = proven.note_of(proven.look_up(Path(script).resolve(), plan), command)
     return (f"U-{advice.code}: {advice.what}; {advice.fix}",)
 
 

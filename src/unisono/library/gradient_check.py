@@ -1,24 +1,79 @@
-"""`unisono.check_gradients`: are the gradients of a hand-written parallel loop those of one device?"""
+"""`unisono.check_gradients`: are the gradients of a hand-written parallel loop those of one device?
 
+**The bound** is that of `verify/bounds.py` for a model whose layers are cut, since we cannot know what the code cuts:
+relative to the tensor's largest entry, lambda * sqrt(path) * u * sqrt(tokens) and the sum over ranks. `path`, the
+additions on the longest way through the model, is estimated from the gradients themselves: a matrix [out, in] stands
+for a linear layer that adds `in` numbers forward and `out` backward; a vector, for two passes of a normalisation.
+"""
+
+import inspect
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.tensor import Placement, Replicate
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from unisono.launch.fork_server import ForkServer
+from unisono.launch.loop import OnEvent
 from unisono.library.explain import explained
-from unisono.library.found import found
-from unisono.spec.errors import UsageError
-from unisono.verify.user import GradientVerdict, judge
+from unisono.plan import Plan
+from unisono.spec.errors import UsageError, VerifyMismatch
+from unisono.spec.words import listed
+from unisono.verify.bounds import BoundTerms, bounds_of
+from unisono.verify.evidence import Evidence, RecordedBox
+from unisono.verify.gradients import explain
 
-ENTRY = "unisono.library.gradient_check_rank:main"
+ENTRY = "unisono.library.proof_rank:main"
 SCRIPT = "__unisono_script__"  # what a script is called when ranks import it
+_PRECISION = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"
+}  # fmt: skip
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientVerdict:
+    """What came of a comparison. errors: name → largest error over the tensor's largest entry, in the model's order.
+
+    bound: what each may be. first: the first wrong tensor in backward order. cause: a stable name, explanation: one
+    sentence; all three None if nothing is wrong.
+    """
+
+    passed: bool
+    bound: float
+    errors: Mapping[str, float]
+    first: str | None = None
+    cause: str | None = None
+    explanation: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        worst = max(self.errors.values(), default=0.0)
+        if self.passed:
+            return f"ok: {len(self.errors)} gradients, largest error {worst:.1e} (bound {self.bound:.1e})"
+        error = self.errors.get(self.first or "")
+        size = "" if error is None else f", error {error:.1e} (bound {self.bound:.1e})"
+        return f"WRONG: first {self.first}{size}; likely: {self.explanation} ({self.cause})"
+
+    def check(self) -> None:
+        """Raises VerifyMismatch V01 if anything is wrong."""
+        if not self.passed:
+            raise VerifyMismatch(
+                "the parallel gradients are not those of one device",
+                where=f"first in backward: {self.first}",
+                likely=self.explanation or "",
+            )
 
 
 class Rank(Protocol):
@@ -88,15 +143,15 @@ def check_with(
             f"{ranks} ranks do not divide into groups of {terms.shards}", "shards that divide ranks"
         )
     with tempfile.TemporaryDirectory(prefix="unisono-check-") as name:
-        call = {"dtype": terms.dtype, "folder": name}
-        (one,) = run(nursery, {**call, **home_of(reference), "alone": True}, 1, terms.timeout)
-        told = run(nursery, {**call, **home_of(candidate), "alone": False}, ranks, terms.timeout)
-        parts = [load_file(Path(name) / f"part-{i:04d}") for i in range(one["parts"])]
+        call = {"dtype": terms.dtype, "folder": name, "seed": 0}
+        (reference_play,) = run(nursery, {**call, **home_of(reference), "alone": True}, 1, terms.timeout)
+        results = run(nursery, {**call, **home_of(candidate), "alone": False}, ranks, terms.timeout)
+        parts = [load_file(Path(name) / f"part-{i:04d}") for i in range(reference_play["parts"])]
         seen = [load_file(Path(name) / f"rank-{i:04d}") for i in range(ranks)]
     gathered: dict[str, Placement] = dict.fromkeys(
-        (key for result in told for key in result["cut"]), Replicate()
+        (key for result in results for key in result["cut"]), Replicate()
     )
-    ordered = [{key: part[key] for key in one["order"] if key in part} for part in parts]
+    ordered = [{key: part[key] for key in reference_play["order"] if key in part} for part in parts]
     return judge(ordered, seen, {**gathered, **terms.layout}, terms.shards, terms.tokens)
 
 
@@ -105,9 +160,11 @@ def path_of(function: Callable[..., Any]) -> list[str]:
     return [str(Path(home_of(function)["file"]).parent), *(entry for entry in sys.path if entry)]
 
 
-def run(nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: float) -> list[dict[str, Any]]:
+def run(
+    nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: float, hear: OnEvent | None = None
+) -> list[dict[str, Any]]:
     """What each rank returned. Raises what the first to fail raised."""
-    outcome = nursery.run(argument, ranks, 1, None, timeout, "gloo")
+    outcome = nursery.run(argument, ranks, 1, hear, timeout, "gloo")
     if outcome.error is not None:
         if outcome.error.trace:
             outcome.error.add_note(outcome.error.trace)
@@ -120,9 +177,161 @@ def run(nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: floa
 
 def home_of(function: Callable[..., Any]) -> dict[str, str]:
     """Where another process finds the function. Raises UsageError V03."""
-    file, name = found(function, "check_gradients", SCRIPT, inner=True)
+    file, name = locate(function, "check_gradients", SCRIPT, inner=True)
     return {"module": getattr(function, "__module__", ""), "name": name, "file": str(file)}
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers put in front: `module.` of DDP, `_orig_mod.` of torch.compile."""
+    for word in _WRAPPERS:
+        name = name.removeprefix(word).replace("." + word, ".")
+    return name
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """name → gradient of a model after backward, zeros where there is none; DTensors stay DTensors."""
+    return {
+        plain_name(name): torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def judge(
+    parts: Sequence[Mapping[str, Tensor]],
+    seen: Sequence[Mapping[str, Tensor]],
+    layout: Mapping[str, Placement],
+    shards: int,
+    tokens: int,
+) -> GradientVerdict:
+    """parts: shares of the right gradient, which add up to it. seen: each rank's tensors. layout: name or pattern →
+    how a tensor lies on `shards` consecutive ranks. tokens: terms that a weight's gradient sums up.
+
+    Raises UsageError V03 for names or shapes that do not go together.
+    """
+    order = list(dict.fromkeys(name for part in parts for name in part))
+    want = {n: torch.stack([part[n].double() for part in parts if n in part]).sum(0) for n in order}
+    _check_names(want, seen)
+    bound = _bound(want, seen, tokens)
+    evidence = Evidence(
+        want=want,
+        held={name: _boxes(name, want[name], seen, layout, shards) for name in want},
+        axes=("rank",),
+        sizes=_sizes(len(seen), len(parts), shards),
+        slack=bound,
+        shares={n: torch.stack([part[n] for part in parts]) for n in want if _shared(n, parts)},
+    )
+    largest = max((x.abs().max().item() for x in want.values() if x.numel()), default=0.0)
+    errors = {n: evidence.worst(n) / max(evidence.top(n), bound * largest) for n in want}
+    wrong = [name for name in reversed(want) if not errors[name] <= bound]
+    if not wrong:
+        return GradientVerdict(True, bound, errors)
+    cause = explain(evidence, wrong)
+    return GradientVerdict(False, bound, errors, wrong[0], cause.name, cause.text)
+
+
+def _shared(name: str, parts: Sequence[Mapping[str, Tensor]]) -> bool:
+    return len(parts) > 1 and all(name in part for part in parts)
+
+
+def _check_names(want: Mapping[str, Tensor], seen: Sequence[Mapping[str, Tensor]]) -> None:
+    """Raises UsageError V03."""
+    for rank, held in enumerate(seen):
+        lost, new = want.keys() - held.keys(), held.keys() - want.keys()
+        for problem, names in (("lacks", lost), ("alone has", new)):
+            if names:
+                what = f"rank {rank} {problem} {listed(sorted(names), 3)}"
+                raise _misfit(what, "the names of the reference, for all parameters")
+
+
+def _boxes(
+    name: str,
+    right: Tensor,
+    seen: Sequence[Mapping[str, Tensor]],
+    layout: Mapping[str, Placement],
+    shards: int,
+) -> list[RecordedBox]:
+    """What each rank holds of one gradient; of parts of a sum, the sum. Raises UsageError V03."""
+    placed = next((p for pattern, p in layout.items() if fnmatchcase(name, pattern)), Replicate())
+    boxes = []
+    for first in range(0, len(seen), shards):
+        group = [held[name] for held in seen[first : first + shards]]
+        if isinstance(placed, Partial):
+            group = [torch.stack(group).sum(0)] * shards
+        starts, wholes = [[0] * x.dim() for x in group], group
+        if isinstance(placed, Shard):
+            wholes, ends = [torch.cat(group, placed.dim)], accumulate(x.shape[placed.dim] for x in group)
+            for start, end in zip(starts[1:], ends, strict=False):
+                start[placed.dim] = end
+        for whole in wholes:
+            if whole.shape != right.shape:
+                raise _misfit(
+                    f"{name} is {list(whole.shape)} on {shards} ranks and {list(right.shape)} on one device",
+                    f'layout={{"{name}": Shard(dim)}} says how it is cut',
+                )
+        for rank, (start, x) in enumerate(zip(starts, group, strict=True), first):
+            boxes.append(RecordedBox(rank, {"rank": rank}, tuple(start), x))
+    return boxes
+
+
+def _sizes(ranks: int, parts: int, shards: int) -> dict[str, int]:
+    """In words → what a gradient may be too large or too small by."""
+    replicas = ranks // shards
+    return {
+        "the ranks": ranks,
+        "the shares of the batch": parts,
+        "the ranks of one replica": shards,
+        "the replicas": replicas,
+        "the shares of one replica": parts // replicas,
+        "the shares of one rank": parts // ranks,
+    }
+
+
+def _bound(want: Mapping[str, Tensor], seen: Sequence[Mapping[str, Tensor]], tokens: int) -> float:
+    shapes = [tuple(x.shape) for x in want.values()]
+    path = sum(s[0] + math.prod(s[1:]) if len(s) > 1 else 4 * math.prod(s) for s in shapes)
+    dtypes = {x.dtype for held in seen for x in held.values()}
+    coarse = max(
+        (d for d in dtypes if d in _PRECISION), key=lambda d: torch.finfo(d).eps, default=torch.float64
+    )
+    sizes = BoundTerms(
+        path=path,
+        rounded=2 * sum(len(s) > 1 for s in shapes),
+        elements=sum(math.prod(s) for s in shapes),
+        tokens=tokens,
+        leaves=len(seen),
+    )
+    # tp: what a rank computes may be cut anywhere, so bounds are those of cut layers.
+    return bounds_of(Plan(tp=max(2, len(seen)), precision=_PRECISION[coarse]), sizes).grad
 
 
 def _misfit(what: str, fix: str) -> UsageError:
     return UsageError(what, where="check_gradients", fix=fix, code="V03")
+
+
+def locate(
+    function: Callable[..., Any], asker: str, module_prefix: str, *, inner: bool = False
+) -> tuple[Path, str]:
+    """(its file, its name there). own: how the module begins that our own processes make of the file. inner: whether a
+    function inside a class will do. Raises UsageError V03, which names the `asker`."""
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
+    if module.startswith(module_prefix):
+        raise UsageError(
+            f"{asker.rpartition('.')[2]} was called while its own processes import the script",
+            where=asker,
+            fix="put the call under: if __name__ == '__main__':",
+            code="V03",
+        )
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    there = bool(name) and "<" not in name if inner else name.isidentifier()
+    if not there or file is None or not Path(file).exists():
+        raise UsageError(
+            f"{name or function!r} cannot be found by another process",
+            where=asker,
+            fix="a function at the top of a file, neither a lambda nor inside another function",
+            code="V03",
+        )
+    return Path(file).resolve(), name

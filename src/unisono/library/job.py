@@ -15,26 +15,22 @@ from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
 from unisono.launch.rank.calls import Ledger
-from unisono.library import checks, leave
-from unisono.library.copies import copied_with_shards
-from unisono.library.deal import DealtLoader
+from unisono.library import checks, leave, sharding
+from unisono.library.batch_sharding import ShardedLoader
+from unisono.library.batch_tracer import BatchTracer
+from unisono.library.current_batch import CurrentBatch
+from unisono.library.exchange import Exchange, of_each, spread
 from unisono.library.explain import explained
-from unisono.library.following import Following
-from unisono.library.gather import gather
+from unisono.library.first_steps import FirstSteps, follow, refuse_double_backward
+from unisono.library.gather import gather, join_batches
 from unisono.library.gradients import LoopGradients
-from unisono.library.hand import Hand
 from unisono.library.join import JoinedLoader, JoinedLoaders
 from unisono.library.modes import unwatched
-from unisono.library.noise import Draws, Streams
-from unisono.library.norms import join_batches
 from unisono.library.notices import Notices
-from unisono.library.objects import of_each
-from unisono.library.place import JobPlace
+from unisono.library.randomness import Draws, Streams
 from unisono.library.ranks import Ranks, rows_of
-from unisono.library.sharding import Moved, follow_flags, held_elsewhere, refuse_others, repoint, shard
-from unisono.library.small import Small, spread
-from unisono.library.state import Prepared, as_written, persistent_buffers
-from unisono.library.watch import FirstSteps, follow, refuse_double_backward
+from unisono.library.sharding import Moved, shard
+from unisono.library.state import JobPlace, Prepared, as_written, persistent_buffers
 from unisono.observe.metrics import JsonLines
 from unisono.parallel.params import local_of, slots_of
 from unisono.plan import Plan
@@ -67,27 +63,31 @@ class Job:
         self.plan, self.mesh, self.device = plan, mesh, device
         self.rank, self.world = mesh.rank, mesh.shape.world
         self.step = 0
-        self._small = Small(mesh.data, wire)
+        self._exchange = Exchange(mesh.data, wire)
         # Norms have groups of their own: a call that one rank alone makes meets no gradients, waits, and is named.
         self._norms = mesh.group("shard", ("shard",))
-        self._norm_is_met = Small(mesh.group("dp", ("dp",)), wire)
+        self._norm_is_met = Exchange(mesh.group("dp", ("dp",)), wire)
         self._ledger = ledger or Ledger()
-        self._told = Notices(self._small, strict)
-        self._following = Following(mesh.data.size, self._told)
-        self._hand = Hand(mesh.data.index, mesh.data.size, self._told, self._following.begin)
+        self._notices = Notices(self._exchange, strict)
+        self._following = BatchTracer(mesh.data.size, self._notices)
+        self._current_batch = CurrentBatch(
+            mesh.data.index, mesh.data.size, self._notices, self._following.begin
+        )
         self._prepared: list[Prepared] = []
-        self._dealt: list[DealtLoader] = []
+        self._dealt: list[ShardedLoader] = []
         self._lines: dict[Path, JsonLines] = {}
         self.advice: tuple[str, ...] = ()
         self._owner = owner
         self._closed = False
         self._seed = self._common(torch.initial_seed())
         self._place = JobPlace(self, self._common(secrets.randbits(63)))
-        self.ranks = Ranks(self._small)
-        self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._told)
-        self._joins = JoinedLoaders(self._hand, self._small, self._streams)
-        self._steps = FirstSteps(self._hand, self._streams, self._small, self._told, self._following)
-        self.generator = Draws(self._seed, self._hand, lambda: self.step)
+        self.ranks = Ranks(self._exchange)
+        self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._notices)
+        self._joins = JoinedLoaders(self._current_batch, self._exchange, self._streams)
+        self._steps = FirstSteps(
+            self._current_batch, self._streams, self._exchange, self._notices, self._following
+        )
+        self.generator = Draws(self._seed, self._current_batch, lambda: self.step)
 
     @property
     def is_main(self) -> bool:
@@ -98,10 +98,10 @@ class Job:
     def notes(self) -> tuple[str, ...]:
         """What makes this run another than that of one device, with a code and a remedy each, as far as it was noticed;
         and parameters that the last backward did not reach."""
-        return *self._told.said.values(), *(
+        return *self._notices.said.values(), *(
             f"{name} had no gradient in the last backward on any rank"
-            for one in self._prepared
-            for name in one.gradients.unused
+            for prepared in self._prepared
+            for name in prepared.gradients.unused
         )
 
     @explained()
@@ -126,16 +126,16 @@ class Job:
         optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         checks.fit(model, optimizers)
         self._streams.to_script()
-        one = next((one for one in self._prepared if one.model is model), None)
-        if one is None:
-            one = self._spread(model, optimizers, blocks)
+        prepared = next((known for known in self._prepared if known.model is model), None)
+        if prepared is None:
+            prepared = self._spread(model, optimizers, blocks)
         else:
-            checks.new_only(optimizers, one.optimizers)
+            checks.new_only(optimizers, prepared.optimizers)
             for other in optimizers:
-                repoint(other, one.moved)
+                sharding.repoint(other, prepared.moved)
             checks.own_only(model, optimizers)
-            one.optimizers.extend(optimizers)
-        self._follow(one, optimizers)
+            prepared.optimizers.extend(optimizers)
+        self._follow(prepared, optimizers)
         dealt = [each if each is None else self._deal(each) for each in data]
         return (model, optimizer, *dealt)
 
@@ -147,7 +147,7 @@ class Job:
         several, sharded, number = self.mesh.data.size > 1, self.plan.shard > 1, self._steps.one_more()
         if several:
             spread([*model.parameters(), *model.buffers()], self.mesh.data)
-            join_batches(model, self.mesh.data, self._hand)
+            join_batches(model, self.mesh.data, self._current_batch)
         shapes = {name: tuple(p.shape) for name, p in as_written(model).named_parameters()}
         moved: Moved = {}
         if sharded:
@@ -155,39 +155,41 @@ class Job:
             moved = shard(model, optimizers, blocks, mesh, zero)
             self._following.old.append(moved)
             self._steps.shards(model)
-            copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
+            sharding.copied_with_shards(model, lambda copy, parts: shard(copy, (), parts, mesh, zero))
             refuse_double_backward(model)
         slots = slots_of(as_written(model), shapes, {}, self.mesh, False, frozenset())
         dp = self.mesh.group("dp", ("dp",)) if number else self.mesh.dp
 
         def meet() -> None:
             if several:
-                self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._hand.says())
+                self._ledger.note(
+                    f"backward of model {number}", self.mesh.data.ranks, *self._current_batch.says()
+                )
 
-        small, over = Small(dp, self._small.device), self._streams.to_script
-        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, over, meet, small)
+        exchange, over = Exchange(dp, self._exchange.device), self._streams.to_script
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._current_batch, over, meet, exchange)
         if several:
             gradients.scatter_through(model)
 
         def begins() -> None:
-            refuse_others(model)
+            sharding.refuse_others(model)
             if gradients.look_anew():
-                follow_flags(model)
+                sharding.follow_flags(model)
 
-        follow(model, self._hand, self._streams, self._steps, [begins] if sharded else [])
+        follow(model, self._current_batch, self._streams, self._steps, [begins] if sharded else [])
         names = {name: id(p) for name, p in as_written(model).named_parameters(remove_duplicate=False)}
-        one = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
-        self._prepared.append(one)
-        return one
+        prepared = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
+        self._prepared.append(prepared)
+        return prepared
 
-    def _follow(self, one: Prepared, optimizers: Sequence[Optimizer]) -> None:
+    def _follow(self, prepared: Prepared, optimizers: Sequence[Optimizer]) -> None:
         """Act before and after each step of these optimisers."""
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(lambda own, *_: self._before_step(one, own))
-            optimizer.register_step_post_hook(lambda own, *_: self._after_step(one, own))
+            optimizer.register_step_pre_hook(lambda stepping, *_: self._before_step(prepared, stepping))
+            optimizer.register_step_post_hook(lambda stepping, *_: self._after_step(prepared, stepping))
 
     @explained()
-    def deal(self, data: Any) -> DealtLoader:
+    def deal(self, data: Any) -> ShardedLoader:
         """One more source of global batches, such as one to evaluate on: this rank's samples of each."""
         self._streams.to_script()
         return self._deal(data)
@@ -197,31 +199,33 @@ class Job:
         for it, and every rank makes as many steps as the longest."""
         return self._joins.of(data)
 
-    def _deal(self, data: Any) -> DealtLoader:
+    def _deal(self, data: Any) -> ShardedLoader:
         number = len(self._dealt)
-        self._dealt.append(DealtLoader(data, self._hand, self._small, self._streams, number, self._seed))
+        self._dealt.append(
+            ShardedLoader(data, self._current_batch, self._exchange, self._streams, number, self._seed)
+        )
         return self._dealt[-1]
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Backwards inside keep their gradients on this rank; they meet with those of the next backward outside, or
         at the step. It saves messages and changes no number."""
-        was = [one.gradients.hold(True) for one in self._prepared]
+        was = [prepared.gradients.hold(True) for prepared in self._prepared]
         try:
             yield
         finally:
-            for one, holding in zip(self._prepared, was, strict=False):
-                one.gradients.hold(holding)
+            for prepared, holding in zip(self._prepared, was, strict=False):
+                prepared.gradients.hold(holding)
 
     @explained()
     def weigh(self, count: float) -> None:
         """The loss of the batch at hand is a mean over `count` things on this rank (tokens that are no padding, say),
         not over its samples. Call it between the batch and its forward."""
-        count = 0 if self._hand.expected().borrowed else count
-        total = self._small.sums([count])[0]
+        count = 0 if self._current_batch.expected().borrowed else count
+        total = self._exchange.sums([count])[0]
         if total <= 0:
             raise UsageError(f"the batch counts {total:g} over all ranks", where="job.weigh", code="J07")
-        self._hand.weigh(count, total)
+        self._current_batch.weigh(count, total)
         self._following.weigh()
 
     @overload
@@ -234,8 +238,8 @@ class Job:
         number, or for a tensor with dims, such as a buffer, a tensor."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return self._means([value])[0]
-        own = value.detach().to(torch.float64) * (self._hand.ratio / self.mesh.data.size)
-        return self.mesh.data.all_reduce(own).to(value.dtype)
+        part = value.detach().to(torch.float64) * (self._current_batch.ratio / self.mesh.data.size)
+        return self.mesh.data.all_reduce(part).to(value.dtype)
 
     @explained()
     def gather(self, *rows: "Tensor | list[Any]") -> Any:
@@ -247,16 +251,16 @@ class Job:
         return tuple(whole) if len(whole) > 1 else whole[0]
 
     def _gathered(self, x: "Tensor | list[Any]") -> Any:
-        batch, group = self._hand.current, self.mesh.data
+        batch, group = self._current_batch.current, self.mesh.data
         if isinstance(x, Tensor) or group.size == 1:
             return gather(x, batch, group) if isinstance(x, Tensor) else x
-        return rows_of(of_each(x, self._small), batch.parts(group.size))
+        return rows_of(of_each(x, self._exchange), batch.parts(group.size))
 
     def _means(self, values: Sequence[float | Tensor]) -> list[float]:
-        ratio, size = self._hand.ratio, self.mesh.data.size
+        ratio, size = self._current_batch.ratio, self.mesh.data.size
         plain = [v.item() if isinstance(v, Tensor) else v for v in values]
-        own = [v * ratio / size if ratio else 0.0 for v in plain]
-        return self._small.sums(own)
+        parts = [v * ratio / size if ratio else 0.0 for v in plain]
+        return self._exchange.sums(parts)
 
     @explained()
     def clip(self, max_norm: float, model: nn.Module | None = None) -> float:
@@ -264,23 +268,23 @@ class Job:
 
         Returns the norm before (Pascanu et al., 2013). model: one of several prepared ones; the first by default.
         """
-        one = self._one(model)
-        one.gradients.catch_up()
-        for slot in one.slots:
+        prepared = self._find(model)
+        prepared.gradients.catch_up()
+        for slot in prepared.slots:
             slot.take_gradient()
-        shapes = {slot.name: slot.shape for slot in one.slots}
-        nothing = torch.zeros(0, dtype=torch.float64, device=one.slots[0].master.device)
-        norm = ByTensor(shapes, self._norms, self.mesh.at)(one.slots, nothing)[0]
+        shapes = {slot.name: slot.shape for slot in prepared.slots}
+        nothing = torch.zeros(0, dtype=torch.float64, device=prepared.slots[0].master.device)
+        norm = ByTensor(shapes, self._norms, self.mesh.at)(prepared.slots, nothing)[0]
         self._norm_is_met.sums([norm])
-        clip(one.slots, norm, max_norm)
+        clip(prepared.slots, norm, max_norm)
         return norm
 
     @explained()
     def clip_value(self, largest: float, model: nn.Module | None = None) -> None:
         """Bring every gradient into [-largest, largest]."""
-        one = self._one(model)
-        one.gradients.catch_up()
-        for slot in one.slots:
+        prepared = self._find(model)
+        prepared.gradients.catch_up()
+        for slot in prepared.slots:
             if slot.live.grad is not None:
                 local_of(slot.live.grad).clamp_(-largest, largest)
 
@@ -339,18 +343,18 @@ class Job:
 
     def knows(self, model: nn.Module) -> bool:
         """Whether a model is prepared."""
-        return any(one.model is model for one in self._prepared)
+        return any(prepared.model is model for prepared in self._prepared)
 
     @explained()
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """Parameters and buffers, whole and on the CPU, under the names that `state_dict` gives them on one device."""
-        one = self._one(model)
+        prepared = self._find(model)
         whole: dict[int, Tensor] = {}
-        for slot in one.slots:
+        for slot in prepared.slots:
             live = slot.live.detach()
             whole[id(slot.live)] = (live.full_tensor() if isinstance(live, DTensor) else live).cpu().clone()
-        names = {name: whole[key] for name, key in one.names.items()}
-        return names | {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(one.plain)}
+        names = {name: whole[key] for name, key in prepared.names.items()}
+        return names | {n: buffer.detach().cpu().clone() for n, buffer in persistent_buffers(prepared.plain)}
 
     def close(self) -> None:
         """Leave together with the others; done by itself when the script ends."""
@@ -365,33 +369,33 @@ class Job:
             leave.part_at_exit(self.mesh.world)
 
     def _common(self, number: int) -> int:
-        own = torch.tensor([number & ((1 << 63) - 1)], dtype=torch.int64)
-        return int(self._small.from_first(own).item())
+        line = torch.tensor([number & ((1 << 63) - 1)], dtype=torch.int64)
+        return int(self._exchange.from_first(line).item())
 
-    def _one(self, model: nn.Module | None) -> Prepared:
-        for one in self._prepared:
-            if model is None or one.model is model:
-                return one
+    def _find(self, model: nn.Module | None) -> Prepared:
+        for prepared in self._prepared:
+            if model is None or prepared.model is model:
+                return prepared
         what = "no model is prepared yet" if model is None else "this model is not prepared"
         raise UsageError(what, fix="job.prepare(model, optimizer, data) first", code="J08")
 
     @explained()
-    def _before_step(self, one: Prepared, optimizer: Optimizer) -> None:
-        one.gradients.catch_up()
+    def _before_step(self, prepared: Prepared, optimizer: Optimizer) -> None:
+        prepared.gradients.catch_up()
         if self.mesh.data.size > 1:
-            checks.all_known(optimizer, one.gradients.slots)
-            own = one.gradients.meet_others(self._steps.looking)
-            if own is not None:
-                self._steps.judge(own)
+            checks.all_known(optimizer, prepared.gradients.slots)
+            fresh = prepared.gradients.meet_others(self._steps.looking)
+            if fresh is not None:
+                self._steps.judge(fresh)
         if self._steps.looking:
             if self.plan.shard > 1:
-                checks.all_stepped(one.optimizers, one.gradients.slots)
-                held = held_elsewhere(one.moved)
+                checks.all_stepped(prepared.optimizers, prepared.gradients.slots)
+                held = sharding.held_elsewhere(prepared.moved)
                 if held:
-                    self._told("J15", held)
-            self._steps.before_step(one.number, one.model)
+                    self._notices("J15", held)
+            self._steps.before_step(prepared.number, prepared.model)
         self._following.switch(False)
 
-    def _after_step(self, one: Prepared, optimizer: Optimizer) -> None:
+    def _after_step(self, prepared: Prepared, optimizer: Optimizer) -> None:
         self._steps.look(True)
-        self.step += one.number == 0 and optimizer is one.optimizers[0]
+        self.step += prepared.number == 0 and optimizer is prepared.optimizers[0]

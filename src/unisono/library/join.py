@@ -4,7 +4,7 @@ Every rank makes as many steps as the longest. The global batch of a step is wha
 that has run out computes on a sample of its last batch, with weight 0, so that nobody waits for it: Horovod's and
 DDP's `join`, but a mean over samples, where theirs is one over ranks.
 
-A checkpoint keeps the place of each rank in its own data, as one of global batches does (`deal.py`): the pass, the
+A checkpoint keeps the place of each rank in its own data, as one of global batches does: the pass, the
 random numbers with which it began, and the batches used. It goes on on the same number of ranks.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from unisono.library.batch_sharding import as_before, generators_of, other_order, states_now
+from unisono.library.batches import cut, digest, glance_at, samples_in
+from unisono.library.current_batch import CurrentBatch, Walk
+from unisono.library.exchange import Exchange
 from unisono.library.explain import explained
-from unisono.library.hand import Hand, Walk
-from unisono.library.noise import Streams
-from unisono.library.order import as_before, generators_of, other_order, states_now
-from unisono.library.small import Small
-from unisono.library.whole import cut, digest, glance_at, samples_in
+from unisono.library.randomness import Streams
 from unisono.spec.errors import UsageError
 
 
@@ -28,8 +28,20 @@ class JoinedLoader:
     Length and attributes are those of `data`.
     """
 
-    def __init__(self, data: Iterable[Any], hand: Hand, small: Small, streams: Streams, number: int) -> None:
-        self._data, self._hand, self._small, self._streams = data, hand, small, streams
+    def __init__(
+        self,
+        data: Iterable[Any],
+        current_batch: CurrentBatch,
+        exchange: Exchange,
+        streams: Streams,
+        number: int,
+    ) -> None:
+        self._data, self._current_batch, self._exchange, self._streams = (
+            data,
+            current_batch,
+            exchange,
+            streams,
+        )
         self._walk, self._start = Walk(number, -1, over=True), []
         self._going_on: Mapping[str, Any] | None = None
 
@@ -43,13 +55,13 @@ class JoinedLoader:
             exhausted = False
             try:
                 for batch, counts, chain in self._batches(walk, going_on):
-                    self._hand.joined(batch, counts, walk, chain)
+                    self._current_batch.joined(batch, counts, walk, chain)
                     self._streams.to_own()
                     yield batch
                     self._streams.to_script()
                 exhausted = True
             finally:
-                if self._hand.ended(walk, exhausted):
+                if self._current_batch.ended(walk, exhausted):
                     self._streams.to_script()
 
     def _batches(self, walk: Walk, going_on: Mapping[str, Any]) -> Iterator[tuple[Any, list[int], int]]:
@@ -63,16 +75,16 @@ class JoinedLoader:
         while True:
             with before():
                 batch = next(batches, None)
-            own = 0 if batch is None else samples_in(batch)
+            samples = 0 if batch is None else samples_in(batch)
             if batch is not None:
                 chain = digest(f"{chain} {glance_at(batch)}".encode())
-                borrowed = cut(batch, own, 0, 1)
+                borrowed = cut(batch, samples, 0, 1)
             place += 1
             if place == skip and chain != going_on["chain"]:
                 raise other_order(self._data, place)
             if place <= skip:
                 continue
-            counts = self._small.gather(own)
+            counts = self._exchange.gather(samples)
             if not sum(counts):
                 return
             if place == 1 and not all(counts):
@@ -116,7 +128,7 @@ class JoinedLoader:
     def _other_ranks(self, ranks: int) -> UsageError:
         return UsageError(
             f"the checkpoint was saved within a pass of {ranks} ranks, each with data of its own, and here are"
-            f" {self._small.group.size}: who reads what is left is not known",
+            f" {self._exchange.group.size}: who reads what is left is not known",
             where="job.join",
             fix=f"{ranks} ranks until the pass is over; or save between two passes",
             code="J17",
@@ -130,16 +142,16 @@ class JoinedLoaders:
     first ones that the script has or makes after `load` go on there.
     """
 
-    def __init__(self, hand: Hand, small: Small, streams: Streams) -> None:
-        self._hand, self._small, self._streams = hand, small, streams
-        self._made = 0
+    def __init__(self, current_batch: CurrentBatch, exchange: Exchange, streams: Streams) -> None:
+        self._current_batch, self._exchange, self._streams = current_batch, exchange, streams
+        self._count = 0
         self._alive: list[weakref.ref[JoinedLoader]] = []
         self._kept: list[Mapping[str, Any]] = []  # places that no loader has taken up yet
 
     def of(self, data: Iterable[Any]) -> JoinedLoader:
         """One more."""
-        self._made += not self._kept  # one that goes on was counted when it was made
-        loader = JoinedLoader(data, self._hand, self._small, self._streams, -self._made)
+        self._count += not self._kept  # one that goes on was counted when it was made
+        loader = JoinedLoader(data, self._current_batch, self._exchange, self._streams, -self._count)
         if self._kept:
             loader.state = self._kept.pop(0)
         self._alive = [ref for ref in self._alive if ref() is not None] + [weakref.ref(loader)]
@@ -149,15 +161,15 @@ class JoinedLoaders:
     def state(self) -> dict[str, Any]:
         """This rank's, as JSON."""
         alive = [loader.state for ref in self._alive if (loader := ref()) is not None]
-        return {"made": self._made, "ranks": self._small.group.size, "loaders": [*alive, *self._kept]}
+        return {"made": self._count, "ranks": self._exchange.group.size, "loaders": [*alive, *self._kept]}
 
     @state.setter
     def state(self, state: Mapping[str, Any]) -> None:
         ranks, places = state["ranks"], state["loaders"]
-        if ranks != self._small.group.size:
-            places = [one | {"ranks": ranks} if "place" in one else one for one in places]
+        if ranks != self._exchange.group.size:
+            places = [saved | {"ranks": ranks} if "place" in saved else saved for saved in places]
         alive = [loader for ref in self._alive if (loader := ref()) is not None]
         for loader, place in zip(alive, places, strict=False):
             loader.state = place
         self._kept = list(places[len(alive) :])
-        self._made = max(self._made, state["made"])
+        self._count = max(self._count, state["made"])

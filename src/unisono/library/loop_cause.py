@@ -7,9 +7,8 @@ from torch import Tensor
 
 from unisono.plan import Plan
 from unisono.spec.words import listed
-from unisono.verify.evidence import Evidence, RecordedBox
+from unisono.verify.evidence import Cause, Evidence, RecordedBox, fit, plan_sizes
 from unisono.verify.gradients import are, explain
-from unisono.verify.solve import Cause, fit, plan_sizes
 
 Tensors = Mapping[str, Tensor]
 _VAGUE = ("gradient", "forward", "replicas_drifted")
@@ -17,7 +16,7 @@ _VAGUE = ("gradient", "forward", "replicas_drifted")
 
 def cause_of(
     kind: str,
-    one: Tensors,
+    alone: Tensors,
     past: Sequence[Tensors],
     ranks: Sequence[Tensors],
     plan: Plan,
@@ -28,14 +27,14 @@ def cause_of(
     """kind: of what is wrong, one of `loop_check.KINDS`. one, ranks: the step on one process and on each rank. past:
     gradients of the step before, if there is one. wrong: names. notes: what the loop was told with a code, which says
     more than a vague cause."""
-    found = _of_gradients(one, past, ranks, plan, wrong, bound) if kind == "grad" else None
-    if notes and (found is None or found.name in _VAGUE):
+    cause = _of_gradients(alone, past, ranks, plan, wrong, bound) if kind == "grad" else None
+    if notes and (cause is None or cause.name in _VAGUE):
         code, _, text = notes[0].partition(": ")
         return Cause("told", f"{text.partition(';')[0]} ({code})")
-    if found is not None:
-        return found
-    own = [{name: rank[name] for name in rank if name.startswith(f"{kind}/")} for rank in ranks]
-    if kind != "loss" and _drifted(own):
+    if cause is not None:
+        return cause
+    of_kind = [{name: rank[name] for name in rank if name.startswith(f"{kind}/")} for rank in ranks]
+    if kind != "loss" and _drifted(of_kind):
         return Cause(
             "replicas_drifted", "ranks no longer hold the same: each changes it by what it alone sees"
         )
@@ -45,12 +44,12 @@ def cause_of(
     return Cause("update", text)
 
 
-def steps_differ(made: Sequence[int]) -> Cause:
+def steps_differ(counts: Sequence[int]) -> Cause:
     """made: how many steps one process made, then each rank."""
-    alone, *ranks = made
-    told = listed([f"rank {rank} {count}" for rank, count in enumerate(ranks)])
+    alone, *ranks = counts
+    text = listed([f"rank {rank} {count}" for rank, count in enumerate(ranks)])
     return Cause(
-        "steps", f"one process made {alone} steps, {told}: the loop decides by what a rank alone sees"
+        "steps", f"one process made {alone} steps, {text}: the loop decides by what a rank alone sees"
     )
 
 
@@ -63,14 +62,14 @@ def _drifted(ranks: Sequence[Tensors]) -> bool:
 
 
 def _of_gradients(
-    one: Tensors,
+    alone: Tensors,
     past: Sequence[Tensors],
     ranks: Sequence[Tensors],
     plan: Plan,
     wrong: Sequence[str],
     bound: float,
 ) -> Cause:
-    whole = {key.removeprefix("grad/"): x.double() for key, x in one.items() if key.startswith("grad/")}
+    whole = {key.removeprefix("grad/"): x.double() for key, x in alone.items() if key.startswith("grad/")}
     held = {
         name: [
             RecordedBox(rank, {"dp": rank // plan.shard, "shard": rank % plan.shard}, (0,) * x.dim(), x)
@@ -92,26 +91,28 @@ def _of_gradients(
 def _by_rank(want: Tensors, ranks: Sequence[Tensors], bound: float) -> Cause | None:
     """What the samples of each rank weigh in the sum, beside what they should; None where that is not known."""
     owns = [{k.removeprefix("own/"): x for k, x in rank.items() if k.startswith("own/")} for rank in ranks]
-    names = [name for name in want if all(name in own for own in owns)]
+    names = [name for name in want if all(name in parts for parts in owns)]
     if not names:
         return None
-    columns = torch.stack([torch.cat([own[name].double().flatten() for name in names]) for own in owns], 1)
-    some = [r for r in range(len(ranks)) if columns[:, r].any()]  # others have no samples of this batch
-    twins = [r for r in some if any(torch.equal(columns[:, r], x) for x in columns.T[:r])]
+    columns = torch.stack(
+        [torch.cat([parts[name].double().flatten() for name in names]) for parts in owns], 1
+    )
+    busy = [r for r in range(len(ranks)) if columns[:, r].any()]  # others have no samples of this batch
+    twins = [r for r in busy if any(torch.equal(columns[:, r], x) for x in columns.T[:r])]
     if twins:
         text = f"what ranks {listed(twins)} make is what a rank before them makes: they have the same samples"
         return Cause("leaf_twice", text)
     got = torch.cat([ranks[0][f"grad/{name}"].double().flatten() for name in names])
-    found, right = fit(got, columns), fit(torch.cat([want[name].flatten() for name in names]), columns)
-    if found is None or found.residual > bound:
+    weighed, right = fit(got, columns), fit(torch.cat([want[name].flatten() for name in names]), columns)
+    if weighed is None or weighed.residual > bound:
         return None
     if right is None or right.residual > bound:
         text = "ranks add up what they made, and that is not what one device makes of their samples"
         return Cause("forward", f"{text}: others were read, or samples meet in the model")
     odd = {
         r: (a, b)
-        for r, (a, b) in enumerate(zip(found.weights, right.weights, strict=True))
+        for r, (a, b) in enumerate(zip(weighed.weights, right.weights, strict=True))
         if abs(a - b) > max(1e-6, bound)
     }
-    told = [f"those of rank {r} weigh {a:.4g} instead of {b:.4g}" for r, (a, b) in odd.items()]
-    return Cause("factor", f"each rank's samples are right, but {listed(told, 3)}") if odd else None
+    texts = [f"those of rank {r} weigh {a:.4g} instead of {b:.4g}" for r, (a, b) in odd.items()]
+    return Cause("factor", f"each rank's samples are right, but {listed(texts, 3)}") if odd else None

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from unisono.launch.fork_server import ForkServer, print_output
 from unisono.launch.loop import OnEvent
-from unisono.library.gradient_check import home_of, path_of
+from unisono.library.gradient_check import home_of, path_of, run
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
 from unisono.spec.errors import (
     HangError,
-    Interrupted,
     PeerGone,
     UnisonoError,
     UsageError,
@@ -36,7 +35,7 @@ from unisono.spec.errors import (
     VerifyMismatch,
 )
 
-ENTRY = "unisono.library.loop_check_rank:main"
+ENTRY = "unisono.library.proof_rank:main"
 KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
 BOUNDS = {
     torch.float64: 1e-9,
@@ -107,9 +106,9 @@ class LoopVerdict:
         if self.passed:
             worst = max((*self.errors, *self.worst.values()), default=0.0)
             return f"ok: {self.steps} steps, largest error {worst:.1e} (bound {self.bound:.0e})"
-        told = "".join(f"\n  told: {note}" for note in self.notes if note.startswith("U-"))
+        notes = "".join(f"\n  told: {note}" for note in self.notes if note.startswith("U-"))
         likely = f"; likely: {self.explanation} ({self.cause})" if self.cause else ""
-        return f"WRONG: {self.where()}{likely}{told}"
+        return f"WRONG: {self.where()}{likely}{notes}"
 
     def where(self) -> str:
         """The first that is wrong, in words."""
@@ -159,16 +158,16 @@ def prove_loop_on(nursery: ForkServer, loop: Callable[..., Any], plan: Plan, ste
 
 @contextmanager
 def playing(
-    nursery: ForkServer, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda one: None
+    nursery: ForkServer, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda alone: None
 ) -> Iterator[Callable[[Plan], LoopVerdict]]:
     """A function from a plan to the verdict of the loop that `call` names: a function by `module`, `name` and `file`, a
     script by `script`, `words` and `cwd`. It is played by one process at once, which `played` is shown.
 
     Raises what the loop raises, and UsageError V05 where it has no steps to compare."""
     with tempfile.TemporaryDirectory(prefix="unisono-loop-") as name:
-        one = play(nursery, call, Plan(), terms, Path(name, "one"))
-        _with_steps(one, call)
-        played(one)
+        alone = play(nursery, call, Plan(), terms, Path(name, "one"))
+        _with_steps(alone, call)
+        played(alone)
 
         @cache
         def noise() -> LoopPlay | None:
@@ -177,8 +176,8 @@ def playing(
 
         def verdict(plan: Plan) -> LoopVerdict:
             several = play(nursery, call, plan, terms, Path(name, f"plan-{len(list(Path(name).iterdir()))}"))
-            found = compare(one, several, plan)
-            return found if found.passed else compare(one, several, plan, noise())
+            comparison = compare(alone, several, plan)
+            return comparison if comparison.passed else compare(alone, several, plan, noise())
 
         yield verdict
 
@@ -203,28 +202,22 @@ def play(
         "steps": terms.steps, "dtype": terms.dtype, "seed": terms.seed,
     }  # fmt: skip
     hear = terms.hear if not noisy else lambda rank, event: None  # the same words once more
-    outcome = nursery.run(argument, ranks, 1, hear, terms.timeout, "gloo")
-    if outcome.error is not None:
-        if outcome.error.trace:
-            outcome.error.add_note(outcome.error.trace)
-            outcome.error.add_note(outcome.error.render())
-        raise outcome.error
-    if outcome.stopped:
-        raise Interrupted("stopped by Ctrl-C")
-    told, *_ = (result or {} for result in outcome.results)
+    result, *_ = run(nursery, argument, ranks, terms.timeout, hear)
     steps = [[load_file(path) for path in sorted(folder.glob(f"{r}-[0-9]*"))] for r in range(ranks)]
     ends = [load_file(path) if (path := folder / f"{r}-end").exists() else None for r in range(ranks)]
-    return LoopPlay(steps, ends, tuple(told["notes"]), tuple(told["files"]), told["jobs"], told["coarsest"])
+    return LoopPlay(
+        steps, ends, tuple(result["notes"]), tuple(result["files"]), result["jobs"], result["coarsest"]
+    )
 
 
-def _with_steps(one: LoopPlay, call: Call) -> None:
+def _with_steps(alone: LoopPlay, call: Call) -> None:
     """Raises UsageError V05."""
-    if not one.jobs:
+    if not alone.jobs:
         what, fix = (
             "it never calls unisono.init",
             "job = unisono.init(), then job.prepare(model, optimizer, data)",
         )
-    elif not one.ranks[0] and not one.ends[0]:
+    elif not alone.ranks[0] and not alone.ends[0]:
         what, fix = (
             "it never calls job.prepare",
             "model, optimizer, data = job.prepare(model, optimizer, data)",
@@ -239,42 +232,42 @@ def _with_steps(one: LoopPlay, call: Call) -> None:
     )
 
 
-def compare(one: LoopPlay, several: LoopPlay, plan: Plan, noise: LoopPlay | None = None) -> LoopVerdict:
+def compare(alone: LoopPlay, several: LoopPlay, plan: Plan, noise: LoopPlay | None = None) -> LoopVerdict:
     """What several ranks came to, beside one process. noise: the play of one process that says what rounding does."""
-    bound = max(_bound(one), 0.0 if noise is None else _bound_of(noise.coarsest))
-    found = [*_differing(one, several), *_at_the_end(one, several), *_losses(one, several)]
-    rounding = {} if noise is None else _rounding(one, noise)
-    wrong = [d for d in found if d.wrong(max(bound, ROUNDINGS * rounding.get((d.step, d.kind), 0.0)))]
+    bound = max(_bound(alone), 0.0 if noise is None else _bound_of(noise.coarsest))
+    compared = [*_differing(alone, several), *_at_the_end(alone, several), *_losses(alone, several)]
+    rounding = {} if noise is None else _rounding(alone, noise)
+    wrong = [d for d in compared if d.wrong(max(bound, ROUNDINGS * rounding.get((d.step, d.kind), 0.0)))]
     first = min(wrong, key=lambda d: (d.step, KINDS.index(d.kind)), default=None)
-    told = [note for note in several.notes if note.startswith("U-")]
+    codes = [note for note in several.notes if note.startswith("U-")]
     cause, at = None, None
     if first is not None:
         names = first.wrong(max(bound, ROUNDINGS * rounding.get((first.step, first.kind), 0.0)))
-        past = [of_kind(step, "grad") for step in one.ranks[0][: first.step - 1][-1:]]
+        past = [of_kind(step, "grad") for step in alone.ranks[0][: first.step - 1][-1:]]
         at, cause = (
             (first.step, names[0]),
-            cause_of(first.kind, first.one, past, first.ranks, plan, names, bound, told),
+            cause_of(first.kind, first.alone, past, first.ranks, plan, names, bound, codes),
         )
-    elif (made := [len(steps) for steps in (one.ranks[0], *several.ranks)]) and (
-        len({*made}) > 1 or not found
+    elif (counts := [len(steps) for steps in (alone.ranks[0], *several.ranks)]) and (
+        len({*counts}) > 1 or not compared
     ):
-        at, cause = (min(made) + 1, "a step that is missing"), steps_differ(made)
-    worst = {kind: max((d.largest for d in found if d.kind == kind), default=None) for kind in KINDS}
+        at, cause = (min(counts) + 1, "a step that is missing"), steps_differ(counts)
+    worst = {kind: max((d.largest for d in compared if d.kind == kind), default=None) for kind in KINDS}
     return LoopVerdict(
-        at is None, tuple(d.largest for d in found if d.kind == "grad"), at, several.notes,
+        at is None, tuple(d.largest for d in compared if d.kind == "grad"), at, several.notes,
         cause and cause.name, cause and cause.text, first.kind if first else "step" if at else "grad",
         {kind: error for kind, error in worst.items() if error is not None}, bound,
-        str(plan), plan.fill(1).world, len(one.ranks[0]),
+        str(plan), plan.fill(1).world, len(alone.ranks[0]),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One kind of tensors in one step. one, ranks: the step there. errors: of each rank, by name."""
+    """One kind of tensors in one step. alone, ranks: the step there. errors: of each rank, by name."""
 
     step: int
     kind: str
-    one: Step
+    alone: Step
     ranks: Sequence[Step]
     errors: Sequence[Mapping[str, float]]
 
@@ -288,26 +281,26 @@ class Difference:
         return [name for name in names if not all(rank.get(name, 0.0) <= bound for rank in self.errors)]
 
 
-def _differing(one: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
-    for number, (a, *ranks) in enumerate(together(one.ranks[0], several.ranks), start=1):
+def _differing(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
+    for number, (a, *ranks) in enumerate(together(alone.ranks[0], several.ranks), start=1):
         yield from _of_kinds(number, a, ranks, ("grad", "param", "optim"))
 
 
-def _at_the_end(one: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
+def _at_the_end(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
     """Of the weights that a loop leaves at its own end: what changed them may be no optimiser."""
-    ends = [end for end in (*one.ends, *several.ends) if end is not None]
+    ends = [end for end in (*alone.ends, *several.ends) if end is not None]
     if len(ends) == 1 + len(several.ranks):
-        yield from _of_kinds(len(one.ranks[0]) + 1, ends[0], ends[1:], ("param",))
+        yield from _of_kinds(len(alone.ranks[0]) + 1, ends[0], ends[1:], ("param",))
 
 
-def _losses(one: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
+def _losses(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
     """In their order; of several ranks each has its part. Nothing where ranks have not made as many."""
-    own, *ranks = [
+    whole, *ranks = [
         [(number, x) for number, step in enumerate(steps, 1) for x in of_kind(step, "loss").values()]
-        for steps in (one.ranks[0], *several.ranks)
+        for steps in (alone.ranks[0], *several.ranks)
     ]
-    if all(len(losses) == len(own) for losses in ranks):
-        for (number, a), *parts in zip(own, *ranks, strict=True):
+    if all(len(losses) == len(whole) for losses in ranks):
+        for (number, a), *parts in zip(whole, *ranks, strict=True):
             total = torch.stack([x for _, x in parts]).sum(0)
             yield from _of_kinds(number, {"loss/the loss": a}, [{"loss/the loss": total}], ("loss",))
 
@@ -323,24 +316,24 @@ def together(ones: Sequence[Step], several: Sequence[Sequence[Step]]) -> Iterato
     """Each step beside the next of the same parameters on every rank: optimisers that step as gradients arrive take
     turns in an order of each rank's own, and of the last turns each side may have another part."""
     waiting = [list(steps) for steps in several]
-    for one in ones:
-        updated = {key for key in one if key.startswith("param/")}
+    for step_alone in ones:
+        updated = {key for key in step_alone if key.startswith("param/")}
         at = [next((i for i, step in enumerate(left) if updated <= step.keys()), None) for left in waiting]
         if None not in at:
-            yield one, *(left.pop(i) for i, left in zip(at, waiting, strict=True) if i is not None)
+            yield step_alone, *(left.pop(i) for i, left in zip(at, waiting, strict=True) if i is not None)
 
 
-def _rounding(one: LoopPlay, noise: LoopPlay) -> dict[tuple[int, str], float]:
+def _rounding(alone: LoopPlay, noise: LoopPlay) -> dict[tuple[int, str], float]:
     """(step, kind) -> the largest error that rounding alone has made until then."""
-    found: dict[tuple[int, str], float] = {}
-    for d in (*_differing(one, noise), *_at_the_end(one, noise), *_losses(one, noise)):
-        before = found.get((d.step - 1, d.kind), 0.0)
-        found[d.step, d.kind] = max(before, found.get((d.step, d.kind), 0.0), d.largest)
-    return found
+    errors: dict[tuple[int, str], float] = {}
+    for d in (*_differing(alone, noise), *_at_the_end(alone, noise), *_losses(alone, noise)):
+        before = errors.get((d.step - 1, d.kind), 0.0)
+        errors[d.step, d.kind] = max(before, errors.get((d.step, d.kind), 0.0), d.largest)
+    return errors
 
 
-def _bound(one: LoopPlay) -> float:
-    steps = [*one.ranks[0], *(end for end in one.ends if end is not None)]
+def _bound(alone: LoopPlay) -> float:
+    steps = [*alone.ranks[0], *(end for end in alone.ends if end is not None)]
     seen = {x.dtype for step in steps[:1] for key, x in step.items() if key.startswith(("grad/", "param/"))}
     return max((BOUNDS.get(d, COARSE) for d in seen if d.is_floating_point), default=BOUNDS[torch.float64])
 
@@ -361,12 +354,12 @@ def differences(a: Step, b: Step) -> dict[str, float]:
     for name, x in a.items():
         top = float(x.double().abs().nan_to_num(0, 0).max()) if x.numel() else 0.0
         largest[_group(name)] = max(largest.get(_group(name), 0.0), top)
-    found = {
+    errors = {
         name: _apart(a[name], b[name]) / (largest[_group(name)] or 1.0) if name in b else float("inf")
         for name in a
         if a[name].numel()
     }
-    return found | {name: float("inf") for name in b if name not in a}
+    return errors | {name: float("inf") for name in b if name not in a}
 
 
 def _group(name: str) -> str:

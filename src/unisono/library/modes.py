@@ -30,10 +30,10 @@ def _placed(
 ) -> bool:
     """A mode that is being asked at this moment is not on the stack, and torch puts it back afterwards: it stays on."""
     every = [pop() for _ in range(count())][::-1]
-    others = [one for one in every if one is not mode]
-    devices = [one for one in others if isinstance(one, DeviceContext)]
-    for one in (*devices, *([mode] if on else []), *(one for one in others if one not in devices)):
-        push(one)
+    others = [other for other in every if other is not mode]
+    devices = [other for other in others if isinstance(other, DeviceContext)]
+    for other in (*devices, *([mode] if on else []), *(other for other in others if other not in devices)):
+        push(other)
     return on or len(others) == len(every)
 
 

@@ -6,7 +6,7 @@ Ranks put what they noticed together at the first updates, so that all of them s
 
 import sys
 
-from unisono.library.small import Small
+from unisono.library.exchange import Exchange
 from unisono.spec.errors import Problem, UsageError
 
 KINDS = (
@@ -72,8 +72,8 @@ KINDS = (
 class Notices:
     """What was noticed on this rank and, after `settle`, on any. Called with a code, and where it was noticed."""
 
-    def __init__(self, small: Small, strict: bool) -> None:
-        self._small, self._strict = small, strict
+    def __init__(self, exchange: Exchange, strict: bool) -> None:
+        self._exchange, self._strict = exchange, strict
         self.said: dict[str, str] = {}
         self._noticed: dict[str, str] = {}
 
@@ -84,7 +84,7 @@ class Notices:
         """Put together what the ranks noticed, and say what is new. Every rank calls it, or it hangs. Raises UsageError
         if the job is strict."""
         mask = sum(1 << i for i, kind in enumerate(KINDS) if kind.code in self._noticed)
-        for seen in self._small.gather(mask):
+        for seen in self._exchange.gather(mask):
             mask |= seen
         for i, kind in enumerate(KINDS):
             if mask >> i & 1 and kind.code not in self.said:
@@ -96,5 +96,5 @@ class Notices:
         self.said[kind.code] = (
             f"U-{kind.code}: {kind.what}" + (f" ({detail})" if detail else "") + f"; {kind.fix}"
         )
-        if self._small.group.index == 0:
+        if self._exchange.group.index == 0:
             print(f"note {self.said[kind.code]}", file=sys.stderr)

@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.library.explain import explained
-from unisono.library.found import found
+from unisono.library.gradient_check import locate
 from unisono.library.loop_check import LoopVerdict, prove_loop
 from unisono.plan import Plan
 from unisono.verify import prover as proof
@@ -30,20 +30,20 @@ def prove(
 
     Raises UsageError, V03 for a function that other processes cannot find, and what else `unisono verify` raises.
     """
-    asked = plan if isinstance(plan, Plan) else Plan.parse(plan)
+    wanted = plan if isinstance(plan, Plan) else Plan.parse(plan)
     if callable(model) and "job" in inspect.signature(model).parameters:
-        return prove_loop(model, asked, steps)
+        return prove_loop(model, wanted, steps)
     default = Recipe(
         model=ModelConfig(context=32),
         data=DataConfig(),
         train=TrainConfig(global_batch=8, micro_batch=1, dtype="float64"),
     )
-    given = recipe or default
+    base = recipe or default
     kind = model
     if not isinstance(kind, str):
-        file, name = found(kind, "unisono.prove", _IMPORTED)
+        file, name = locate(kind, "unisono.prove", _IMPORTED)
         kind = f"{file}:{name}"
-    own = ModelConfig(**given.model.model_dump(exclude_unset=True) | {"kind": kind})
-    whole = given.model_copy(update={"model": own})
-    (result,) = proof.prove(whole, [resolve(whole, asked).plan], steps)
+    model_config = ModelConfig(**base.model.model_dump(exclude_unset=True) | {"kind": kind})
+    whole = base.model_copy(update={"model": model_config})
+    (result,) = proof.prove(whole, [resolve(whole, wanted).plan], steps)
     return result

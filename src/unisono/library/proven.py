@@ -61,14 +61,14 @@ def look_up(script: Path, plan: Plan) -> ScriptProof:
     with suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
         entry = _read(script.parent / PLACE)[_digest(script)]
         same = all(_digest(script.parent / name) == digest for name, digest in entry["files"].items())
-        found = entry["plans"][kin] if same else {}
-        if found:
-            word: Word = "proven" if found["pass"] else "failed"
-            return ScriptProof(word, kin, str(found["plan"]), int(found["steps"]))
+        verdict = entry["plans"][kin] if same else {}
+        if verdict:
+            word: Word = "proven" if verdict["pass"] else "failed"
+            return ScriptProof(word, kin, str(verdict["plan"]), int(verdict["steps"]))
     return ScriptProof("never", kin)
 
 
-def told(proof: ScriptProof, command: str) -> Problem:
+def note_of(proof: ScriptProof, command: str) -> Problem:
     """What whoever starts the script is told. command: which proves it."""
     what = {
         "proven": f"is proven under {proof.family}: {proof.steps} steps of {proof.plan} were those of one process",

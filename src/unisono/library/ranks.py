@@ -3,17 +3,66 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.comm.gone import NamedWork
+from unisono.comm.group import Group, Pending
+from unisono.comm.threads import WorldEnded
+from unisono.library.exchange import Exchange, from_main, of_each
 from unisono.library.explain import explained
-from unisono.library.letters import Letter, started
 from unisono.library.modes import unwatched
-from unisono.library.objects import from_main, of_each
-from unisono.library.small import Small
+from unisono.spec.errors import HangError, UsageError
+
+
+@final
+class PendingMessage:
+    """A message under way. Its tensor must not be changed, or read, before `wait`."""
+
+    def __init__(self, pending: Pending, words: str, within: float | None) -> None:
+        self._pending, self._words, self._within = pending, words, within
+
+    def wait(self) -> None:
+        """Returns when the message is over. Raises HangError (exit 6), naming the other rank, where it is not by its
+        deadline, or that rank is gone; the ranks then cannot go on."""
+        pending: Any = self._pending
+        timed = self._within is not None and isinstance(pending, NamedWork)
+        try:
+            pending.wait(timedelta(seconds=self._within or 0)) if timed else pending.wait()
+        except WorldEnded:
+            raise  # ranks on threads, who say themselves who waits for whom
+        except RuntimeError as error:
+            within = f" within {self._within:g} s" if self._within is not None else ""
+            raise HangError(
+                f"{self._words}: the other rank was not there{within}",
+                where="job.ranks",
+                likely=str(error).strip().splitlines()[0][:200],
+                fix="see what that rank does at this point; every send needs a recv of the same size and dtype",
+            ) from error
+
+
+def started(group: Group, x: Tensor, peer: int, within: float | None, *, sends: bool) -> PendingMessage:
+    """Begin to send x to a rank, or to receive into it. within: seconds that `wait` waits at most; as for all
+    collectives of the run if None. Raises UsageError for a rank that is not there."""
+    words = f"{'send to' if sends else 'receive from'} rank {peer}"
+    if not 0 <= peer < group.size or peer == group.index:
+        raise UsageError(
+            f"{words}, which is {'this one' if peer == group.index else 'not there'}",
+            where="job.ranks",
+            fix=f"another rank of {group.size}",
+            code="J22",
+        )
+    if not x.is_contiguous():
+        raise UsageError(
+            f"{words} of a tensor with gaps", where="job.ranks", fix="x.contiguous()", code="J22"
+        )
+    begin = group.start_send if sends else group.start_recv
+    return PendingMessage(begin(x.detach(), peer), words, within)
+
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -23,9 +72,9 @@ class Ranks:
     """Every rank calls each of these, but `print` and messages, or the others wait. Values are plain ones, tensors
     and arrays, in lists, tuples and dicts."""
 
-    def __init__(self, small: Small) -> None:
-        self._small = small
-        self.index, self.size = small.group.index, small.group.size
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.index, self.size = exchange.group.index, exchange.group.size
 
     @property
     def is_main(self) -> bool:
@@ -38,7 +87,7 @@ class Ranks:
 
     def wait(self) -> None:
         """Until all ranks are here."""
-        self._small.group.barrier()
+        self._exchange.group.barrier()
 
     @contextmanager
     def main_first(self) -> Iterator[bool]:
@@ -55,33 +104,33 @@ class Ranks:
     @explained()
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """The value of rank `source`, on every rank."""
-        return from_main(value, self._small, source)
+        return from_main(value, self._exchange, source)
 
     @explained()
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
-        return of_each(value, self._small)
+        return of_each(value, self._exchange)
 
     @explained()
     def send(self, x: Tensor, to: int, within: float | None = None) -> None:
         """A tensor to one rank, which calls `recv`. within: seconds; HangError after them."""
-        started(self._small.group, x, to, within, sends=True).wait()
+        started(self._exchange.group, x, to, within, sends=True).wait()
 
     @explained()
     def recv(self, out: Tensor, source: int, within: float | None = None) -> Tensor:
         """What rank `source` sends into `out`, of the same size and dtype; returns it."""
-        started(self._small.group, out, source, within, sends=False).wait()
+        started(self._exchange.group, out, source, within, sends=False).wait()
         return out
 
     @explained()
-    def isend(self, x: Tensor, to: int, within: float | None = None) -> Letter:
+    def isend(self, x: Tensor, to: int, within: float | None = None) -> PendingMessage:
         """As `send`, but returns at once; x must not change before `wait()` of what it returns."""
-        return started(self._small.group, x, to, within, sends=True)
+        return started(self._exchange.group, x, to, within, sends=True)
 
     @explained()
-    def irecv(self, out: Tensor, source: int, within: float | None = None) -> Letter:
+    def irecv(self, out: Tensor, source: int, within: float | None = None) -> PendingMessage:
         """As `recv`, but returns at once; the tensor is there after `wait()` of what it returns."""
-        return started(self._small.group, out, source, within, sends=False)
+        return started(self._exchange.group, out, source, within, sends=False)
 
     def sum(self, value: Any) -> Any:
         """Of a number, or of a tensor element by element: a new tensor."""
@@ -106,10 +155,10 @@ class Ranks:
         if self.size == 1:
             return value
         if isinstance(value, Tensor):
-            return self._small.group.all_reduce(value.detach().clone(), _OPS[op])
+            return self._exchange.group.all_reduce(value.detach().clone(), _OPS[op])
         kind = torch.int64 if isinstance(value, int) else torch.float64
-        line = torch.tensor([value], dtype=kind, device=self._small.device)
-        return self._small.group.all_reduce(line, _OPS[op]).item()
+        line = torch.tensor([value], dtype=kind, device=self._exchange.device)
+        return self._exchange.group.all_reduce(line, _OPS[op]).item()
 
 
 def rows_of(values: Sequence[Any], parts: Sequence[tuple[int, int]]) -> list[Any]:

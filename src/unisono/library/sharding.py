@@ -1,8 +1,14 @@
-"""A user's module under FSDP2, in place, and its optimisers with it."""
+"""A user's module under FSDP2, in place, and its optimisers with it; loading, copying and drawing anew know shards.
 
+`state_dict`s of other libraries are those of one device: all ranks call `whole_model` and `whole_optimizer`, which give
+each of them whole tensors; `load_state_dict` of what is sharded here takes whole tensors.
+"""
+
+import copy
 import gc
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import FrameType, GeneratorType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +18,79 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unisono.comm.group import Group
-from unisono.library.redraw import draw_whole
-from unisono.library.state_dicts import take_whole, take_whole_state
+from unisono.parallel.params import local_of
 from unisono.parallel.shard import Sharded
 from unisono.spec.errors import UsageError
+
+
+@torch.no_grad()
+def whole_model(model: nn.Module) -> dict[str, Any]:
+    """model.state_dict() with whole tensors. A weight under two names stays one tensor."""
+    owner = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+    known: dict[Any, Tensor] = {}
+    whole: dict[str, Any] = {}
+    for name, value in model.state_dict().items():
+        if isinstance(value, DTensor):
+            key = owner.get(name, name)
+            if key not in known:
+                known[key] = value.full_tensor()
+            value = known[key]
+        whole[name] = value
+    return whole
+
+
+@torch.no_grad()
+def whole_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """optimizer.state_dict() with whole tensors, on every rank."""
+    whole = optimizer.state_dict()
+    state = {
+        number: {key: x.full_tensor() if isinstance(x, DTensor) else x for key, x in entries.items()}
+        for number, entries in whole["state"].items()
+    }
+    return {**whole, "state": state}
+
+
+def take_whole(model: nn.Module) -> None:
+    """Have `load_state_dict` of a sharded model take whole tensors too."""
+
+    def dealt(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, p in module.named_parameters(remove_duplicate=False):
+            key = prefix + name
+            if key in state:
+                state[key] = _like(state[key], p)
+
+    model.register_load_state_dict_pre_hook(dealt)
+
+
+def take_whole_state(optimizer: Optimizer) -> None:
+    """The same of an optimiser that steps shards."""
+    optimizer.register_load_state_dict_pre_hook(_dealt_state)
+
+
+def _dealt_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    numbers = [n for group in state["param_groups"] for n in group["params"]]
+    live = [p for group in optimizer.param_groups for p in group["params"]]
+    owner = dict(zip(numbers, live, strict=False))
+    dealt = {n: _like_all(entries, owner.get(n)) for n, entries in state["state"].items()}
+    return {**state, "state": dealt}
+
+
+def _like_all(values: Any, p: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return values
+    return {key: _like(x, p) for key, x in values.items()}
+
+
+@torch.no_grad()
+def _like(x: Any, p: Any) -> Any:
+    """x as p is: this rank's shard of it, if p is a shard and x has p's shape."""
+    if not isinstance(p, DTensor) or not isinstance(x, Tensor) or isinstance(x, DTensor):
+        return x
+    if tuple(x.shape) != tuple(p.shape):
+        return x
+    device = p.to_local().device
+    return distribute_tensor(x.detach().to(device), p.device_mesh, p.placements, src_data_rank=None)
+
 
 LEAST = (
     1 << 16
@@ -28,30 +103,30 @@ def blocks_of(model: nn.Module, least: int = LEAST) -> list[nn.Module]:
 
     A module that shares a parameter with the rest of the model stays with the rest.
     """
-    found: list[nn.Module] = []
-    _walk(model, least, found)
-    inside = [set(map(id, block.parameters())) for block in found]
+    blocks: list[nn.Module] = []
+    _walk(model, least, blocks)
+    inside = [set(map(id, block.parameters())) for block in blocks]
     uses: dict[int, int] = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):
             uses[id(p)] = uses.get(id(p), 0) + 1
     return [
         block
-        for block, own in zip(found, inside, strict=True)
-        if all(_uses_within(block, p) == uses[p] for p in own)
+        for block, parameters in zip(blocks, inside, strict=True)
+        if all(_uses_within(block, p) == uses[p] for p in parameters)
     ]
 
 
-def _walk(module: nn.Module, least: int, found: list[nn.Module]) -> None:
+def _walk(module: nn.Module, least: int, blocks: list[nn.Module]) -> None:
     for child in module.children():
         large = isinstance(module, _CONTAINERS) and _size(child) >= least
         deeper = isinstance(child, (nn.ModuleList, nn.ModuleDict)) or (
             isinstance(child, _CONTAINERS) and any(_size(inner) >= least for inner in child.children())
         )
         if large and not deeper:
-            found.append(child)
+            blocks.append(child)
         else:
-            _walk(child, least, found)
+            _walk(child, least, blocks)
 
 
 def _size(module: nn.Module) -> int:
@@ -59,7 +134,9 @@ def _size(module: nn.Module) -> int:
 
 
 def _uses_within(block: nn.Module, p: int) -> int:
-    return sum(id(own) == p for module in block.modules() for own in module.parameters(recurse=False))
+    return sum(
+        id(parameter) == p for module in block.modules() for parameter in module.parameters(recurse=False)
+    )
 
 
 Moved = MutableMapping[Tensor, nn.Parameter]  # from a model's parameters to the shards that replaced them
@@ -163,7 +240,7 @@ def repoint(optimizer: Optimizer, moved: Moved) -> None:
 
 def held_elsewhere(moved: Moved) -> str:
     """What still holds a parameter that is no longer the model's, such as a list of an EMA or another optimiser: the
-    type of the holder, or "". A variable may be left of a loop; if it is used, `following` sees it."""
+    type of the holder, or "". A variable may be left of a loop; if it is used, `batch_tracer` sees it."""
     gc.collect()  # FSDP2 leaves cycles
     alive = list(moved)
     for old in alive:
@@ -178,7 +255,7 @@ def _are_variables(names: dict[object, object]) -> bool:
     """Whether a dict is the variables of a script, or of a function that is running."""
     if "__builtins__" in names or any(isinstance(value, type(gc)) for value in names.values()):
         return True
-    return any(isinstance(one, (FrameType, GeneratorType)) for one in gc.get_referrers(names))
+    return any(isinstance(holder, (FrameType, GeneratorType)) for holder in gc.get_referrers(names))
 
 
 def keep_shards(model: nn.Module) -> None:
@@ -186,8 +263,8 @@ def keep_shards(model: nn.Module) -> None:
     from a forward to its backward, FSDP2 leaves whole parameters in their place."""
     shards = list(model.parameters())
 
-    def evaluated(own: nn.Module, _: object, __: object) -> None:
-        for module in own.modules() if not torch.is_grad_enabled() else ():
+    def evaluated(root: nn.Module, _: object, __: object) -> None:
+        for module in root.modules() if not torch.is_grad_enabled() else ():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
@@ -205,7 +282,90 @@ def follow_flags(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group
-            for one in group.fsdp_params if group is not None else ():
-                whole = getattr(one, "_unsharded_param", None)
+            for parameter in group.fsdp_params if group is not None else ():
+                whole = getattr(parameter, "_unsharded_param", None)
                 if whole is not None:
-                    whole.requires_grad_(one.sharded_param.requires_grad)
+                    whole.requires_grad_(parameter.sharded_param.requires_grad)
+
+
+_aten = torch.ops.aten
+_DRAWS = (_aten.normal_.default, _aten.uniform_.default, _aten.bernoulli_.float, _aten.exponential_.default)
+
+
+def draw_whole() -> None:
+    """From now on, in this process."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    for operation in _DRAWS:
+        handlers[operation] = _drawn
+
+
+def _drawn(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+    x, *how = args
+    local = x.to_local()
+    whole = operation(local.new_empty(x.shape), *how, **kwargs)
+    local.copy_(distribute_tensor(whole, x.device_mesh, x.placements, src_data_rank=None).to_local())
+    return x
+
+
+Shard = Callable[[nn.Module, Sequence[nn.Module]], object]
+"""(copy, its blocks): shard it as its original is."""
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+
+
+def copied_with_shards(model: nn.Module, shard: Shard) -> None:
+    """Have deepcopy of this sharded model make a sharded copy."""
+
+    def copied(memo: dict[int, Any]) -> nn.Module:
+        blocks = [m for m in model.modules() if isinstance(m, FSDPModule) and m is not model]
+        for p in model.parameters():
+            local = local_of(p)
+            empty = torch.empty(p.shape, dtype=p.dtype, device=local.device)
+            memo.setdefault(id(p), nn.Parameter(empty, requires_grad=p.requires_grad))
+        copied_model = _plain(model, memo)
+        for module in copied_model.modules():
+            for key, hook in list(module._load_state_dict_post_hooks.items()):
+                if "FSDP" in getattr(hook, "__qualname__", ""):
+                    del module._load_state_dict_post_hooks[key]
+        shard(copied_model, [memo[id(block)] for block in blocks])
+        with torch.no_grad():
+            for new, old in zip(copied_model.parameters(), model.parameters(), strict=True):
+                local_of(new).copy_(local_of(old))
+        copied_with_shards(copied_model, shard)
+        return copied_model
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            act = copied if module is model else _copier(module)
+            module.__dict__["__deepcopy__"] = act
+
+
+def _copier(module: nn.Module) -> Callable[[dict[int, Any]], nn.Module]:
+    return lambda memo: _plain(module, memo)
+
+
+def _plain(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A copy without FSDP2. memo: has its parameters already."""
+    kind = next(base for base in type(module).__mro__[1:] if not issubclass(base, FSDPModule))
+    copied_module = nn.Module.__new__(kind)
+    memo[id(module)] = copied_module
+    for name, value in module.__dict__.items():
+        if name.startswith(
+            ("__", "_is_fsdp", "_fsdp")
+        ):  # FSDP2's own notes on a module, and our __deepcopy__
+            continue
+        copied_module.__dict__[name] = copy.copy(value) if name in _HOOKS else copy.deepcopy(value, memo)
+    for name in _HOOKS:
+        hooks = copied_module.__dict__[name]
+        for key in [key for key, hook in module.__dict__[name].items() if _of_fsdp(hook)]:
+            del hooks[key]
+    return copied_module
+
+
+def _of_fsdp(hook: Any) -> bool:
+    return type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp")

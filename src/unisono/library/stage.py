@@ -4,22 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from unisono.launch.context import RankContext
 from unisono.plan import Plan
 
-if TYPE_CHECKING:
-    from unisono.library.job import Job
-
 
 @dataclass(frozen=True, slots=True)
 class ScriptStage:
-    """plan: instead of the script's own. context: this rank. see: is shown each job before the script has it."""
+    """plan: instead of the script's own. context: this rank. see: is shown each Job before the script has it."""
 
     plan: Plan
     context: RankContext
-    see: "Callable[[Job], None]"
+    see: Callable[[Any], None]
 
 
 _STAGE: ContextVar[ScriptStage] = ContextVar("who plays this script")

@@ -2,12 +2,16 @@
 
 Ranks hold parts of a batch, so the mean of their gradients is that of one device as long as two things hold: nothing
 but a linear sum or mean goes over the samples, and what comes of it is only added up and multiplied by constants.
-A `SampleTrace` says of one tensor how far that holds. The rules of single operations are in `trace_rules`.
+A `SampleTrace` says of one tensor how far that holds. A `TorchCall` is one call of an operation, as its rule in
+`tracing_rules` sees it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
+
+from torch import Tensor
 
 Shape = Sequence[int]
 
@@ -17,7 +21,8 @@ class SampleTrace:
     """dim: the dim along which the samples lie, None where none does any more. That dim counts outer x samples x inner
     entries. order: in which order the samples lie, () for that of the batch. reduced: the sum or mean over samples that
     is in it, and in which it is still linear; "" for none. met: what it did to samples that a rank cannot do to a part
-    of a batch; "" for nothing."""
+    of a batch; "" for nothing. undivided: a sum over samples that nothing has made a mean yet; "" for none. terms: of
+    each mean over samples that is in it, how many numbers of a sample it goes over."""
 
     batch: int
     samples: int
@@ -27,6 +32,8 @@ class SampleTrace:
     order: tuple[object, ...] = ()
     reduced: str = ""
     met: str = ""
+    undivided: str = ""
+    terms: tuple[float, ...] = ()
 
     @property
     def extent(self) -> int:
@@ -46,9 +53,53 @@ class SampleTrace:
 
     def summed(self, by: str) -> "SampleTrace":
         """After a sum or mean over the samples."""
-        return replace(
-            self, dim=None, inner=1, outer=1, order=(), reduced=self.reduced or f"{by} over the samples"
-        )
+        reduced = self.reduced or f"{by} over the samples"
+        return replace(self, dim=None, inner=1, outer=1, order=(), reduced=reduced)
+
+    def divided(self, number: float, ranks: int) -> "SampleTrace":
+        """After a division by a number: a sum over samples becomes a mean by a multiple of the samples here."""
+        whole = round(number)
+        if not self.undivided or abs(number) <= 1:
+            return self
+        if whole == self.samples * ranks > self.samples:
+            return self.says(f"a sum divided by {whole}, the samples of the global batch")
+        if abs(number - whole) < 1e-9 and whole % self.samples == 0:
+            return replace(self, undivided="")
+        return replace(self, undivided=f"a sum divided by {number:g}, where {self.samples} samples are here")
+
+
+Found = SampleTrace | None | Sequence[SampleTrace | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCall:
+    """name: of the operation, such as `mul`, without the underscore of those in place. arguments: by name. of:
+    the trace of a tensor. outs: what it returned. weighed: whether the script said what its loss counts. ranks: that
+    share a batch."""
+
+    name: str
+    arguments: dict[str, Any]
+    of: Callable[[Any], SampleTrace | None]
+    outs: list[Tensor]
+    weighed: bool = False
+    ranks: int = 1
+
+    @property
+    def out(self) -> Shape:
+        return self.outs[0].shape
+
+    def tensors(self, *names: str) -> list[tuple[SampleTrace, int]]:
+        """Traces of tensors among the arguments, or of those with these names, with their numbers of dims."""
+        values = [self.arguments.get(name) for name in names] if names else list(self.arguments.values())
+        flat = [x for value in values for x in (value if isinstance(value, (list, tuple)) else [value])]
+        return [(trace, x.dim()) for x in flat if isinstance(x, Tensor) and (trace := self.of(x)) is not None]
+
+
+def listed(dims: Any, count: int) -> list[int]:
+    """Dims as an argument gives them, counted from the front; all if it gives none."""
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return list(range(count))
+    return [d % max(count, 1) for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
 
 
 def viewed(trace: SampleTrace, before: Shape, after: Shape) -> SampleTrace | None:
@@ -71,26 +122,38 @@ def viewed(trace: SampleTrace, before: Shape, after: Shape) -> SampleTrace | Non
 def together(traces: Sequence[tuple[SampleTrace, int]], out: Shape, by: str) -> SampleTrace | None:
     """Of an operation that takes entries at the same place: traces with their tensors' numbers of dims, as they are
     broadcast to `out`. None where nothing can be said."""
-    first = next((one for one, _ in traces if one.dim is not None), traces[0][0])
+    first = next((part for part, _ in traces if part.dim is not None), traces[0][0])
     if any(
-        (one.batch, one.samples) != (first.batch, first.samples) for one, _ in traces if one.dim is not None
+        (part.batch, part.samples) != (first.batch, first.samples)
+        for part, _ in traces
+        if part.dim is not None
     ):
         return None  # a statistic of an earlier batch may meet this one; samples of two batches are no one's business
-    rows = [(one, one.dim - dims + len(out)) for one, dims in traces if one.dim is not None]
-    reduced = next((one.reduced for one, _ in traces if one.reduced), "")
-    met = next((one.met for one, _ in traces if one.met), "")
+    rows = [(part, part.dim - dims + len(out)) for part, dims in traces if part.dim is not None]
     if not rows:
-        return replace(first, reduced=reduced, met=met)
+        return mixed(first, traces)
     lead, place = rows[0]
     if out[place] != lead.extent:
         return None
-    made = replace(lead, dim=place, reduced=reduced, met=met)
-    for one, other in rows[1:]:
+    result = replace(mixed(lead, traces), dim=place)
+    for part, other in rows[1:]:
         if other != place:
-            made = made.says(f"{by} of pairs of samples")
-        elif (one.inner, one.outer) != (lead.inner, lead.outer):
+            result = result.says(f"{by} of pairs of samples")
+        elif (part.inner, part.outer) != (lead.inner, lead.outer):
             return None
-        elif one.order != lead.order:
-            moved = [*one.order, *lead.order][0]
-            made = made.says(f"{moved[0] if isinstance(moved, tuple) else moved} of the samples")
-    return made
+        elif part.order != lead.order:
+            moved = [*part.order, *lead.order][0]
+            result = result.says(f"{moved[0] if isinstance(moved, tuple) else moved} of the samples")
+    return result
+
+
+def mixed(lead: SampleTrace, traces: Sequence[tuple[SampleTrace, int]]) -> SampleTrace:
+    """`lead` with what is known of all these: the first sum or mean, the first meeting, every mean's terms."""
+    known = [trace for trace, _ in traces]
+    return replace(
+        lead,
+        reduced=next((trace.reduced for trace in known if trace.reduced), ""),
+        met=next((trace.met for trace in known if trace.met), ""),
+        undivided=next((trace.undivided for trace in known if trace.undivided), ""),
+        terms=tuple(dict.fromkeys(number for trace in known for number in trace.terms)),
+    )

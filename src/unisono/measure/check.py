@@ -18,9 +18,10 @@ _SILENCE = 300.0
 
 
 def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
-    """(keys of --json, the page): each of the `top` plans, priced and measured, and what following the prices costs.
+    """Return (keys of --json, the page): each of the `top` plans, priced and measured, and what following the prices
+    costs.
 
-    The tokens are made up, which changes no time. Raises UsageError for what this cannot play, Infeasible where
+    Tokens are made up, which changes no time. Raises UsageError for a model that this cannot play, Infeasible where
     nothing fits, and what a rank raises.
     """
     kind = got.recipe.model

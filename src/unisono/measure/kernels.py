@@ -24,7 +24,7 @@ def seconds_of(call: Callable[[], object], device: torch.device, least: float = 
 
 
 def _timed(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Seconds of one of so many calls in a row."""
+    """Return seconds of one call, from `calls` calls in a row."""
     synchronize(device)
     begun = time.perf_counter()
     for _ in range(calls):
@@ -34,7 +34,7 @@ def _timed(call: Callable[[], object], calls: int, device: torch.device) -> floa
 
 
 def _fill(once: float) -> int:
-    """Calls that take about `_BESIDE_WAIT` seconds together, of which one took `once`."""
+    """Return how many calls take about `_BESIDE_WAIT` seconds, if one takes `once`."""
     return max(1, min(1000, round(_BESIDE_WAIT / max(once, 1e-9))))
 
 

@@ -1,4 +1,4 @@
-"""Whole training steps of the program that `train` plays, and where their time goes."""
+"""Whole training steps of the program that `train` plays, timed by part."""
 
 import gc
 import statistics

@@ -37,17 +37,17 @@ class Chunks:
 
     @property
     def ends(self) -> list[int]:
-        """Where each rank's positions begin, and the length."""
+        """The first position of each rank, and the length."""
         return ends_of(self.length, self.group.size)
 
     @property
     def cuts(self) -> list[tuple[int, int]]:
-        """From which to which of a rank's own positions each chunk goes."""
+        """The first and the last of a rank's own positions in each chunk."""
         most = longest(self.ends)
         return list(pairwise(ends_of(most, min(self.count, most))))
 
     def places(self, cut: tuple[int, int]) -> list[slice]:
-        """Of each rank's part of a chunk in the whole sample."""
+        """The places in the whole sample of each rank's part of a chunk."""
         a, b = cut
         return [slice(min(first + a, last), min(first + b, last)) for first, last in pairwise(self.ends)]
 
@@ -65,10 +65,10 @@ def gathered(x_BtD: Tensor, chunks: Chunks, product: Product) -> tuple[Tensor, T
             coming = _start_gather(x_BtD, following, group)
         flight.land()
         _put(whole_BTD, rows_RBkD, here)
-        made = product(rows_RBkD.view(-1, width))
+        columns = product(rows_RBkD.view(-1, width))
         if y_BTF is whole_BTD:
-            y_BTF = made.new_empty((batch, chunks.length, made.shape[-1]))
-        _put(y_BTF, made.view(*rows_RBkD.shape[:3], -1), here)
+            y_BTF = columns.new_empty((batch, chunks.length, columns.shape[-1]))
+        _put(y_BTF, columns.view(*rows_RBkD.shape[:3], -1), here)
     return y_BTF, whole_BTD
 
 
@@ -81,21 +81,21 @@ class Scattering:
         self.flights: list[tuple[Flight, Tensor, Tensor]] = []
         for cut in chunks.cuts:
             rows = _rows(x_BTD, chunks.places(cut), cut[1] - cut[0])
-            made = product(rows.view(-1, rows.shape[-1]))
-            made = made if dtype is None else made.to(dtype)
-            parts, pending = chunks.group.start_exchange(made.reshape(-1))
-            self.flights.append((Flight(chunks.group, "all_to_all", pending), parts, made))
-        self.width = made.shape[-1]
+            columns = product(rows.view(-1, rows.shape[-1]))
+            columns = columns if dtype is None else columns.to(dtype)
+            parts, pending = chunks.group.start_exchange(columns.reshape(-1))
+            self.flights.append((Flight(chunks.group, "all_to_all", pending), parts, columns))
+        self.width = columns.shape[-1]
 
     def landed(self) -> Tensor:
         """[B, t, F], summed over the ranks."""
         chunks, ends = self.chunks, self.chunks.ends
-        own = ends[chunks.group.index + 1] - ends[chunks.group.index]
-        out = self.flights[0][1].new_empty((self.batch, own, self.width))
+        length = ends[chunks.group.index + 1] - ends[chunks.group.index]
+        out = self.flights[0][1].new_empty((self.batch, length, self.width))
         for (a, b), (flight, parts, _) in zip(chunks.cuts, self.flights, strict=True):
             flight.land()
             summed = tree_sum(parts.unbind(0)).view(self.batch, b - a, self.width)
-            here = out[:, a : min(b, own)]
+            here = out[:, a : min(b, length)]
             here.copy_(summed[:, : here.shape[1]])
         return out
 

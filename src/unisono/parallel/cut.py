@@ -78,7 +78,7 @@ def cut(model: nn.Module, stages: int, costs: Costs | None = None) -> list[range
 
 
 def block_number(name: str) -> int | None:
-    """Of a logical name such as `blocks.3.attn` the block, 3; None of stem and head."""
+    """The block of a logical name: 3 for `blocks.3.attn`; None for stem and head."""
     part, _, rest = name.partition(".")
     return int(rest.partition(".")[0]) if part == "blocks" and rest else None
 

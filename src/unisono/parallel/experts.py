@@ -22,7 +22,7 @@ from unisono.comm.rows import exchange_rows
 from unisono.models.moe.dispatch import Dispatch, ExpertStack, sizes_of
 from unisono.models.moe.routing import TokenChoice
 from unisono.parallel.parts import Cut, Dealt, ends_of, part_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.tensor import Crossing, enter, gather_sequence, leave, scatter_sum
 from unisono.spec.layout import Split
 
@@ -58,21 +58,25 @@ def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
         among, slot = divmod(place, ep * width)
         return among, *divmod(slot, width)
 
-    own = part(at)
+    mine = part(at)
 
     def alike(*fields: int) -> list[int]:
-        return [rank for i, rank in enumerate(ranks) if all(part(i)[f] == own[f] for f in fields)]
+        return [rank for i, rank in enumerate(ranks) if all(part(i)[f] == mine[f] for f in fields)]
 
-    def made(name: str, peers: list[int]) -> Group:
+    def group_of(name: str, peers: list[int]) -> Group:
         return mesh.group_of(name, sorted(peers))  # as torch orders them
 
-    holders = made(HOLDERS, alike(1, 2))
-    sharers = made(SHARERS, alike(1)) if width > 1 else holders
+    holders = group_of(HOLDERS, alike(1, 2))
+    sharers = group_of(SHARERS, alike(1)) if width > 1 else holders
     groups = ExpertGroups(
-        made("ep", alike(0, 2)), made("cut" if ep > 1 else "tp", alike(0, 1)), holders, sharers, over_shard
+        group_of("ep", alike(0, 2)),
+        group_of("cut" if ep > 1 else "tp", alike(0, 1)),
+        holders,
+        sharers,
+        over_shard,
     )
-    for name, one in ((HOLDERS, holders), (SHARERS, sharers), ("ep", groups.ep), ("cut", groups.width)):
-        mesh.keep(frozenset({name}), one)
+    for name, group in ((HOLDERS, holders), (SHARERS, sharers), ("ep", groups.ep), ("cut", groups.width)):
+        mesh.keep(frozenset({name}), group)
     return groups
 
 
@@ -112,60 +116,60 @@ class DealtDispatch(Dispatch):
         ep = self.groups.ep
         if ep.size == 1:
             return super().compute(x_MD, expert_M, experts)
-        own = len(experts.up)
+        count = len(experts.up)
         if x_MD.is_meta:
             return self._rehearsed(x_MD, expert_M, experts)
-        counts = torch.bincount(expert_M, minlength=own * ep.size)
+        counts = torch.bincount(expert_M, minlength=count * ep.size)
         coming, pending = ep.start_exchange(counts)
         pending.wait()
-        to, come = counts.view(ep.size, own).sum(1).tolist(), coming.sum(1).tolist()
+        to, come = counts.view(ep.size, count).sum(1).tolist(), coming.sum(1).tolist()
         rows: Tensor = RowsAcross.apply(x_MD, to, come, ep)  # type: ignore[assignment]
         # what comes lies by rank, then by expert
-        order = torch.arange(own, device=rows.device).repeat(ep.size).repeat_interleave(coming.flatten())
+        order = torch.arange(count, device=rows.device).repeat(ep.size).repeat_interleave(coming.flatten())
         order = order.argsort(stable=True)
         back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
         y = experts(rows[order], coming.sum(0).tolist())[back]
         return RowsAcross.apply(y, come, to, ep)  # type: ignore[return-value]
 
     def _rehearsed(self, x_MD: Tensor, expert_M: Tensor, experts: ExpertStack) -> Tensor:
-        """The same without numbers: experts are alike in load, and as much comes as goes."""
-        ep, own = self.groups.ep, len(experts.up)
-        ep.start_exchange(torch.empty(own * ep.size, dtype=torch.int64, device="meta"))[1].wait()
+        """Dispatch without numbers: experts are alike in load, and as much comes as goes."""
+        ep, count = self.groups.ep, len(experts.up)
+        ep.start_exchange(torch.empty(count * ep.size, dtype=torch.int64, device="meta"))[1].wait()
         to = sizes_of(expert_M, ep.size)
         rows: Tensor = RowsAcross.apply(x_MD, to, to, ep)  # type: ignore[assignment]
-        return RowsAcross.apply(experts(rows, sizes_of(expert_M, own)), to, to, ep)  # type: ignore[return-value]
+        return RowsAcross.apply(experts(rows, sizes_of(expert_M, count)), to, to, ep)  # type: ignore[return-value]
 
 
-def deal_experts(stages: Stages, site: Site) -> None:
+def deal_experts(stages: Stages, context: PassContext) -> None:
     """Leave this rank its experts, or its part of their width."""
-    groups = expert_groups(site.mesh, site.plan.ep)
-    ends, first = ends_of(site.length, site.mesh.tp.size), site.mesh.tp.index - groups.width.index
+    groups = expert_groups(context.mesh, context.plan.ep)
+    ends, first = ends_of(context.length, context.mesh.tp.size), context.mesh.tp.index - groups.width.index
     together = ends[first + groups.width.size] - ends[first]
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
-            split = site.anatomy.split_of(name)
+            split = context.anatomy.split_of(name)
             if split is Split.EXPERTS:
                 stage.get_submodule(name.rpartition(".")[0]).dispatch = DealtDispatch(groups, together)
-                _cut(name, module, groups, site)  # type: ignore[arg-type]
+                _cut(name, module, groups, context)  # type: ignore[arg-type]
 
 
-def _cut(name: str, experts: ExpertStack, groups: ExpertGroups, site: Site) -> None:
+def _cut(name: str, experts: ExpertStack, groups: ExpertGroups, context: PassContext) -> None:
     ep, width, full = groups.ep, groups.width, len(experts.up)
-    first, own = part_of(full, ep)
+    first, count = part_of(full, ep)
     start, size = part_of(experts.full_width, width)
     experts.bias_from, experts.adds_bias = start, width.index == 0
     for key, whole in list(experts.named_parameters(recurse=False)):
         flat = whole.dim() == 1
         each = whole.shape[0] // full if flat else 1
-        cuts = [Cut(0, first * each, own * each, full * each)] if ep.size > 1 else []
+        cuts = [Cut(0, first * each, count * each, full * each)] if ep.size > 1 else []
         if width.size > 1 and not flat:
             cuts.append(Cut(2 if key == "down" else 1, start, size, experts.full_width))
         value = whole.detach()
         for cut in cuts:
             value = value.narrow(cut.dim, cut.start, cut.size)
-        made = nn.Parameter(value.clone(), requires_grad=whole.requires_grad)
-        setattr(experts, key, made)
-        site.dealt[f"{name}.{key}"] = Dealt(
+        parameter = nn.Parameter(value.clone(), requires_grad=whole.requires_grad)
+        setattr(experts, key, parameter)
+        context.dealt[f"{name}.{key}"] = Dealt(
             tuple(cuts),
             groups.over_shard,
             SHARERS if flat and width.size > 1 else HOLDERS,

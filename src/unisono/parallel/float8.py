@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.comm.device import casting, check_float8
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.tensor import ColumnLinear, RowLinear
 from unisono.spec.layout import Split
 
@@ -77,7 +77,7 @@ class Float8Product(torch.autograd.Function):
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear` under autocast, in eight bits."""
+    """Multiply as `F.linear` does under autocast, in eight bits."""
     out = torch.get_autocast_dtype(casting(x.device))
     with torch.autocast(casting(x.device), enabled=False):
         return Float8Product.apply(x, weight, bias, out)  # type: ignore[return-value]
@@ -87,27 +87,29 @@ def _forward(module: nn.Linear, x: Tensor) -> Tensor:
     return product(x, module.weight, module.bias)
 
 
-def use_float8(stages: Stages, site: Site) -> None:
+def use_float8(stages: Stages, context: PassContext) -> None:
     """Let linear layers of this rank's blocks multiply in eight bits. Raises UsageError U-P26 where the device
     cannot."""
-    check_float8(site.device)
+    check_float8(context.device)
     for stage in stages.values():
         for number, block in stage.blocks.items():
-            for module in linears(block, f"blocks.{number}", site):
+            for module in linears(block, f"blocks.{number}", context):
                 if isinstance(module, ColumnLinear | RowLinear):
                     module.product = product
                 else:
                     module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
-def linears(block: nn.Module, prefix: str, site: Site) -> Sequence[nn.Linear | ColumnLinear | RowLinear]:
-    """Those of a block that multiply in eight bits."""
+def linears(
+    block: nn.Module, prefix: str, context: PassContext
+) -> Sequence[nn.Linear | ColumnLinear | RowLinear]:
+    """The linear layers of a block that multiply in eight bits."""
     apart = (Split.ROUTER, Split.EXPERTS)
-    held = {name for name, _ in block.named_modules(prefix=prefix) if site.anatomy.split_of(name) in apart}
+    held = {name for name, _ in block.named_modules(prefix=prefix) if context.anatomy.split_of(name) in apart}
     return [
         module
         for name, module in block.named_modules(prefix=prefix)
         if isinstance(module, nn.Linear | ColumnLinear | RowLinear)
         and module.weight.dim() == 2
-        and not any(name == one or name.startswith(f"{one}.") for one in held)
+        and not any(f"{name}.".startswith(f"{part}.") for part in held)
     ]

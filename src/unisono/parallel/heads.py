@@ -52,8 +52,8 @@ class LentKeys(torch.autograd.Function):
     def forward(ctx, x_BTR, held, width, group):  # type: ignore[override]
         ctx.held, ctx.width, ctx.group = held, 2 * width, group
         nothing = x_BTR.new_zeros((*x_BTR.shape[:-1], ctx.width))
-        own = nothing if held.first is None else _lent(ctx, x_BTR)
-        all_RBT = group.all_gather(own.movedim(-1, 0))
+        kept = nothing if held.first is None else _lent(ctx, x_BTR)
+        all_RBT = group.all_gather(kept.movedim(-1, 0))
         if held.owner is None:
             return x_BTR.view_as(x_BTR)
         return torch.cat((x_BTR, all_RBT.unflatten(0, (group.size, -1))[held.owner].movedim(0, -1)), -1)
@@ -62,14 +62,14 @@ class LentKeys(torch.autograd.Function):
     def backward(ctx, grad_BTR):  # type: ignore[override]
         held, group = ctx.held, ctx.group
         borrowed = 0 if held.owner is None else ctx.width
-        own = grad_BTR[..., : grad_BTR.shape[-1] - borrowed].clone()
+        kept = grad_BTR[..., : grad_BTR.shape[-1] - borrowed].clone()
         all_SRBT = grad_BTR.new_zeros((group.size, ctx.width, *grad_BTR.shape[:-1]))
         if borrowed:
             all_SRBT[held.owner] = grad_BTR[..., -borrowed:].movedim(-1, 0)
         summed_RBT = group.reduce_scatter(all_SRBT.flatten(0, 1))
         if held.first is not None:
-            _lent(ctx, own).add_(summed_RBT.movedim(0, -1))
-        return own, None, None, None
+            _lent(ctx, kept).add_(summed_RBT.movedim(0, -1))
+        return kept, None, None, None
 
 
 def _lent(ctx, x: Tensor) -> Tensor:
@@ -78,6 +78,6 @@ def _lent(ctx, x: Tensor) -> Tensor:
 
 def with_lent_keys(x_BTR: Tensor, units: Units, held: list[HeldHeads], group: Group) -> Tensor:
     """A projection's features, with the key and value that this rank's last queries read and another rank computes."""
-    if all(one.owner is None for one in held):
+    if all(keys.owner is None for keys in held):
         return x_BTR
     return LentKeys.apply(x_BTR, held[group.index], units.width, group)  # type: ignore[return-value]

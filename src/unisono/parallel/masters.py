@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.wires import through_eight_bits
 
 Rounding = Callable[[Tensor], Tensor]
@@ -34,9 +34,9 @@ class Refresh:
                 live.copy_(self.rounding(master))
 
 
-def rounding_of(site: Site) -> Rounding | None:
+def rounding_of(context: PassContext) -> Rounding | None:
     """What the plan does to a parameter before products read it; None: nothing."""
-    narrow, wire = site.plan.arithmetic.params, site.plan.wires.gather
+    narrow, wire = context.plan.arithmetic.params, context.plan.wires.gather
     if not narrow and not wire:
         return None
 
@@ -48,9 +48,9 @@ def rounding_of(site: Site) -> Rounding | None:
 
 
 @torch.no_grad()
-def keep_masters(stages: Stages, site: Site) -> None:
-    """Put a rounded parameter in the place of each; `site.masters` has what they were, by name."""
-    rounding = rounding_of(site) or torch.clone
+def keep_masters(stages: Stages, context: PassContext) -> None:
+    """Put a rounded parameter in the place of each; `context.masters` has what they were, by name."""
+    rounding = rounding_of(context) or torch.clone
     known: dict[
         int, tuple[Tensor, nn.Parameter, Tensor]
     ] = {}  # by storage, which aliases share and which is held
@@ -66,6 +66,8 @@ def keep_masters(stages: Stages, site: Site) -> None:
             live.data = rounded
             if learns:
                 live.grad_dtype = master.dtype
-            site.masters[name] = master if name not in site.owners else nn.Parameter(master.detach(), learns)
+            context.masters[name] = (
+                master if name not in context.owners else nn.Parameter(master.detach(), learns)
+            )
             pairs.append((live, master))
         stage.register_forward_pre_hook(Refresh(pairs, rounding))

@@ -34,14 +34,14 @@ def measured_costs(
     took, _ = _timed(lambda real, carry: real(carry), model.head, x, draw, dtype, device)  # type: ignore[arg-type]
     seconds.append(took)
     agreed = world.all_reduce(torch.tensor(seconds, dtype=torch.float64, device=device)).tolist()
-    stem, *blocks, head = (one / world.size for one in agreed)
+    stem, *blocks, head = (cost / world.size for cost in agreed)
     return blocks, stem, head
 
 
 def _timed(
     call: Callable[[Any, Carry], Carry],
     part: nn.Module,
-    given: Carry,
+    entry: Carry,
     draw: torch.Generator,
     dtype: torch.dtype,
     device: torch.device,
@@ -49,20 +49,20 @@ def _timed(
     """(seconds of forward and backward, what it hands on)."""
     real = _real(part, draw, dtype, device)
     learns = [p for p in real.parameters() if p.requires_grad]
-    best, made = float("inf"), given
+    best, out = float("inf"), entry
     for turn in range(ROUNDS):
-        carry = carry_of(tuple(_leaf(x) for x in tensors_of(given)))
+        carry = carry_of(tuple(_leaf(x) for x in tensors_of(entry)))
         synchronize(device)
         begun = time.perf_counter()
-        made = call(real, carry)
-        outputs = [y for y in tensors_of(made) if y.requires_grad]
+        out = call(real, carry)
+        outputs = [y for y in tensors_of(out) if y.requires_grad]
         if outputs:
             torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
         synchronize(device)
         best = min(best, time.perf_counter() - begun) if turn else best
         for p in learns:
             p.grad = None
-    return best, carry_of(tuple(y.detach() for y in tensors_of(made)))
+    return best, carry_of(tuple(y.detach() for y in tensors_of(out)))
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -71,13 +71,13 @@ def _leaf(x: Tensor) -> Tensor:
 
 def _real(part: nn.Module, draw: torch.Generator, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """A copy of the part with small random numbers; values of its own stay, where it has any."""
-    made = copy.deepcopy(part)
-    if any(p.is_meta for p in (*made.parameters(), *made.buffers())):
-        made = made.to_empty(device=device)
+    copied = copy.deepcopy(part)
+    if any(p.is_meta for p in (*copied.parameters(), *copied.buffers())):
+        copied = copied.to_empty(device=device)
         with torch.no_grad():
-            for x in (*made.parameters(), *made.buffers()):
+            for x in (*copied.parameters(), *copied.buffers()):
                 x.copy_(_like(x, draw, x.dtype, device))
-    return made.to(device=device, dtype=dtype)
+    return copied.to(device=device, dtype=dtype)
 
 
 def _like(x: Tensor, draw: torch.Generator, dtype: torch.dtype, device: torch.device) -> Tensor:

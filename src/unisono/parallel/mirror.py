@@ -63,7 +63,8 @@ def _parts(masters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def mirror_of(slots: Sequence[Slot], timetable: Timetable, mesh: Mesh) -> Mirror:
-    """Of a rank, where the timetable has the model twice: row r holds what the row as far from the other end does."""
+    """The mirror of a rank, where the timetable has the model twice: row r holds what the row as far from the other end
+    does."""
     if timetable.chains == 1:
         return ALONE
     rows = (mesh.at["pp"], len(timetable.rows) - 1 - mesh.at["pp"])

@@ -30,11 +30,11 @@ GradOf = Callable[[int, Tensor], Tensor]
 class Transport(Protocol):
     """How keys and values [2, B, G, s, K] of all ranks are seen here. Every rank calls each method at once."""
 
-    def show(self, own: Tensor, see: See) -> None:
+    def show(self, part: Tensor, see: See) -> None:
         """see(rank, keys and values of that rank) once for each."""
         ...
 
-    def collect(self, own: Tensor, grad_of: GradOf) -> Tensor:
+    def collect(self, part: Tensor, grad_of: GradOf) -> Tensor:
         """The sum over all ranks of what each makes of this rank's keys and values: grad_of(rank, those of that rank),
         called once for each, gives a tensor that may be written over."""
         ...
@@ -129,9 +129,9 @@ class OnlineAttention(torch.autograd.Function):
             for rows, keys, causal in core.blocks(rank):
                 mask = core.mask(lse, ctx.noise, rank, rows, keys)
                 apart = core.apart(ctx.noise, rank, rows, keys, q.device)
-                given = grad[:, :, rows], out[:, :, rows], lse[:, :, rows]
+                saved = grad[:, :, rows], out[:, :, rows], lse[:, :, rows]
                 k, v = theirs[:, :, :, keys]
-                mine, *others = block_grads(q[:, :, rows], k, v, *given, causal, mask, apart, core.softcap)
+                mine, *others = block_grads(q[:, :, rows], k, v, *saved, causal, mask, apart, core.softcap)
                 dq[:, :, rows] += mine
                 for total, part in zip(both[:, :, :, keys], others, strict=True):
                     total += part

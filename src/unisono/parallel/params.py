@@ -107,17 +107,17 @@ def slots_of(
     for name, live in stage.named_parameters():
         shape = shapes[name]
         start = [0] * len(shape)
-        own, cut = dealt.get(name), cuts.get(name)
-        for one in own.cuts if own else [cut] if cut else []:
-            start[one.dim] = one.start
+        part, cut = dealt.get(name), cuts.get(name)
+        for piece in part.cuts if part else [cut] if cut else []:
+            start[piece.dim] = piece.start
         master = masters.get(name, live)
         if isinstance(live, DTensor):
             start[0] += _first_row(live.shape[0], states)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
             master.grad_dtype = live.grad_dtype
-        if own is not None:
+        if part is not None:
             slot = Slot(name, live, master, shape, tuple(start), alias=name in aliases, copy=copy)
-            slots.append(_held_alike(slot, own))
+            slots.append(_held_alike(slot, part))
             continue
         whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())
         seen = _seen_alone(live, mesh, states)
@@ -134,13 +134,13 @@ def _seen_alone(live: nn.Parameter, mesh: Mesh, states: Group) -> frozenset[str]
 
 
 def _first_row(rows: int, states: Group) -> int:
-    """Of this rank's part of a tensor that FSDP2 has dealt: it follows torch.chunk's rule."""
+    """The first row of this rank's part of a tensor that FSDP2 has dealt out, by torch.chunk's rule."""
     return min(-(-rows // states.size) * states.index, rows)
 
 
-def _held_alike(slot: Slot, own: Dealt) -> Slot:
+def _held_alike(slot: Slot, part: Dealt) -> Slot:
     """With the ranks that hold this part too."""
-    over = frozenset({own.sum_over}) if own.group.size > 1 else NO_AXES
+    over = frozenset({part.sum_over}) if part.group.size > 1 else NO_AXES
     axes = over & frozenset(AXES)  # of a group that is no axis of the mesh, coordinates say nothing
-    twice = slot.copy or (own.group.index > 0 and not axes)
+    twice = slot.copy or (part.group.index > 0 and not axes)
     return replace(slot, sum_over=over, repeated_on=axes, copy=twice)

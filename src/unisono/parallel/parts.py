@@ -36,13 +36,13 @@ def part_of(full: int, group: Group) -> tuple[int, int]:
 
 
 def ends_of(full: int, ranks: int) -> list[int]:
-    """Where each rank's part of `full` begins, and the end of the last one."""
+    """The beginning of each rank's part of `full`, and the end of the last one."""
     base, more = divmod(full, ranks)
     return [i * base + min(i, more) for i in range(ranks + 1)]
 
 
 def longest(ends: list[int]) -> int:
-    """Of the parts that end there."""
+    """The size of the longest part."""
     return max(b - a for a, b in pairwise(ends))
 
 

@@ -91,10 +91,10 @@ class StagePlayer(Player):
                         self._losses[action.micro] = y.detach()
                     self._outputs[key] = (y,)
                     return
-                made = self.post.wires[action.stage].packed(y)
-        self._outputs[key] = made
+                tensors = self.post.wires[action.stage].packed(y)
+        self._outputs[key] = tensors
         if action.stage + 1 in self.stages:  # no message: both are here
-            self._enter(action.stage + 1, action.micro, [t.detach() for t in made])
+            self._enter(action.stage + 1, action.micro, [t.detach() for t in tensors])
 
     def _backward(self, action: Action) -> None:
         self._take_turn(action, partial(torch.autograd.backward, *self._roots(action)))
@@ -137,7 +137,7 @@ class StagePlayer(Player):
         self._inputs[stage, micro] = tuple(x.requires_grad_(on and x.is_floating_point()) for x in tensors)
 
     def _input_grads(self, action: Action) -> list[Tensor]:
-        """Of each floating tensor that came."""
+        """The gradient of each floating tensor that came in."""
         inputs = [x for x in self._inputs.pop((action.stage, action.micro)) if x.requires_grad]
         if all(x.grad is None for x in inputs):
             raise RuntimeError("a stage's output does not depend on its input")

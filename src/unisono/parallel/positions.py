@@ -14,28 +14,28 @@ from unisono.parallel.attend import CONTEXT_WAYS, ContextWay
 from unisono.parallel.attend.gather.live import Gathered
 from unisono.parallel.cut import Stage
 from unisono.parallel.online import OnlineCore
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.plan.grid import columns_of
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Places, Split
 from unisono.spec.model import DealtSize
 
 
-def deal_positions(stages: Stages, site: Site) -> None:
+def deal_positions(stages: Stages, context: PassContext) -> None:
     """Tell the modules of this rank's stages which positions they see. Raises UsageError P12 where the model does not
     say how it attends, or its sizes cannot be dealt."""
-    cp, tp, full = site.mesh.cp, site.mesh.tp, site.anatomy.sequence
-    way = CONTEXT_WAYS.read(site.plan.cp_kind)
+    cp, tp, full = context.mesh.cp, context.mesh.tp, context.anatomy.sequence
+    way = CONTEXT_WAYS.read(context.plan.cp_kind)
     if cp.size > 1:
-        _check(way, site)
+        _check(way, context)
     mine = way.places(full, cp.index, cp.size)
-    between = mine.dealt(tp.index, tp.size) if site.length else mine
-    leaf = _leaf(way, site) if Split.ROUTER in site.anatomy.splits.values() else None
-    sharers = _sharers(way, site) if any(block.whole for block in site.each) else None
+    between = mine.dealt(tp.index, tp.size) if context.length else mine
+    leaf = _leaf(way, context) if Split.ROUTER in context.anatomy.splits.values() else None
+    sharers = _sharers(way, context) if any(block.whole for block in context.each) else None
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
-            split = site.anatomy.split_of(name)
-            if sharers and site.whole(name):
+            split = context.anatomy.split_of(name)
+            if sharers and context.whole(name):
                 _whole(stage, name, split, sharers)
                 continue
             if split is Split.POSITIONS:
@@ -48,12 +48,12 @@ def deal_positions(stages: Stages, site: Site) -> None:
                 module.leaf = leaf  # type: ignore[assignment]
             elif split is Split.CORE and cp.size > 1:
                 if way.by_heads:
-                    heads = module.drop.places.get(1) or Places.whole(site.anatomy.divides["heads"])  # type: ignore[union-attr]
+                    heads = module.drop.places.get(1) or Places.whole(context.anatomy.divides["heads"])  # type: ignore[union-attr]
                     module.drop.places[1] = heads.dealt(cp.index, cp.size)  # type: ignore[index,union-attr]
-                parent, _, own = name.rpartition(".")
-                setattr(stage.get_submodule(parent), own, way.bind(module, cp, full))
+                parent, _, child = name.rpartition(".")
+                setattr(stage.get_submodule(parent), child, way.bind(module, cp, full))
         if cp.size > 1:
-            stage.dealt = partial(_taken, numbers(mine, site.device))
+            stage.dealt = partial(_taken, numbers(mine, context.device))
 
 
 def _whole(stage: Stage, name: str, split: Split | None, sharers: tuple[Group, list[Places]]) -> None:
@@ -66,9 +66,9 @@ def _whole(stage: Stage, name: str, split: Split | None, sharers: tuple[Group, l
     elif split is Split.ROTARY:
         module.places = mine  # type: ignore[assignment]
     elif split is Split.CORE:
-        parent, _, own = name.rpartition(".")
+        parent, _, leaf = name.rpartition(".")
         core = OnlineCore(module, Gathered(group), held, group.index)
-        setattr(stage.get_submodule(parent), own, core)
+        setattr(stage.get_submodule(parent), leaf, core)
 
 
 class SlicedLeaf(LeafTokens):
@@ -94,24 +94,25 @@ class SlicedLeaf(LeafTokens):
         dealt = torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
         return dealt.index_select(0, self.order).transpose(0, 1).contiguous()
 
-    def own(self, x_BT: Tensor) -> Tensor:
+    def local(self, x_BT: Tensor) -> Tensor:
         return x_BT.index_select(1, self.mine)
 
 
-def _leaf(way: ContextWay, site: Site) -> SlicedLeaf:
-    """Of the routers of this rank, whose leaf all ranks of cp and tp share."""
-    return SlicedLeaf(*_sharers(way, site), site.device)
+def _leaf(way: ContextWay, context: PassContext) -> SlicedLeaf:
+    """The leaf of this rank's routers, which all ranks of cp and tp share."""
+    return SlicedLeaf(*_sharers(way, context), context.device)
 
 
-def _sharers(way: ContextWay, site: Site) -> tuple[Group, list[Places]]:
+def _sharers(way: ContextWay, context: PassContext) -> tuple[Group, list[Places]]:
     """The ranks of cp and tp, among whom a sample's positions lie between blocks, and those of each. All of them call
     it, or it hangs."""
-    mesh, full = site.mesh, site.anatomy.sequence
+    mesh, full = context.mesh, context.anatomy.sequence
     sizes = {"cp": mesh.cp.size, "tp": mesh.tp.size}
     group = mesh.over(frozenset(axis for axis, size in sizes.items() if size > 1))
     at = [mesh.shape.coordinates(mesh.members.ranks.index(rank)) for rank in group.ranks]
     return group, [
-        way.places(full, a["cp"], sizes["cp"]).dealt(a["tp"], sizes["tp"] if site.length else 1) for a in at
+        way.places(full, a["cp"], sizes["cp"]).dealt(a["tp"], sizes["tp"] if context.length else 1)
+        for a in at
     ]
 
 
@@ -120,8 +121,8 @@ def _taken(places: Tensor, x: Tensor) -> Tensor:
     return x.index_select(1, places)
 
 
-def _check(way: ContextWay, site: Site) -> None:
-    anatomy, plan = site.anatomy, site.plan
+def _check(way: ContextWay, context: PassContext) -> None:
+    anatomy, plan = context.anatomy, context.plan
     if not anatomy.sequence or Split.CORE not in anatomy.splits.values():
         what = f"cp={plan.cp}: this model says nothing of positions, or of how it attends to them"
         raise UsageError(what, where="plan.cp, model.kind", fix=f"cp=1, and dp={plan.cp} instead", code="P12")

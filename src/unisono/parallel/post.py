@@ -31,8 +31,8 @@ class Wire:
 
     def packed(self, carry: Carry) -> Carried:
         """What crosses, of what a block hands on, in the dtypes in which it crosses."""
-        given = tensors_of(carry)
-        once = [given[self.places.index(i)] for i in range(len(self.carry))] if self.places else given
+        tensors = tensors_of(carry)
+        once = [tensors[self.places.index(i)] for i in range(len(self.carry))] if self.places else tensors
         return tuple(t.to(like.dtype) for t, like in zip(once, self.carry, strict=True))
 
     def unpacked(self, crossed: Carried) -> Carry:
@@ -50,7 +50,9 @@ class Post:
         self._older: list[
             tuple[Tensor, Pending]
         ] = []  # of those, what an earlier `finish` has left under way
-        self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
+        self._receiving: dict[
+            Action, list[tuple[Tensor, Pending]]
+        ] = {}  # receives under way: where each arrives
         self._ways = self._best_ways()
 
     def says(self) -> str:
@@ -68,13 +70,13 @@ class Post:
         messages do not leave before their receiver asks. Each group's receives keep the order of the row."""
         while at < len(row) and row[at].kind not in COMPUTE:
             if row[at].kind in RECEIVES:
-                self._asked[row[at]] = self._ask(row[at])
+                self._receiving[row[at]] = self._ask(row[at])
             at += 1
 
     def received(self, action: Action) -> list[Tensor]:
         """What `action` receives, asked for now if it was not before."""
         with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
-            arriving = self._asked.pop(action, None) or self._ask(action)
+            arriving = self._receiving.pop(action, None) or self._ask(action)
             for _, pending in arriving:
                 pending.wait()
         return [x for x, _ in arriving]
@@ -101,14 +103,15 @@ class Post:
         return [(x, way.start_recv(x, action.peer)) for x in rooms]
 
     def _best_ways(self) -> dict[Group, MemorySlots | PairQueues]:
-        """Of each group whose ranks see each other's memory, a part as large as what crosses; queues between GPUs."""
+        """Choose how each group sends: by a part of shared memory as large as what crosses, or by queues between
+        GPUs."""
         most: dict[Group, int] = {}
         for wire in self.wires.values():
             for group in (wire.ahead, wire.back):
                 most[group] = max([most.get(group, 0), *(t.nbytes for t in wire.carry)])
         groups = {group: nbytes for group, nbytes in most.items() if isinstance(group, Group)}
-        found = {
+        best = {
             group: pairs_of(group, self.device) or slots_of(group, nbytes, self.device)
             for group, nbytes in groups.items()
         }
-        return {group: way for group, way in found.items() if way is not None}
+        return {group: way for group, way in best.items() if way is not None}

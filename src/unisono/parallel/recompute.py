@@ -12,28 +12,29 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from unisono.parallel.cut import Stage
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.spec.errors import UsageError
 
 
-def wants(mode: str) -> Callable[[Site], bool]:
+def wants(mode: str) -> Callable[[PassContext], bool]:
     """Whether any block of the whole model is computed again in this mode, so that all ranks have the same passes."""
-    return lambda site: any(block.recompute == mode for block in site.each)
+    return lambda context: any(block.recompute == mode for block in context.each)
 
 
-def recompute_blocks(stages: Stages, site: Site) -> None:
-    """Those that are computed again as a whole."""
+def recompute_blocks(stages: Stages, context: PassContext) -> None:
+    """Compute blocks again as a whole in backward, where the plan says so."""
     for stage in stages.values():
         for name, block in stage.blocks.items():
-            if site.each[int(name)].recompute == "full":
+            if context.each[int(name)].recompute == "full":
                 _recompute(block)
 
 
-def recompute_parts(stages: Stages, site: Site) -> None:
-    """Of others what the model's anatomy names. Raises UsageError P17 where it names nothing."""
+def recompute_parts(stages: Stages, context: PassContext) -> None:
+    """Compute again in backward what the model's anatomy names of other blocks. Raises UsageError P17 where it names
+    nothing."""
     for stage in stages.values():
-        names = [name for name in stage.blocks if site.each[int(name)].recompute == "selective"]
-        parts = [part for name in names for part in _parts(stage, name, site)]
+        names = [name for name in stage.blocks if context.each[int(name)].recompute == "selective"]
+        parts = [part for name in names for part in _parts(stage, name, context)]
         if names and not parts:
             what = "recompute=selective: the model names nothing that is dear to keep and quickly computed"
             fix = "recompute=full, or `again` in the model's anatomy"
@@ -42,10 +43,10 @@ def recompute_parts(stages: Stages, site: Site) -> None:
             _recompute(part)
 
 
-def _parts(stage: Stage, block: str, site: Site) -> Iterator[nn.Module]:
+def _parts(stage: Stage, block: str, context: PassContext) -> Iterator[nn.Module]:
     prefix = f"blocks.{block}"
     for name, module in stage.blocks[block].named_modules(prefix=prefix):
-        if site.anatomy.is_again(name):
+        if context.anatomy.is_again(name):
             yield module
 
 

@@ -110,10 +110,10 @@ class ShardGather(_FsdpAdapter):
         if wire is None:
             pending = begin(output_tensor, input_tensor)
             return self._under_way(pending, lambda: None)
-        own = wire.encode(input_tensor.view(1, -1)).view(-1)
-        code = own.new_empty(self.group.size * len(own))
+        encoded = wire.encode(input_tensor.view(1, -1)).view(-1)
+        code = encoded.new_empty(self.group.size * len(encoded))
         out = output_tensor.view(self.group.size, -1)
-        pending = begin(code, own)
+        pending = begin(code, encoded)
         return self._under_way(pending, lambda: out.copy_(wire.decode(code.view(len(out), -1), out.dtype)))
 
     def _gather(self, out: Tensor, part: Tensor) -> Pending:
@@ -144,7 +144,7 @@ class UnderWay(dist.Work):
 
 
 def placed(adapter: _FsdpAdapter, device: torch.device) -> Any:
-    """The same, for parameters on `device`."""
+    """Return this adapter itself, for parameters on `device`."""
     adapter.device = device
     return adapter
 
@@ -181,8 +181,8 @@ class Sharded(Whole):
         mesh = DeviceMesh.from_group(group.pg, kind, mesh_dim_names=("shard",))
         self._each = each  # scatter the gradients of each backward, whatever the stage
         # Its gradients are there together in any case, and each piece costs collectives, hooks and waits of its own.
-        own = (p for p in stage.parameters() if p not in (apart or ()))
-        small = sum(p.numel() * p.element_size() for p in own) <= AT_ONCE
+        params = (p for p in stage.parameters() if p not in (apart or ()))
+        small = sum(p.numel() * p.element_size() for p in params) <= AT_ONCE
         alike = all(mode == 1 for mode in (zero, *zeros.values()))
         blocks = () if alike and small else tuple(blocks)
         forms: dict[nn.Module, tuple[EightBits, EightBits]] = {}
@@ -226,7 +226,7 @@ class Sharded(Whole):
 
 
 def _policy_of(narrow: bool) -> MixedPrecisionPolicy:
-    """In which dtype parameters are gathered, and their gradients summed."""
+    """The dtypes in which parameters are gathered and their gradients summed."""
     if not narrow:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -247,10 +247,10 @@ def _keep_wide(module: FSDPModule, wide: torch.dtype | None) -> None:
 
 
 def _wires_of(module: nn.Module, ranks: int, apart: Container[nn.Parameter]) -> tuple[EightBits, EightBits]:
-    """Of what `fully_shard` is about to take of a module: of all parameters, and of those that learn."""
-    own = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in apart]
-    segments = [segment_of(p.shape, ranks) for p in own]
-    learning = (segment for segment, p in zip(segments, own, strict=True) if p.requires_grad)
+    """The wires of what `fully_shard` is about to take of a module: for all parameters, and for those that learn."""
+    params = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in apart]
+    segments = [segment_of(p.shape, ranks) for p in params]
+    learning = (segment for segment, p in zip(segments, params, strict=True) if p.requires_grad)
     return EightBits(tuple(segments)), EightBits(tuple(learning))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unisono.models.noise import Dropout, Noise, site_of
 from unisono.parallel.params import Slot
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.spec.layout import Places
 
 KEPT = torch.bfloat16
@@ -23,7 +23,7 @@ _BELOW = 16  # bits of an fp32 number that bf16 has not
 
 @dataclass(slots=True)
 class Dither:
-    """Where the draws of an update come from. seed: of the run. owners: alias → owner of tied weights, which are
+    """The source of an update's random draws. seed: of the run. owners: alias → owner of tied weights, which are
     rounded alike. step: updates made before this one."""
 
     seed: int
@@ -57,7 +57,7 @@ class Dither:
 
 
 @torch.no_grad()
-def keep_narrow(stages: Stages, site: Site) -> None:
+def keep_narrow(stages: Stages, context: PassContext) -> None:
     """Put every parameter into bf16, in place; gradients stay in the dtype of this rank."""
     known: dict[int, tuple[Tensor, Tensor]] = {}  # by storage, which uses of a tied weight share; and is held
     for stage in stages.values():
@@ -65,4 +65,4 @@ def keep_narrow(stages: Stages, site: Site) -> None:
             was = live.detach()
             live.data = known.setdefault(was.untyped_storage()._cdata, (was, was.to(KEPT)))[1]
             if live.requires_grad:
-                live.grad_dtype = site.dtype
+                live.grad_dtype = context.dtype

@@ -29,7 +29,7 @@ from unisono.spec.layout import Anatomy, Places, Split, Units
 from unisono.spec.training import IGNORED
 
 if TYPE_CHECKING:
-    from unisono.parallel.site import Site, Stages
+    from unisono.parallel.pass_context import PassContext, Stages
 
 
 # How activations cross the group ---------------------------------------------------------------------------
@@ -48,13 +48,13 @@ def gather_dealt(x: Tensor, group: Group, ends: list[int]) -> Tensor:
 
 def scatter_dealt(x: Tensor, group: Group, ends: list[int]) -> Tensor:
     """All of dim 0, partial on every rank → this rank's part, summed. Shorter parts travel with rows of zeros."""
-    most, own = longest(ends), ends[group.index + 1] - ends[group.index]
+    most, length = longest(ends), ends[group.index + 1] - ends[group.index]
     if most * group.size == ends[-1]:
         return group.reduce_scatter(x)
     room = x.new_zeros((group.size, most, *x.shape[1:]))
     for part, (a, b) in zip(room, pairwise(ends), strict=True):
         part[: b - a] = x[a:b]
-    return group.reduce_scatter(room.flatten(0, 1))[:own]
+    return group.reduce_scatter(room.flatten(0, 1))[:length]
 
 
 def gather_sequence(x_BtD: Tensor, group: Group, length: int) -> Tensor:
@@ -285,13 +285,17 @@ def split_modules(
         if split is Split.GATHERED:
             module.register_forward_pre_hook(partial(_gathered, group, length), with_kwargs=True)
         elif split in makers:
-            told, more = anatomy.units_of(name), {}
+            unit, more = anatomy.units_of(name), {}
             if split is Split.COLUMN and _entered(name, anatomy):
                 more = {"entered": True}
-            made = makers[split](module, group, length, told if told.count else None, **more)  # type: ignore[arg-type]
+            replacement = makers[split](module, group, length, unit if unit.count else None, **more)  # type: ignore[arg-type]
             parent, _, leaf = name.rpartition(".")
-            setattr(root.get_submodule(parent), leaf, made)
-            cuts |= {f"{name}.{key}": cut for key, cut in made.cuts.items() if getattr(made, key) is not None}
+            setattr(root.get_submodule(parent), leaf, replacement)
+            cuts |= {
+                f"{name}.{key}": cut
+                for key, cut in replacement.cuts.items()
+                if getattr(replacement, key) is not None
+            }
         elif split is Split.HEAD_DROPOUT:
             units = anatomy.units_of(name)
             heads = Places.whole(units.before(units.count)).part(*features_of(units, group))
@@ -316,26 +320,28 @@ def _gathered(group: Group, length: int, module: nn.Module, args: tuple, kwargs:
     return args, {**kwargs, first: enter(kwargs[first], group, length)}
 
 
-def split(stages: "Stages", site: "Site") -> None:
+def split(stages: "Stages", context: "PassContext") -> None:
     """Deal out the modules of this rank's stages over `tp`, and let the loss be what it is on one device: over dealt
     logits where it is the summed cross-entropy, over gathered ones where it is the model's own."""
-    if not site.anatomy.splits:
-        what = site.anatomy.whole or "this model says nothing of how tp could split it"
+    if not context.anatomy.splits:
+        what = context.anatomy.whole or "this model says nothing of how tp could split it"
         fix = "tp=1, or a model with an anatomy"
         raise UsageError(what, where="plan.tp, model.kind", fix=fix, code="P12")
-    if site.anatomy.uncut:
-        raise UsageError(site.anatomy.uncut, where="plan.tp, model.kind", fix="tp=1", code="P12")
-    tp = site.mesh.tp
-    head = next((n for n, s in site.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
+    if context.anatomy.uncut:
+        raise UsageError(context.anatomy.uncut, where="plan.tp, model.kind", fix="tp=1", code="P12")
+    tp = context.mesh.tp
+    head = next((n for n, s in context.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
     for stage in stages.values():
-        site.cuts.update(split_modules(stage, site.anatomy, tp, site.length, site.whole, site.plan.chunks))
+        context.cuts.update(
+            split_modules(stage, context.anatomy, tp, context.length, context.whole, context.plan.chunks)
+        )
         if stage.last and head is not None:
-            full = site.shapes[f"{head}.weight"][0]
-            own, ends = stage.loss, ends_of(full, tp.size)
+            full = context.shapes[f"{head}.weight"][0]
+            loss, ends = stage.loss, ends_of(full, tp.size)
             stage.whole = lambda y, ends=ends: GatherVocab.apply(y, ends, tp)
-            if site.anatomy.cross_entropy:
+            if context.anatomy.cross_entropy:
                 stage.loss = vocab_loss(tp, part_of(full, tp)[0])
             else:
-                stage.loss = lambda y, targets, own=own, ends=ends: own(
+                stage.loss = lambda y, targets, loss=loss, ends=ends: loss(
                     GatherVocab.apply(y, ends, tp), targets
                 )

@@ -9,7 +9,7 @@ from torch import nn
 from unisono.comm.group import Group
 from unisono.parallel.cut import stage_of
 from unisono.parallel.params import Slot, nothing_for
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Tie:
     group: Group
 
     def add_uses(self) -> None:
-        """Where both uses are here, add the alias's gradient to the owner's."""
+        """Add the alias's gradient to the owner's, where both uses are here."""
         if len(self.here) == 2:
             owner, alias = (slot.master for slot in self.here)
             if owner.grad is None:
@@ -53,26 +53,26 @@ class Tie:
                 slot.drop_gradient()
 
 
-def untie(stages: Stages, site: Site) -> None:
+def untie(stages: Stages, context: PassContext) -> None:
     """Give every alias a parameter of its own, so that each use collects its own gradient and one stage sums in
     the order in which two would."""
-    for alias in site.owners:
+    for alias in context.owners:
         for stage in stages.values():
             if any(alias == name for name, _ in stage.named_parameters(remove_duplicate=False)):
                 whole = stage.get_parameter(alias)
                 _put(stage, alias, nn.Parameter(torch.empty_like(whole), requires_grad=whole.requires_grad))
 
 
-def share(stages: Stages, site: Site) -> None:
+def share(stages: Stages, context: PassContext) -> None:
     """Let uses on one rank have one storage. FSDP2 keeps a weight once only if both uses are one parameter; autograd
     then sums the two uses."""
     named = {name: p for stage in stages.values() for name, p in stage.named_parameters()}
-    for alias, owner in site.owners.items():
+    for alias, owner in context.owners.items():
         if alias not in named or owner not in named:
             continue
-        if site.plan.shard == 1:
+        if context.plan.shard == 1:
             named[alias].data = named[owner].data
-        elif not site.apart:
+        elif not context.apart:
             _put(stages[0], alias, named[owner])
 
 
@@ -81,18 +81,18 @@ def _put(stage: nn.Module, name: str, parameter: nn.Parameter) -> None:
     setattr(stage.get_submodule(module), leaf, parameter)
 
 
-def ties_of(slots: Sequence[Slot], site: Site) -> tuple[Tie, ...]:
+def ties_of(slots: Sequence[Slot], context: PassContext) -> tuple[Tie, ...]:
     """The tied weights of which this rank holds a use, where uses have gradients of their own."""
-    if not site.apart:
+    if not context.apart:
         return ()
     by_name: Mapping[str, Slot] = {slot.name: slot for slot in slots}
-    mesh, ties = site.mesh, []
-    for alias, owner in site.owners.items():
+    mesh, ties = context.mesh, []
+    for alias, owner in context.owners.items():
         here = tuple(by_name[name] for name in (owner, alias) if name in by_name)
         if here:
             # Uses in a second copy of the model (DualPipe) meet each other; where both are here, nobody else is asked.
-            chain = len(site.blocks) * (len(here) == 1 and here[0].copy)
-            rows = [site.placement[chain + stage_of(name, site.blocks)] for name in (owner, alias)]
+            chain = len(context.blocks) * (len(here) == 1 and here[0].copy)
+            rows = [context.placement[chain + stage_of(name, context.blocks)] for name in (owner, alias)]
             rows = rows if len(here) == 1 else [mesh.at["pp"]]
             ranks = {mesh.members.ranks[mesh.shape.rank({**mesh.at, "pp": row})] for row in rows}
             ties.append(Tie(here, mesh.group_of("pp", sorted(ranks))))

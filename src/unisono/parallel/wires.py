@@ -43,50 +43,53 @@ class EightBits:
     @property
     def numel(self) -> int:
         """n"""
-        return sum(one.numel for one in self.segments)
+        return sum(segment.numel for segment in self.segments)
 
     def nbytes(self, itemsize: int) -> int:
         """m, for elements of `itemsize` bytes."""
-        return sum(one.numel * (itemsize if one.whole else 1) + 4 * one.blocks for one in self.segments)
+        return sum(
+            segment.numel * (itemsize if segment.whole else 1) + 4 * segment.blocks
+            for segment in self.segments
+        )
 
     def encode(self, x: Tensor) -> Tensor:
         """x [k, n] → uint8 [k, m]"""
         parts: list[Tensor] = []
-        for one, flat in zip(self.segments, x.split([s.numel for s in self.segments], 1), strict=True):
-            if one.whole:
+        for segment, flat in zip(self.segments, x.split([s.numel for s in self.segments], 1), strict=True):
+            if segment.whole:
                 parts.append(flat.contiguous().view(torch.uint8))
                 continue
-            blocks = _blocks(flat.reshape(len(x) * one.rows, one.width))
+            blocks = _blocks(flat.reshape(len(x) * segment.rows, segment.width))
             # In the dtype of the numbers, and rounded once: the same scale on every device.
             scale = (blocks.abs().amax(-1, keepdim=True) / 127).float()
             level = blocks / torch.where(scale == 0, 1.0, scale)
-            codes = level.round_().clamp_(-127, 127).to(torch.int8).flatten(1)[:, : one.width]
-            parts.append(codes.reshape(len(x), one.numel).view(torch.uint8))
-            parts.append(scale.reshape(len(x), one.blocks).view(torch.uint8))
+            codes = level.round_().clamp_(-127, 127).to(torch.int8).flatten(1)[:, : segment.width]
+            parts.append(codes.reshape(len(x), segment.numel).view(torch.uint8))
+            parts.append(scale.reshape(len(x), segment.blocks).view(torch.uint8))
         return torch.cat(parts, 1)
 
     def decode(self, code: Tensor, dtype: torch.dtype) -> Tensor:
         """uint8 [k, m] → [k, n]"""
         parts: list[Tensor] = []
         at = 0
-        for one in self.segments:
-            size = one.numel * (dtype.itemsize if one.whole else 1)
-            own, at = code[:, at : at + size], at + size
-            if one.whole:
-                parts.append(own.reshape(-1).clone().view(dtype).view(len(code), -1))
+        for segment in self.segments:
+            size = segment.numel * (dtype.itemsize if segment.whole else 1)
+            part, at = code[:, at : at + size], at + size
+            if segment.whole:
+                parts.append(part.reshape(-1).clone().view(dtype).view(len(code), -1))
                 continue
-            scales, at = code[:, at : at + 4 * one.blocks], at + 4 * one.blocks
+            scales, at = code[:, at : at + 4 * segment.blocks], at + 4 * segment.blocks
             scale = (
                 scales.reshape(-1)
                 .clone()
                 .view(torch.float32)
-                .view(len(code) * one.rows, math.ceil(one.width / BLOCK), 1)
+                .view(len(code) * segment.rows, math.ceil(segment.width / BLOCK), 1)
                 .to(dtype)
             )
             blocks = _blocks(
-                own.contiguous().view(torch.int8).view(len(code) * one.rows, one.width).to(dtype)
+                part.contiguous().view(torch.int8).view(len(code) * segment.rows, segment.width).to(dtype)
             )
-            parts.append((blocks * scale).flatten(1)[:, : one.width].reshape(len(code), one.numel))
+            parts.append((blocks * scale).flatten(1)[:, : segment.width].reshape(len(code), segment.numel))
         return torch.cat(parts, 1)
 
 

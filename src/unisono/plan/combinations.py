@@ -13,7 +13,7 @@ from unisono.spec.fidelity import Fidelity
 
 
 def rounded(plan: PlanFields) -> Iterator[Problem]:
-    """Of `precision` and of what `zero` sends rounded."""
+    """What does not go with the roundings of `precision` and `zero`."""
     wires = plan.wires
     # An overflow is seen in what all replicas sum alike; what each keeps for itself would keep it. Of a codec's memory
     # `sync/_drive.py` takes care.
@@ -51,7 +51,7 @@ def kept_whole(plan: PlanFields, model: Any) -> Iterator[Problem]:
 
 
 def eight_bits(plan: PlanFields) -> Iterator[Problem]:
-    """Of `precision=bf16:fp8`, where products are not those of a linear layer by itself."""
+    """What does not go with `precision=bf16:fp8`: products that are not those of a linear layer by itself."""
     virtual = getattr(named("sync", plan.sync), "virtual", 1)
     for wrong, why, key in (
         (isinstance(plan.tp, Grid), f"tp={plan.tp} multiplies in rows and columns", "plan.tp"),
@@ -64,7 +64,7 @@ def eight_bits(plan: PlanFields) -> Iterator[Problem]:
 
 
 def chunked(plan: PlanFields, model: Any) -> Iterator[Problem]:
-    """Of `tp=N:chunks=C`, where positions are not gathered."""
+    """What does not go with `tp=N:chunks=C`: products that gather no positions."""
     if plan.chunks == 1:
         return
     text, virtual = plan.text("tp"), getattr(named("sync", plan.sync), "virtual", 1)

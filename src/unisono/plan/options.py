@@ -15,7 +15,7 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """Of `zero`: what crosses `shard` in another form, and when.
+    """The options of `zero`: what crosses `shard` in another form, and when.
 
     gather, scatter: "" as it is, or "int8", in blocks of a row with a scale each (Wang et al., ZeRO++, 2023).
     prefetch: blocks whose parameters are gathered ahead of the one that computes; 0: none.
@@ -28,7 +28,7 @@ class Wires:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Of `precision`: in what parameters are kept, and how losses are scaled.
+    """The options of `precision`: the dtype in which parameters are kept, and how losses are scaled.
 
     params: forward and backward have parameters in bf16, the optimiser has masters in fp32. stochastic: parameters are
     bf16 and have no masters; an update is rounded up or down at random (Gupta et al., 2015). fp8: linear layers of
@@ -64,7 +64,7 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
 
 @cache
 def wires_of(text: str) -> Wires:
-    """Of a value of `zero` without problems."""
+    """Read the options of a value of `zero` without problems."""
     got = dict(_pairs(text))
     both = got.get("wire", "")
     return Wires(got.get("gather", both), got.get("scatter", both), int(got.get("prefetch", 0)))
@@ -72,7 +72,7 @@ def wires_of(text: str) -> Wires:
 
 @cache
 def arithmetic_of(text: str) -> Arithmetic:
-    """Of a value of `precision` without problems."""
+    """Read the options of a value of `precision` without problems."""
     got = dict(_pairs(text))
     numbers = {key: int(got[key]) for key in ("scale", "window") if key in got}
     return Arithmetic(params="params" in got, stochastic="stochastic" in got, fp8="fp8" in got, **numbers)
@@ -80,7 +80,8 @@ def arithmetic_of(text: str) -> Arithmetic:
 
 @cache
 def chunks_of(text: str) -> int:
-    """Of a value of `tp` without problems: in how many chunks its products gather and scatter positions."""
+    """Read the option of a value of `tp` without problems: the chunks in which its products gather and scatter
+    positions."""
     return int(dict(_pairs(text)).get("chunks", 1))
 
 

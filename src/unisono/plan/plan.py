@@ -143,7 +143,7 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
 
 
 def _value(key: str, text: str) -> int | str:
-    """As a field of the plan holds it."""
+    """Read a word's value as the plan's field holds it."""
     return (grid_of(text) if key == "tp" else None) or (_number(text) if key in SIZES else text)
 
 

@@ -1,8 +1,8 @@
-"""Bytes of tensors that are alive on a rank of ours at its peak, as `measure.live` counts them.
+"""Bytes of tensors that are alive on a rank at its peak, as `measure.live` counts them.
 
-By this ledger `recompute=auto` and `train.micro_batch = "auto"` choose, and a run that is out of memory is shown it. It
-counts tensors alone, and knows what is put away and what is computed again block by block. The fullest moment is one of
-four: a backward begins, its first block or its last one is under way, or the optimiser steps.
+`recompute=auto` and the largest micro-batch are chosen by this ledger, and a run that is out of memory shows it. It
+counts tensors alone, and knows what is offloaded and which blocks are recomputed. The peak is one of four moments: a
+backward pass begins, its first block runs, its last block runs, or the optimiser steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,8 +19,9 @@ from unisono.planner.recompute import fewest
 from unisono.planner.source import Source
 from unisono.planner.states import states_of_ours
 from unisono.planner.timetables import in_flight, of
-from unisono.planner.work import activations, virtual_kept
+from unisono.planner.work import activations
 from unisono.planner.work.expert_parallel import held_experts
+from unisono.planner.work.layouts import virtual_kept
 from unisono.planner.work.passes import dealt_elements, each_block, handed_elements
 from unisono.planner.work.replica_traffic import leafwise
 from unisono.planner.work.stage import Transfer
@@ -30,7 +31,7 @@ _AT_ONCE = Source(
     "specification", "parallel.offload.streaming.AT_ONCE: bytes of optimiser state that are there at once"
 )
 STREAMED: Annotated[float, _AT_ONCE] = float(25 << 20)
-ITEM = 4.0  # bytes of fp32, in which weights and gradients of ours are kept
+_ITEM = 4.0  # bytes of fp32, in which weights and gradients of ours are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +107,25 @@ class _Lying:
 
 
 def _parts(model: Transformer, plan: Plan, share: RowShare, row: int) -> list[tuple[Plan, float]]:
-    """(bytes of weights before `shard` deals them, the plan that says how): of the ends, and of each block."""
+    """Return pairs (plan, bytes of weights before sharding): of the ends, then of each block."""
     held = share.blocks + (0.0 if held_experts(model, plan).apart else share.routed)
-    return [(plan, ITEM * share.ends), *each_block(model, plan, ITEM * held, row)]
+    return [(plan, _ITEM * share.ends), *each_block(model, plan, _ITEM * held, row)]
 
 
 def _lying(model: Transformer, plan: Plan, parts: Sequence[tuple[Plan, float]], held: _Held) -> _Lying:
     sums = [0.0, 0.0, 0.0, 0.0]
     for way, nbytes, among in (*((way, size, held.among) for way, size in parts), (plan, held.apart, 1)):
         away = away_of(way)
-        params, _, optim = states_of_ours(nbytes / ITEM, as_dealt(plan, way.zero), among, model.states)
+        params, _, optim = states_of_ours(nbytes / _ITEM, as_dealt(plan, way.zero), among, model.states)
         sums[2 if away.params else 0] += params
         sums[3 if away.optimizer else 1] += optim
     return _Lying(*sums)
 
 
 def _held(model: Transformer, plan: Plan, share: RowShare, parts: Sequence[tuple[Plan, float]]) -> _Held:
-    experts, routed = held_experts(model, plan), ITEM * share.routed
+    experts, routed = held_experts(model, plan), _ITEM * share.routed
     return _Held(
-        ITEM * (share.blocks + share.ends) + routed,
+        _ITEM * (share.blocks + share.ends) + routed,
         routed if experts.apart else 0.0,
         owners(plan)[0],
         sum(nbytes for way, nbytes in parts if way.zero < 3),
@@ -139,8 +140,8 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
     parts = _parts(model, plan, share, row)
     held = _held(model, plan, share, parts)
     lying = _lying(model, plan, parts, held)
-    unit = ITEM * max(dealt_elements(model, way) for way in set(ways))
-    widest = ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
+    unit = _ITEM * max(dealt_elements(model, way) for way in set(ways))
+    widest = _ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
     lent = unit if any(away_of(way).params for way in ways) else 0.0
     lent = max(lent, 2 * widest if away_of(plan).params else 0.0)
     sizes = _Sizes(unit, widest, micro_batch, micros, row)
@@ -170,7 +171,7 @@ def _gathered(plan: Plan, share: RowShare, held: _Held, units: float) -> float:
     they are read, and the ends."""
     if plan.shard == 1:
         return 0.0
-    ends = ITEM * share.ends if plan.zero == 3 else 0.0
+    ends = _ITEM * share.ends if plan.zero == 3 else 0.0
     return held.late / held.among + (units if held.deep else 0.0) + ends
 
 
@@ -178,7 +179,7 @@ def _moments(
     model: Transformer, plan: Plan, share: RowShare, held_weights: _Held, shape: _Sizes
 ) -> list[tuple[float, float, float]]:
     """(bytes beside the weights, of gradients, of activations)."""
-    e, shards = 2 if plan.precision in ("bf16", "fp16") else int(ITEM), virtual_of(plan)
+    e, shards = 2 if plan.precision in ("bf16", "fp16") else int(_ITEM), virtual_of(plan)
     (micros, unit), sizes = (shape.micros, shape.unit), (shape.micro_batch, plan.tp, plan.cp, e)
     held = in_flight(plan.schedule, shape.row, plan.pp, micros)
     blocks = _blocks(model, plan, share, shape.micro_batch, e, shape.row)
@@ -190,9 +191,9 @@ def _moments(
     # Sums have a buffer each. Those of replicas alone take gradients as they come; others, once all are there.
     waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
     flat, added = _summed(model, plan, share, held_weights), _added(plan, held_weights, micros, waits)
-    ends, late, widest = ITEM * share.ends, float(waits), shape.widest
+    ends, late, widest = _ITEM * share.ends, float(waits), shape.widest
     # What a stage hands on stays until the next one has it, and what came for it until it is used.
-    carry = ITEM * shape.micro_batch * handed_elements(model, plan)
+    carry = _ITEM * shape.micro_batch * handed_elements(model, plan)
     sent = carry * ((0 if share.head else micros + held + 1) if plan.pp > 1 else 0)
     whole += sent
     behind = whole + head * (heads - 1.0) / heads
@@ -241,8 +242,8 @@ def _moments(
 
 
 def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
-    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does. zeros: what it
-    deals of the stage's blocks, where some are dealt otherwise than the plan says."""
+    """Whether `shard` moves all weights of a stage at once, as parallel.shard does. nbytes: their size. zeros: the
+    `zero` of each block, where some differ from the plan's."""
     return plan.shard > 1 and all(zero == 1 for zero in (plan.zero, *zeros)) and nbytes <= BUCKET
 
 
@@ -252,11 +253,11 @@ def _summed(model: Transformer, plan: Plan, share: RowShare, weights: _Held) -> 
     if plan.dp > 1:
         return weights.dealt
     if plan.cp == 1 or plan.shard > 1 or virtual_of(plan) > 1:
-        return ITEM * share.alone / weights.among  # of blocks that tp leaves whole, over tp
+        return _ITEM * share.alone / weights.among  # of blocks that tp leaves whole, over tp
     alone = (
         model.experts and plan.ep * plan.tp > 1 and Transfer("experts", "all_reduce", 1.0).ranks(plan) == 1
     )
-    return weights.dealt - (ITEM * share.routed if alone else 0.0)
+    return weights.dealt - (_ITEM * share.routed if alone else 0.0)
 
 
 def _added(plan: Plan, weights: _Held, micros: int, waits: bool) -> float:
@@ -271,10 +272,10 @@ def _scattering(
     plan: Plan, zeros: tuple[int, int], share: RowShare, weights: _Held, sizes: _Sizes, grads: tuple[float, float],
     kept_by: tuple[float, float, float, float, float],
 ) -> list[tuple[float, float, float]]:  # fmt: skip
-    """The same while the gradients of the last block, of the first one, of the ends are on their way to who keeps
-    them. zeros: of the first and of the last block."""
+    """Return the moments at which gradients of the last block, of the first block and of the ends are being
+    scattered. zeros: of the first and the last block."""
     (behind, fewer, last, first, carry), (flat, added) = kept_by, grads
-    unit, ends, many = sizes.unit, ITEM * share.ends, sizes.micros > 1
+    unit, ends, many = sizes.unit, _ITEM * share.ends, sizes.micros > 1
     # What leaves, what comes, and sums of it; the block's weights are gone after a step's last backward.
     each = 2.0 + 3.0 / weights.among
     low, high = (
@@ -316,16 +317,16 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     times, low, high = share.layers / len(ways), ways[0], ways[-1]
     each = {way: _kept(model, way, micro_batch, e, mean) for way in set(ways)}
     tokens = micro_batch * model.context / high.cp
-    working = tokens * ITEM * (model.d_ff + model.d_model) / high.tp
+    working = tokens * _ITEM * (model.d_ff + model.d_model) / high.tp
     if virtual_of(plan) > 1:
-        working = virtual_kept.working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
-    weight_grads = ITEM * model.d_model * model.d_ff / high.tp
+        working = virtual_kept().working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
+    weight_grads = _ITEM * model.d_model * model.d_ff / high.tp
     if top and model.experts:
         # The result of each choice with its gradient, and the gradients of both factors that made it.
         chosen = model.experts.top_k * max(1, high.tp // high.ep)
-        working, weight_grads = tokens * ITEM * model.d_model * (3 * chosen + 1) / high.tp, 0.0
+        working, weight_grads = tokens * _ITEM * model.d_model * (3 * chosen + 1) / high.tp, 0.0
     # Of what is at home, backward has of a block what its widest node reads: no more is fetched.
-    read = tokens * ITEM * 2 * model.d_ff / high.tp
+    read = tokens * _ITEM * 2 * model.d_ff / high.tp
 
     def again(way: Plan, sparse: float) -> float:
         if away_of(way).activations:
@@ -336,13 +337,13 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     for at, way in enumerate(ways):
         before = times * sum(each[earlier] for earlier in ways[:at])
         if away_of(way).activations:
-            whole = _kept(model, way, micro_batch, e, mean, "none") + tokens * ITEM * model.d_model / high.tp
+            whole = _kept(model, way, micro_batch, e, mean, "none") + tokens * _ITEM * model.d_model / high.tp
             ahead = max(ahead, whole + before - kept_now)
         if (
             0 < at < len(ways) - 1 and way != ways[at + 1]
         ):  # the last of its kind, to which backward comes first
-            weights = ITEM * sum(dealt_elements(model, earlier) for earlier in ways[at + 1 :])
-            weights = times * weights + 0.5 * ITEM * dealt_elements(model, way)
+            weights = _ITEM * sum(dealt_elements(model, earlier) for earlier in ways[at + 1 :])
+            weights = times * weights + 0.5 * _ITEM * dealt_elements(model, way)
             between.append((weights, before + each[way] + again(way, mean) + working))
     first = _kept(model, low, micro_batch, e, bottom), again(low, bottom), again(high, top), working, ahead
     if away_of(high).activations:
@@ -350,16 +351,16 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     done = _kept(model, high, micro_batch, e, top, "none") - activations.attention_bytes(
         model, micro_batch, high, e
     )
-    at_work = first[2] - done + tokens * ITEM * _attending(model, high) / high.tp
-    unit = ITEM * (dealt_elements(model, high) - model.d_model * model.qkv_width / high.tp)
+    at_work = first[2] - done + tokens * _ITEM * _attending(model, high) / high.tp
+    unit = _ITEM * (dealt_elements(model, high) - model.d_model * model.qkv_width / high.tp)
     last = _kept(model, high, micro_batch, e, top)
     return _Blocks(kept_now, *first, last, at_work, weight_grads, unit, tuple(between))
 
 
 def _attending(model: Transformer, plan: Plan) -> float:
-    """Elements of one token in attention's backward pass: the residual stream's gradient, the result's before and after
-    the last product, the queries'; keys and values with their gradients, as cp brings them, deals them and sums
-    them."""
+    """Return the elements of one token in attention's backward pass: gradients of the residual stream, of the result
+    before and after the last product, and of the queries; keys and values with their gradients, once for each copy
+    that cp makes."""
     ways = {"ring": 6, "gather": 3 * plan.cp + 3}.get(plan.cp_kind, 4) if plan.cp > 1 else 3
     return 4 * model.d_model + 2 * ways * model.kv_width
 

@@ -69,8 +69,8 @@ def _nothing(within: search.Space, ranking: search.Ranking, cluster_name: str) -
 
 
 def _put_away(within: search.Space) -> PlanResult | None:
-    """The quickest plan on these devices with no more in the hosts' memory than it needs to fit, of plans without a
-    pipeline whose weights are dealt; None where none fits, or nobody has said how fast such copies are."""
+    """Return the fastest plan on these devices that fits by offloading as little as possible, of plans without a
+    pipeline whose weights are sharded. None where none fits, or where the speed of such copies is unknown."""
     keys: dict[str, Any] = {"recompute": "full", "pp": 1, "cp": 1, "zero": 3}
     free = {key: value for key, value in keys.items() if key not in within.held.said}
     for what in AWAY if within.held.offload == "none" else ():

@@ -214,8 +214,9 @@ class Exchange:
         )
 
     def dispatch(self, moved: float, copies: float) -> float:
-        """The same of rows that go to `copies` random ranks each: to another unit once, which hands them on inside, as
-        libraries for experts send over networks that are slower than a node's; or as they are, if that is quicker."""
+        """Return seconds of an all-to-all whose rows go to `copies` random ranks each. A row is sent to another unit
+        once and forwarded inside it, as libraries for experts do over slow networks; or sent directly, if that is
+        faster."""
         slowest = self.hops
         for inside, ways, rate in self.reach:
             share = (ways - 1) / ways
@@ -272,6 +273,6 @@ def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ran
 
 
 def uncovered(seconds: float, cover: float, hidden: float) -> float:
-    """What shows of so many seconds of communication beside `cover` seconds of computing, where the software hides the
-    share `hidden` at most. Numbers, or arrays."""
+    """Return the exposed part of `seconds` of communication beside `cover` seconds of computation, where software
+    hides at most the share `hidden`. Numbers, or arrays."""
     return larger(seconds * (1.0 - hidden), seconds - cover)

@@ -32,7 +32,8 @@ def balanced(blocks: int, stages: int, last: float) -> tuple[int, ...]:
 
 
 def even(blocks: int, ranks: int) -> tuple[int, ...]:
-    """As even as can be; outer rows, which also have stem and head, have at most as many as others."""
+    """Return block counts that differ by one at most. Outer rows, which also have stem and head, are not the larger
+    ones."""
     base, extra = divmod(blocks, ranks)
     return tuple(
         base + (1 if 1 <= row <= extra or (row == 0 and extra == ranks) else 0) for row in range(ranks)
@@ -64,7 +65,7 @@ def is_cuttable(schedule: str) -> bool:
 
 @cache
 def shares(schedule: str, ranks: int) -> tuple[float, ...]:
-    """Of each stage of the timetable, its part of its row's blocks: as the plan cuts, else the same for all."""
+    """Return, for each stage of the timetable, its share of its row's blocks: as the plan cuts, else equal."""
     placement, cut, chains = of(schedule).placement(ranks), cut_of(schedule), of(schedule).chains
     if len(cut) * chains != len(placement):
         return (1.0 / chunks(schedule),) * len(placement)

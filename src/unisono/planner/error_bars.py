@@ -1,4 +1,5 @@
-"""How far a price may be off: the stack's own error on rows held out, and more the further a request is from them."""
+"""How far a price may be off: the stack's own error on rows held out, and more the further a request is from these
+rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ BETWEEN: Annotated[tuple[float, float], Source("fitted", _BETWEEN)] = (0.10, 0.0
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """error: mean relative error that is to be expected of a step's seconds. because: what makes it more than the
-    stack's own, as text, the largest first. unheld: what of the request was never held to a measurement."""
+    """error: expected mean relative error of a step's seconds. because: what makes it larger than the stack's own,
+    the largest reason first. unheld: parts of the request that were never held to a measurement."""
 
     error: float
     because: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class Trust:
 
 
 def trust(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Trust:
-    """Errors that have nothing to do with each other add up as squares do."""
+    """Return the expected error of a price. Independent errors add up as squares."""
     never = unheld(model, plan, cluster, stack)
     error, more = min(
         (
@@ -71,7 +72,7 @@ def _families(stack: Stack) -> tuple[FittedRows, ...]:
 def _beyond(
     model: Model, plan: Plan, cluster: Cluster, name: str, rows: FittedRange | None
 ) -> Iterator[tuple[float, str]]:
-    """(relative error, why) of each way in which a request is outside of such rows. name: of the stack."""
+    """Yield (relative error, reason) of each way in which a request lies outside of these rows. name: of the stack."""
     if rows is None:
         return
     for technique in techniques(plan):
@@ -95,13 +96,13 @@ def _beyond(
 
 
 def untried(plan: Plan, stack: Stack) -> tuple[str, ...]:
-    """Techniques of a plan that no row has which its stack was fitted to."""
+    """Return the plan's techniques that no row has which its stack was fitted to."""
     seen = stack.seen.techniques if stack.seen is not None else tuple(APART)
     return tuple(technique for technique in techniques(plan) if technique not in seen)
 
 
 def techniques(plan: Plan) -> tuple[str, ...]:
-    """What a plan does that prices may be right or wrong about by itself."""
+    """Return the plan's techniques whose prices may be wrong by themselves."""
     schedule = of(plan.schedule)
     used = {
         "tp": plan.tp > 1,
@@ -118,7 +119,7 @@ def techniques(plan: Plan) -> tuple[str, ...]:
 
 
 def unheld(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[str, ...]:
-    """What of a request was never held to a measurement, in words: its kind of model, its software, its precision."""
+    """Return what of a request was never held to a measurement, in words: its model, its software, its precision."""
     reasons: list[str] = []
     if not model.measured:
         reasons.append("no model of this kind")

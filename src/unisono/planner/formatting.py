@@ -73,7 +73,7 @@ def gibibytes(value: float) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """A length of time in the greatest unit of which it is two at least."""
+    """Format a duration in the largest unit of which it is at least two: `3.5 h`."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{many(seconds / length)} {unit}"
@@ -84,9 +84,11 @@ def lasting(seconds: float) -> str:
 
 
 def waterfall(answer: PlanResult) -> list[tuple[str, float]]:
-    """(what, seconds): the ideal, and what comes on top of it, all of them 0 or more; the sum is the step. What takes
-    less than its arithmetic at peak (attention's masked half, which is not computed; products of eight bits) is taken
-    off the ideal."""
+    """Return (label, seconds) pairs: the ideal, then every loss. All are 0 or more, and their sum is the step.
+
+    Arithmetic that runs faster than peak (the masked half of attention, which is skipped; eight-bit products) is
+    subtracted from the ideal.
+    """
     ask, got, model = answer.request, answer.price, answer.request.model
     peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
     ideal, attention = model.step_flops(ask.batch) / peak, 0.0
@@ -158,7 +160,7 @@ def stages(answer: PlanResult) -> list[Row]:
 
 
 def where(ask: PlanRequest) -> str:
-    """Whose figures these are: `dgx-a100:8: 64 a100 ...`, `here: 4 ranks on 2 cores, as unisono calibrate ...`."""
+    """Format the cluster: `dgx-a100:8: 64 a100 ...`, `here: 4 ranks on 2 cores, as unisono calibrate ...`."""
     used, cluster = ask.plan.world, ask.cluster
     if cluster.cores:
         ranks = f"{used} rank{'s' * (used != 1)}"

@@ -1,4 +1,4 @@
-"""What is asked of the planner: a recipe's model on a cluster under a plan, or under all legal plans. No torch."""
+"""Requests from a recipe: its model on a cluster under a plan. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,10 +33,10 @@ NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
 def request_of(
     loaded: Loaded, model: Model, cluster_name: str, software: Stack | None = None, order: str | None = None
 ) -> simulate.PlanRequest:
-    """What is asked. order: of the axes, as `--order` has it. Raises UsageError, ConfigProblems with all that is wrong
-    with the plan.
+    """Return the request of a recipe. order: of the axes, as `--order` has it.
 
-    Techniques that this version cannot play yet may be priced.
+    Techniques that this version cannot play yet may be priced. Raises UsageError, and ConfigProblems with all that is
+    wrong with the plan.
     """
     where = cluster(cluster_name)
     if where.cores and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
@@ -55,10 +55,10 @@ def request_of(
 
 
 def assuming(loaded: Loaded, plan: Plan, pools: Sequence[Cluster]) -> tuple[Plan, tuple[str, ...]]:
-    """(the plan in the precision in which it is priced, what was taken since nobody named it, each in words).
+    """Return (the plan in the precision in which it is priced, choices that nobody named, in words).
 
-    On accelerators that is the mixed precision that they have and `train` plays; on cores what `train` computes in
-    without a word. The recipe's own plan names it too.
+    On accelerators the default is their mixed precision, on CPUs what `train` computes in. The recipe's own plan may
+    name another.
     """
     assumed: list[str] = []
     recipe_plan = loaded.plan
@@ -84,8 +84,8 @@ def assuming(loaded: Loaded, plan: Plan, pools: Sequence[Cluster]) -> tuple[Plan
 
 
 def length(loaded: Loaded, model: Model, where: Cluster, batch: int) -> tuple[int, tuple[str, ...]]:
-    """(steps of the run, what was taken since nobody named them): on accelerators, where the recipe says none, as many
-    as 20 tokens a parameter take (Hoffmann et al., 2022)."""
+    """Return (steps of the run, choices that nobody named). On accelerators, where the recipe names no steps, they
+    take 20 tokens a parameter (Hoffmann et al., 2022)."""
     steps, transformer = loaded.recipe.train.steps, attending(model)
     small = where.cores > 0 or where.device.name == "cpu"
     if transformer is None or small or loaded.origins.get("train.steps") != "default":
@@ -96,7 +96,7 @@ def length(loaded: Loaded, model: Model, where: Cluster, batch: int) -> tuple[in
 
 
 def of_tokens(request: Any, tokens: float | None) -> Any:
-    """A request, or a space, of as many steps as so many tokens take; as it is where nobody has said how many."""
+    """Return a request, or a space, of as many steps as so many tokens take; unchanged where tokens is None."""
     if tokens is None:
         return request
     steps = ceil(tokens / (request.batch * request.model.context))
@@ -106,24 +106,25 @@ def of_tokens(request: Any, tokens: float | None) -> Any:
 
 
 def in_precision(plan: Plan, name: str) -> Plan:
-    """The plan with a precision that counts as named."""
+    """Return the plan with a precision that counts as named."""
     return replace(plan, precision=name, said=plan.said | {"precision"})
 
 
 def unplayed(loaded: Loaded, plan: Plan | None = None) -> tuple[str, ...]:
-    """What `train` cannot play yet of a recipe's model and of a plan, in words."""
+    """Return what `train` cannot play yet of a recipe's model and of a plan, in words."""
     model = loaded.recipe.model
     kind = () if model.played else (f"model.kind={model.kind}",)
     return kind if plan is None else (*kind, *later(plan))
 
 
 def later(plan: Plan) -> tuple[str, ...]:
-    """What `train` cannot play yet of a plan: `cp=2`."""
+    """Return what `train` cannot play yet of a plan: `cp=2`."""
     return tuple(p.what.removesuffix(NOT_YET) for p in plan.check() if p.code == NOT_BUILT)
 
 
 def planned(loaded: Loaded, where: Devices, model: Model) -> tuple[Plan, Batch]:
-    """The plan on all devices, and its batch. Raises UsageError, ConfigProblems with all that is wrong with it."""
+    """Return the plan on all devices, and its batch. Raises UsageError, and ConfigProblems with all that is wrong
+    with it."""
     recipe = on_any_ranks(loaded.recipe)
     plan = loaded.plan.fill(where.devices)
     wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
@@ -151,7 +152,7 @@ def _of_world(problem: Problem, plan: Plan, devices: int) -> Problem:
 
 
 def judged(recipe: Recipe, model: Model) -> Any:
-    """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
+    """Return the recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
     transformer = attending(model)
     if not recipe.model.kind.startswith("hf:") or transformer is None:
         return recipe
@@ -166,7 +167,7 @@ def judged(recipe: Recipe, model: Model) -> Any:
 
 
 def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:
-    """Why there is no such timetable: as it says itself, or since the model has too few blocks for its stages."""
+    """Return why there is no such timetable: its own reason, or too few blocks for its stages."""
     if ranks * chunks(schedule) <= n_layer:
         try:
             SCHEDULES.read(schedule).timetable(ranks, micros)

@@ -20,8 +20,8 @@ def deals(plan: Plan) -> bool:
 def block(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, alone: int = 1
 ) -> tuple[Sent, Sent]:
-    """To gather one block's weights once, and to scatter its gradients. alone: ranks of tp that have the block whole,
-    which deal positions as those of cp do, but none of its weights."""
+    """Return (bytes, seconds) to gather one block's weights, and to scatter its gradients. alone: ranks of tp that
+    keep the block whole; they split positions as ranks of cp do, but no weights."""
     held, ranks = expert_parallel.elements(model, plan)
     dealt, whole = model.block_parameters
     groups = [(on_rank(plan.tp, dealt, whole), owners(plan)[0] // alone)]
@@ -31,7 +31,8 @@ def block(
 
 
 def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[tuple[Sent, Sent], ...]:
-    """The same of the stem and of the head. A tied weight is gathered once where one row has both: with one stage."""
+    """Return (bytes, seconds) to gather and to scatter, of the stem and of the head. With one stage a tied weight is
+    gathered once."""
     matrix, norm = model.head_parameters
     last = on_rank(plan.tp, 0.0 if model.tied and plan.pp == 1 else matrix, norm)
     return tuple(
@@ -43,7 +44,8 @@ def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
 def moved(
     groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack, learns: float = 1.0
 ) -> tuple[Sent, Sent]:
-    """Of (elements, ranks that they are dealt to). learns: of the elements, those that have gradients."""
+    """Return (bytes, seconds) to gather and to scatter groups of (elements, ranks that shard them). learns: share of
+    the elements that have gradients."""
     traffic, (every, near) = [], owners(plan, cluster.order)
     for item in (
         wire_formats.gathered(plan, item_of(plan, stack)),
@@ -66,8 +68,9 @@ def shown(
     back: float,
     alone: int = 1,
 ) -> tuple[float, float]:
-    """Seconds of a block's traffic that show, forward and backward, beside so many of computing: gathered before both
-    passes and scattered after the second, while the block beside it computes. alone: see `block`."""
+    """Return exposed seconds of a block's weights and gradients, forward and backward. Weights are gathered before
+    both passes and gradients scattered after the second, while a neighbouring block computes for `ahead` and `back`
+    seconds. alone: see `block`."""
     if not deals(plan):
         return 0.0, 0.0
     gathered, scattered = block(model, plan, cluster, stack, alone)
@@ -76,9 +79,8 @@ def shown(
 
 
 def rims(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
-    """Seconds of stem and of head, (forward, backward) each. They belong to the root, which is gathered before a pass
-    begins, stays until it ends, and whose gradients are scattered last: nothing is computed beside them (PyTorch FSDP2,
-    fully_shard)."""
+    """Return seconds of stem and head, (forward, backward) each. They belong to FSDP2's root, which is gathered
+    before a pass, stays until its end, and is scattered last, so nothing hides them."""
     if not deals(plan):
         return (0.0, 0.0), (0.0, 0.0)
     stem, head = ends(model, plan, cluster, stack)
@@ -88,8 +90,8 @@ def rims(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
 def total(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, alone: int = 1
 ) -> tuple[Sent, Sent]:
-    """(bytes, seconds) of one micro-batch: of one block in both passes, of stem and head together. alone: see
-    `block`."""
+    """Return (bytes, seconds) of one micro-batch: of one block in both passes, and of stem and head together. alone:
+    see `block`."""
     gathered, scattered = block(model, plan, cluster, stack, alone)
     pairs = [traffic for end in ends(model, plan, cluster, stack) for traffic in end]
     return (

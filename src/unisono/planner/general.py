@@ -1,9 +1,9 @@
-"""Seconds and memory of any network that is dealt by dp, shard and pp, and by tp where its channels are: parts, one
-after the other.
+"""Seconds and memory of a network of parts, which is spread by dp, shard and pp, and by tp where its parts have
+channels.
 
-A part takes what its products take, each at its shape, and what its other kernels move; or, where that is longer, what
-the host needs to start them. Embedding tables may be dealt out by `ep` over the ranks of shard; then their results
-cross by all-to-all. Gradients of tables are those of the rows that were read.
+A part takes what its products and its other kernels take; or, if that is longer, what the host needs to start them.
+`ep` may split embedding tables over the ranks of shard; then their results cross by all-to-all. Tables have gradients
+of the rows that were read.
 """
 
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ from unisono.spec.workload import WorkPart
 
 @dataclass(frozen=True, slots=True)
 class PartSeconds:
-    """One part and one micro-batch: its passes, the backward one with `again`, which it computes a second time; its
-    weights, gathered once, and its gradients, scattered once."""
+    """Seconds of one part and one micro-batch. ahead: forward pass. back: backward pass, with `again`, its
+    recomputation. gathered, scattered: its weights and its gradients, once."""
 
     ahead: PassSeconds
     back: PassSeconds
@@ -46,7 +46,8 @@ class PartSeconds:
     scattered: Sent
 
     def waits(self, hidden: float) -> tuple[float, float]:
-        """Seconds for weights and gradients on their way, forward and backward, of which `hidden` may be hidden."""
+        """Return exposed seconds of weights and gradients, forward and backward, where `hidden` of them may be
+        hidden."""
         talk = self.gathered[1]
         return (
             uncovered(talk, self.ahead.total, hidden),
@@ -75,7 +76,7 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
     cuts, known = cut(network, plan.pp, plan.tp), dict[WorkPart, PartSeconds]()
 
     def seconds(part: WorkPart) -> PartSeconds:
-        """Of parts that are alike but for their names, once."""
+        """Time a part. Parts that differ in their names alone are timed once."""
         alike = replace(part, name="")
         if alike not in known:
             known[alike] = part_of(part, plan, cluster, stack, samples)
@@ -125,8 +126,8 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
 
 
 def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowShare:
-    """What has gradients that meet, of the row of which most cross: its weights, and the rows of its tables that any
-    rank of the group has read."""
+    """Return the parameters whose gradients meet, of the row that sends most: its weights, and the rows of its tables
+    that any rank of the group has read."""
     left, times = max(1, plan.shard // plan.ep), copies(plan.schedule, plan.pp)
     each = [(sum(map(matrix_elements, parts)), read_elements(parts, plan, samples)) for parts in cuts]
     dense, read = max(each, key=lambda row: row[0] / plan.shard + row[1] / left)
@@ -134,7 +135,7 @@ def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowS
 
 
 def inside(each: list[PartSeconds], plan: Plan, share: float, waited: float) -> dict[str, Traffic]:
-    """What crosses inside the passes over parts, `share` times: results of dealt tables, weights and gradients."""
+    """Return traffic by axis of `share` passes over the parts: results of split tables, weights and gradients."""
     traffic_by_axis: dict[str, Traffic] = {}
     for part in each:
         traffic_by_axis = joined(traffic_by_axis, joined(part.ahead.talk, part.back.talk))
@@ -192,7 +193,7 @@ def _of_row(
 
 
 def problems(network: Network, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced: axes that deal no parts."""
+    """Return what keeps a plan from being priced: axes that cannot split these parts."""
     units = [part.channels.units for part in network.workload.parts if part.channels]
     reasons = _of_channels(plan, min(units, default=0))
     if plan.cp > 1:
@@ -207,7 +208,7 @@ def problems(network: Network, plan: Plan) -> list[Problem]:
 
 
 def _of_channels(plan: Plan, units: int) -> list[Problem]:
-    """What keeps `tp` from a price, where the part with fewest units to deal has so many."""
+    """Return what keeps `tp` from being priced. units: of the part that has fewest channels to split."""
     if plan.tp == 1:
         return []
     if not units:

@@ -1,6 +1,6 @@
-"""Blocks by how they are played: each kind of them as the plan that plays all blocks of a model so.
+"""Groups of blocks that are played alike. Each group is named by the plan that would play all blocks of the model so.
 
-A block whose weights `tp` leaves whole is one of a plan without `tp`, whose positions the same ranks deal.
+A block whose weights `tp` leaves whole belongs to a plan without `tp`, in which the same ranks split positions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,20 +19,20 @@ from unisono.planner.work.transformer import Transformer
 
 
 class Alike(NamedTuple):
-    """So many blocks, and the plan that plays all blocks as these are played."""
+    """A number of blocks, and the plan that plays all blocks as these are played."""
 
     plan: Plan
     blocks: float
 
 
 def is_uniform(plan: Plan) -> bool:
-    """Whether all blocks are played the same way; the two ways to say otherwise."""
+    """Whether all blocks are played the same way."""
     return plan.blocks == ALIKE and not choice(plan.recompute).options
 
 
 @lru_cache(maxsize=4096)
 def in_stages(model: Transformer, plan: Plan) -> tuple[tuple[Alike, ...], ...]:
-    """Of each stage of the model."""
+    """Return the groups of each stage."""
     counts = stages_of(model, plan.schedule, plan.pp)
     if is_uniform(plan):
         return tuple((Alike(plan, float(count)),) for count in counts)
@@ -43,7 +43,7 @@ def in_stages(model: Transformer, plan: Plan) -> tuple[tuple[Alike, ...], ...]:
 
 @lru_cache(maxsize=4096)
 def in_rows(model: Transformer, plan: Plan, layers: tuple[float, ...]) -> tuple[tuple[Alike, ...], ...]:
-    """Of each row of the pipeline, for one micro-batch. layers: blocks of each row."""
+    """Return the groups of each row of the pipeline, for one micro-batch. layers: blocks of each row."""
     if is_uniform(plan):
         return tuple((Alike(plan, count),) for count in layers)
     cuts, numbers = _numbers(model, plan, layers)
@@ -57,8 +57,8 @@ def in_rows(model: Transformer, plan: Plan, layers: tuple[float, ...]) -> tuple[
 def numbers_of(
     model: Transformer, plan: Plan, layers: tuple[float, ...] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Of each row, the numbers of its blocks, in the order in which forward passes meet them. layers: blocks of each
-    row, if not as the program cuts."""
+    """Return the block numbers of each row, in the order of the forward pass. layers: blocks of each row, if not as
+    the program cuts."""
     return _numbers(model, plan, layers)[1]
 
 
@@ -89,7 +89,7 @@ def _numbers(
 
 @lru_cache(maxsize=4096)
 def in_order(model: Transformer, plan: Plan, row: int) -> tuple[Plan, ...]:
-    """Of every block of a row, in that order, the plan that plays all blocks so."""
+    """Return, for each block of a row in order, the plan that plays all blocks as it is played."""
     cuts, rows = _numbers(model, plan, None)
     each = options_of(plan, cuts)
     return tuple(as_plan(plan, each[n]) for n in rows[row])
@@ -103,7 +103,7 @@ def again_in_words(model: Transformer, plan: Plan, layers: tuple[float, ...] | N
 
 
 def together(rows: Iterable[Sequence[Alike]]) -> tuple[Alike, ...]:
-    """Of all rows, each kind once."""
+    """Merge the groups of all rows."""
     blocks: dict[Plan, float] = {}
     for alike in (alike for row in rows for alike in row):
         blocks[alike.plan] = blocks.get(alike.plan, 0.0) + alike.blocks
@@ -123,7 +123,7 @@ def _kinds(plan: Plan, options: Sequence[BlockOptions], blocks: float) -> tuple[
 
 
 def as_dealt(plan: Plan, zero: int) -> Plan:
-    """With another `zero`, whose options stay."""
+    """Return the plan with another `zero`; the options of its own stay."""
     wires = str(plan.text("zero")).partition(":")[2]
     return replace(plan, zero=f"{zero}:{wires}" if wires else zero)  # type: ignore[arg-type]
 

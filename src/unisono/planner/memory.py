@@ -20,7 +20,8 @@ from unisono.planner.states import item_of, states, stored
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work import activations as row_kept
-from unisono.planner.work import expert_parallel, grid_kept
+from unisono.planner.work import expert_parallel
+from unisono.planner.work.layouts import grid_kept
 from unisono.planner.work.megatron_activations import block_bytes, head_bytes, owed_bytes, stem_bytes
 from unisono.planner.work.stage import ITEM, Habits
 from unisono.planner.work.transformer import Transformer, on_rank
@@ -337,7 +338,7 @@ def squeezed(memory: Memory, capacity: float) -> Memory:
 
 def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """Return what one micro-batch of our own GPT keeps."""
-    item, forms = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
+    item, forms = ITEM[plan.precision], grid_kept() if isinstance(plan.tp, Grid) else row_kept
     shards = {"shards": virtual_of(plan)} if forms is row_kept else {}
     sizes = micro_batch, plan.tp, plan.cp, item
 
@@ -354,7 +355,7 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
         block=block(mode),
         live=block("none")
         - block(mode)
-        + (grid_kept.meeting_bytes(model, *sizes) if forms is grid_kept else 0.0),
+        + (forms.meeting_bytes(model, *sizes) if forms is not row_kept else 0.0),
         stem=forms.stem_bytes(model, *sizes, **shards),
         head=forms.head_bytes(model, *sizes, composed=stack.composed, **shards),
         loss=forms.loss_bytes(model, *sizes),

@@ -1,6 +1,5 @@
-"""Plans between two that play all blocks alike: one fits and the quicker does not, so as many blocks as fit are played
-the quicker way. Later blocks of a row come first: backward lets go of them before it comes to the others.
-"""
+"""Plans that play some blocks faster than others: of a plan that fits, while a faster one does not, as many blocks as
+fit are played the faster way. Later blocks of a row come first, since backward releases them first."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -25,9 +24,12 @@ _UNSURE = 1.5  # times what is promised, below which blocks are not counted; no 
 
 
 def between(ask: PlanRequest, held: frozenset[str], saved: float = 0.0) -> Iterator[PlanRequest]:
-    """Of a plan that fits, the same with as many blocks as fit played in each quicker way, where that is some and not
-    all of them. held: keys that stay as they are. saved: seconds of a step that it has to save at least, as far as can
-    be told before blocks are counted."""
+    """Yield variants of a plan that fits: with as many blocks as fit played in each faster way, where these are some
+    and not all.
+
+    held: keys that stay as they are. saved: seconds of a step that a variant has to save, as far as is known before
+    blocks are counted.
+    """
     plan, model = ask.plan, attending(ask.model)
     if "blocks" in held or not is_uniform(plan) or model is None:
         return
@@ -45,8 +47,8 @@ def between(ask: PlanRequest, held: frozenset[str], saved: float = 0.0) -> Itera
 
 
 def _promised(ask: PlanRequest, key: str, value: str | int) -> float:
-    """Seconds that the quicker way saves at most: what it saves of all blocks, times the part of them for which there
-    is room on the fullest rank, and half as much again, since other rows may have more room."""
+    """Return the seconds that the faster way saves at most: its saving on all blocks, times the share of blocks for
+    which the fullest rank has room, and half as much again, since other rows may have more room."""
     every = replace(ask, plan=replace(ask.plan, **{key: value}))
     usual, more = verdict(ask), verdict(every).memory.total
     room, need = usual.capacity / (1.0 + MARGIN) - usual.memory.total, more - usual.memory.total
@@ -59,13 +61,13 @@ def _most(ask: PlanRequest, model: Transformer, key: str, value: str) -> PlanReq
     rows = numbers_of(model, plan, rows_of(model, plan.schedule, plan.pp, ask.stack.balanced))
 
     def with_quicker(many: Iterable[int]) -> PlanRequest:
-        """With the last so many blocks of each row."""
+        """Return the request with the last `many` blocks of each row played faster."""
         numbers = sorted({n for blocks, k in zip(rows, many, strict=True) for n in blocks[len(blocks) - k :]})
         return replace(ask, plan=replace(plan, blocks=text_of(_ranges(numbers, key, value))))
 
     @cache
     def most(row: int) -> int:
-        """Of a row, whatever the others do: a row's memory is its own blocks'."""
+        """Return how many blocks of a row fit. A row's memory depends on its own blocks alone."""
         return _largest(
             len(rows[row]),
             lambda k: verdict(with_quicker(k if r == row else 0 for r in range(len(rows)))).is_safe,
@@ -90,7 +92,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _ranges(numbers: Iterable[int], key: str, value: str) -> tuple[Range, ...]:
-    """Of ascending numbers, those that follow each other in one."""
+    """Join consecutive numbers into ranges."""
     ranges: list[Range] = []
     for n in numbers:
         if ranges and ranges[-1].last == n - 1:

@@ -37,14 +37,14 @@ def with_homes(got: Price, ask: PlanRequest) -> Price:
 
 
 def put_away(plan: Plan) -> Away:
-    """What lies elsewhere of any part of the model; of all parts in the same home."""
+    """Return what is offloaded of any part of the model. All parts share one target."""
     ranges = (blocks.says("offload") for blocks in ranges_of(plan.blocks))
     every = (away_of(plan), *(away_in(text) for text in ranges if text is not None))
     return Away(*(any(getattr(blocks, kind.name) for blocks in every) for kind in fields(Away)))
 
 
 def at_home(plan: Plan) -> Plan:
-    """The same with nothing elsewhere."""
+    """Return the plan without offloading."""
     ranges = tuple(
         replace(blocks, said=tuple(pair for pair in blocks.said if pair[0] != "offload"))
         for blocks in ranges_of(plan.blocks)
@@ -53,8 +53,8 @@ def at_home(plan: Plan) -> Plan:
 
 
 def verdict(ask: PlanRequest, usual: MemoryVerdict) -> MemoryVerdict:
-    """The fullest rank with what stays, by the ledger of what is alive; what a host's ranks put into its memory stays
-    there. found: the verdict without offload."""
+    """Hold the fullest rank with what stays on the device against it. usual: the verdict without offloading. What CPU
+    ranks offload to memory stays in that memory."""
     away = put_away(ask.plan)
     if not away:
         return usual
@@ -83,16 +83,15 @@ def _model(ask: PlanRequest) -> Transformer:
 
 
 def _on_cores(each: list[Copied], ask: PlanRequest, pace: float) -> Traffic:
-    """Copies read and write, with the cores that compute; in the mean over rows. pace: seconds of a byte, of those that
-    are read and of those that are written."""
+    """Return the mean row's copies on a CPU. pace: seconds of a byte read or written, on cores that also compute."""
     moved = sum(copies.of_step(ask.micros) for copies in each) / len(each)
     update = sum(2.0 * copies.step for copies in each) / len(each)
     return Traffic(moved, 2.0 * pace * moved, 2.0 * pace * moved, 2.0 * pace * update)
 
 
 def _on_device(each: list[Copied], ask: PlanRequest, got: Price) -> Traffic:
-    """Of the row that shows most. A forward pass is a third of a micro-batch's computing, or a quarter where all of it
-    is computed again; of some blocks, in between."""
+    """Return the copies of the row that exposes most. A forward pass is a third of a micro-batch's computation; a
+    quarter where all blocks are recomputed."""
     rate = _rate(ask)
     whole = got.busiest / ask.micros
     ahead = whole / (3.0 + _again(ask))
@@ -107,7 +106,7 @@ def _on_device(each: list[Copied], ask: PlanRequest, got: Price) -> Traffic:
 
 
 def _again(ask: PlanRequest) -> float:
-    """Of the model's blocks, those that are computed again wholly."""
+    """Return the share of blocks that are recomputed as a whole."""
     if is_uniform(ask.plan) or attending(ask.model) is None:
         return float(ask.plan.recompute == "full")
     ways = [way for row in range(ask.plan.pp) for way in in_order(_model(ask), ask.plan, row)]

@@ -1,4 +1,4 @@
-"""What a run is expected to take, told before it begins, so that its report can hold it beside what was measured."""
+"""The prediction of a run before it begins. Its report holds it beside what was measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -106,15 +106,15 @@ def roomy(cluster: Cluster, ranks: int) -> Cluster:
 
 
 def of_ranks(cluster: Cluster, ranks: int) -> Cluster:
-    """The cluster with a device for each of so many ranks, no more and no fewer."""
+    """Return the cluster with one device for each of exactly so many ranks."""
     if not cluster.cores or ranks >= cluster.devices:
         return replace(roomy(cluster, ranks), devices=ranks)
     return _sharing_cores(replace(cluster, devices=ranks), cluster.devices)
 
 
 def _sharing_cores(cluster: Cluster, before: int) -> Cluster:
-    """A CPU host whose ranks share its memory, and its cores where there are more of them. before: ranks of which the
-    cluster's device is one."""
+    """Return a CPU host whose ranks share its memory, and its cores where there are more ranks than cores. before:
+    number of ranks that the cluster's device was sized for."""
     ranks, device = cluster.devices, cluster.device
     pace = max(1.0, before / cluster.cores) / max(1.0, ranks / cluster.cores)
     shared = replace(

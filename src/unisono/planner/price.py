@@ -36,7 +36,7 @@ AXES = ("tp", "cp", "ep", "pp", "shard", "dp")  # in the order in which traffic 
 
 
 def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSeconds:
-    """Of rows that take `pairs` seconds, forward and backward, each kind of them `many` times."""
+    """Sum up rows. pairs: (forward, backward) seconds of each kind of row. many: rows of each kind."""
     f, b = pairs[0]
     slowest, ahead, cover, sum_f, sum_b = f + b, f, b, many[0] * f, many[0] * b
     for (f, b), count in zip(pairs[1:], many[1:], strict=True):
@@ -46,7 +46,7 @@ def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSecond
 
 
 def line(schedule: str, ranks: int, micros: float, rows: RowSeconds, send: float) -> PipelineSeconds:
-    """The pipeline of rows with so much work."""
+    """Return the seconds of a pipeline of these rows."""
     # The dearest row waits while the others fill and drain the pipeline: for their mean.
     others = (
         (rows.forward + rows.backward - rows.slowest) / (rows.forward + rows.backward) / max(1, ranks - 1)
@@ -69,7 +69,7 @@ def price(
 
 
 def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Passes, micros: int) -> Price:
-    """A step of passes that take so long."""
+    """Compose a step of its passes, its timetable's bubble, gradients and the update."""
     pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     messages = whole.messages + tied(model, plan, cluster, stack, each.first)
@@ -102,13 +102,12 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
 
 
 def fixed_of(model: Model, stack: Stack) -> float:
-    """Seconds of a step that are always the same: as fitted to runs of transformers, whose loops other programs played;
-    of other models our own loop's."""
+    """Return the fixed seconds of a step: fitted to published runs of transformers, of other models our own loop's."""
     return stack.step if attending(model) is not None or not stack.autograd else min(stack.step, LOOP)
 
 
 def update(model: Model, device: Device, stack: Stack, elements: float) -> float:
-    """Seconds of the optimiser's update of so many elements."""
+    """Return seconds of the optimiser's update of so many elements."""
     return elements * (UPDATE_BYTES + MOMENT_BYTES * model.states) / (device.bandwidth * stack.elementwise)
 
 
@@ -132,8 +131,8 @@ def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[floa
 
 
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
-    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them, where a pass hands them
-    over."""
+    """Return (bytes a rank sends, seconds) of one pass's gradients on their way to their owners, where each pass
+    hands them over."""
     item = wire_formats.scattered(plan, stack.reduce_bytes)
     return _added(
         _dealt(plan, cluster, stack, part, item) for way, part in by_zero(plan, share) if scatters(way)
@@ -141,7 +140,7 @@ def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tu
 
 
 def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
-    """The same of weights on their way back after the update, below zero=3."""
+    """Return (bytes a rank sends, seconds) of weights that are gathered after the update, below zero=3."""
     item = wire_formats.gathered(plan, item_of(plan, stack))
     return _added(
         _dealt(plan, cluster, stack, part, item) for way, part in by_zero(plan, share) if _late(way)
@@ -161,7 +160,7 @@ def _added(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _dealt(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, item: float) -> tuple[float, float]:
-    """Of all elements of `item` bytes, gathered or scattered once."""
+    """Return (bytes, seconds) to gather or scatter all elements once, of `item` bytes each."""
     sent = seconds = 0.0
     every, near = owners(plan, cluster.order)
     for elements, size in _groups(plan, share):
@@ -171,7 +170,7 @@ def _dealt(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, item: fl
 
 
 def _groups(plan: Plan, share: RowShare) -> list[tuple[float, int]]:
-    """(elements, ranks that they are dealt to): all of the model but its routed experts, and those."""
+    """Return (elements, ranks that shard them): of the model without routed experts, and of these."""
     return [
         (share.blocks + share.ends, owners(plan)[0]),
         *([(share.routed, share.ranks)] if share.ranks else []),

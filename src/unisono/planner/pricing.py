@@ -50,7 +50,7 @@ def machine(cluster: Cluster) -> Machine:
 
 
 def price(ask: PlanRequest) -> Price:
-    """Seconds of a step, its timetable played. Raises UsageError for what has no price."""
+    """Return the seconds of a step with its timetable played. Raises UsageError where a plan has no price."""
     ask = settled(ask)
     where, schedule = machine(ask.cluster), ask.plan.schedule
     price = where.closed(ask)
@@ -62,13 +62,13 @@ def price(ask: PlanRequest) -> Price:
 
 
 def closed(ask: PlanRequest) -> Price:
-    """Seconds of a step, by closed forms where the machine has them. Raises UsageError for what has no price."""
+    """Return the seconds of a step by closed forms. Raises UsageError where a plan has no price."""
     ask = settled(ask)
     return with_homes(machine(ask.cluster).closed(ask), ask)
 
 
 def verdict(ask: PlanRequest) -> MemoryVerdict:
-    """Memory of the fullest rank, and whether it fits. Raises UsageError for what has no price."""
+    """Return the memory of the fullest rank, and whether it fits. Raises UsageError where a plan has no price."""
     first, *_ = _rungs(ask)
     ask = _again(first)
     return offload.verdict(ask, machine(ask.cluster).verdict(ask))
@@ -93,8 +93,8 @@ def modes(ask: PlanRequest) -> tuple[str, ...]:
 
 
 def settled(ask: PlanRequest) -> PlanRequest:
-    """What a plan that leaves something open comes to: recompute as in `_again`; a codec that is chosen by measuring is
-    the one that would be chosen if steps took what they are priced at. Raises UsageError for what has no price."""
+    """Resolve what a plan leaves open: recompute=auto as in `_again`, and a codec that is chosen by measuring as it
+    would be if steps took what they are priced at. Raises UsageError where a plan has no price."""
     every = _rungs(ask)
     asks = [_again(request) for request in every]
     codec = member("codec", ask.plan.codec)
@@ -105,8 +105,8 @@ def settled(ask: PlanRequest) -> PlanRequest:
 
 
 def _rungs(ask: PlanRequest) -> list[PlanRequest]:
-    """The request, or with each codec that a choice has. Replicas on one host meet in its memory: there it is the
-    first."""
+    """Return the request once for each codec that a choice has. On one host replicas meet in memory, where the first
+    is taken."""
     codec = member("codec", ask.plan.codec)
     names = list(codec.rungs) if codec is not None and ask.plan.dp > 1 else []
     if ask.cluster.cores:
@@ -118,8 +118,8 @@ def _rungs(ask: PlanRequest) -> list[PlanRequest]:
 
 
 def _again(ask: PlanRequest) -> PlanRequest:
-    """recompute=auto is as little as fits, block by block where blocks have prices of their own, else the quickest mode
-    that fits; where nothing does, full."""
+    """Resolve recompute=auto: as few blocks as fit, where blocks have prices of their own; else the fastest mode that
+    fits; `full` where nothing fits."""
     if ask.plan.recompute != "auto":
         return ask
     where, model = machine(ask.cluster), attending(ask.model)
@@ -144,7 +144,7 @@ def _again(ask: PlanRequest) -> PlanRequest:
 
 
 def _known(ask: PlanRequest) -> None:
-    """Raises UsageError for what has no price: policies, codecs and collectives that nothing plays; and what was never
+    """Raises UsageError where a plan has no price: unknown policies, codecs and collectives, and whatever was never
     measured on the machine."""
     plan = ask.plan
     strange = {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}

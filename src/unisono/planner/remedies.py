@@ -46,7 +46,7 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
 
 
 def put_away(plan: Plan, micro_batch: int, micros: int) -> Iterator[tuple[str, Plan, int, int]]:
-    """The same with more and more of the model in the host's memory, and all of it computed again."""
+    """Yield changes that offload more and more of the model and recompute every block."""
     for what in AWAY if plan.offload == "none" else ():
         changed = replace(plan, offload=what, recompute="full")
         yield f"offload={what} recompute=full", changed, micro_batch, micros

@@ -33,7 +33,8 @@ class Cover:
     ahead: float = 0.0
 
     def beside_backward(self, talk: float) -> float:
-        """Gradients of a step, stage by stage: each stage's hide behind its own last pass and those that follow."""
+        """Return exposed seconds of a step's gradients. The gradients of each stage hide behind its own last pass and
+        later ones."""
         return self._by_stages(talk, self.backward)
 
     def beside_forward(self, talk: float) -> float:
@@ -70,7 +71,7 @@ def plain(plan: Plan) -> bool:
 def traffic(
     model: Transformer | Network, plan: Plan, cluster: Cluster, stack: Stack, elements: float, over: Cover
 ) -> Spent:
-    """Of a plan on a cluster. elements: of one rank's gradient."""
+    """Return what one rank spends on the gradient of `elements` elements."""
     work, apart = declared(model, plan, stack.reduce_bytes, elements), stride(plan, "dp", cluster.order)
     nbytes, wire = 0.0, 0.0
     way = getattr(member("collective", plan.collective), "program", None)

@@ -46,7 +46,7 @@ class PlanRequest:
 
     @property
     def served(self) -> bool:
-        """Whether there is such a timetable of so many micro-batches."""
+        """Whether the schedule has a timetable of so many micro-batches."""
         plan = self.plan
         return plan.pp == 1 or serves(plan.schedule, plan.pp, self.micros, self.model.n_layer)
 

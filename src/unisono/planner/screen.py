@@ -125,7 +125,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     device, where = bench.cluster.device, (bench.cluster, bench.stack, first)
 
     def by_schedule(seconds: Callable[[Plan], float]) -> Array:
-        """Of all ways, by schedule: (schedule, way, 1, 1, 1)."""
+        """Return an array over (schedule, way, 1, 1, 1)."""
         columns = [np.broadcast_to(array(seconds(plan)), (len(covering),)) for plan in ways]
         return np.stack(columns, axis=-1)[:, :, None, None, None]
 

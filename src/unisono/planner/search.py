@@ -1,8 +1,8 @@
-"""The best plans for a cluster, and those that nothing beats in time, memory and cost at once.
+"""Search the best plans for a cluster, and the front of plans that nothing beats in time, memory and cost at once.
 
-Meshes are taken in the order of the least that their steps can take. One whose model states alone need more memory than
-there is, is not priced; with all keys, nor is one whose bounds say that a plan already found is quicker and smaller
-than all of its own. The rest are priced by the screen, and the quickest some hundred of them by event simulation.
+Meshes are taken in the order of a lower bound of their step. A mesh whose model states alone do not fit is not
+priced. With all keys, neither is one that a plan already found beats in both bounds. The rest are priced as arrays,
+and some hundred of the fastest by event simulation.
 """
 
 import gc
@@ -56,9 +56,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """best: answers, the best first; of those that prices cannot tell apart the surest, see `ties`.
-    front: answers of which none is slower and larger than another, the quickest first. nearest: the plan that is short
-    of least, where none fits."""
+    """best: answers, the best first; of those that prices cannot tell apart the surest first (see `tie_breaks`).
+    front: answers of which none is slower and larger than another, the fastest first. nearest: the plan that lacks
+    least memory, where none fits."""
 
     counts: Counts
     seconds: float
@@ -166,12 +166,12 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
 
 
 def candidates(space: Space) -> list[tuple[Plan, int]]:
-    """(plan, its micro-batch): every legal way to deal the batch to all devices."""
+    """Return (plan, its micro-batch) of every legal plan on all devices."""
     return [candidate for mesh in meshes(space) for candidate in plans(mesh, space.model.n_layer)]
 
 
 def on_fewer(space: Space, ranking: Ranking, objective: str = "time") -> Ranking:
-    """The same with the front over a half, a quarter … of the nodes too: of time, memory and device-seconds."""
+    """Extend the front to a half, a quarter … of the nodes: by time, memory and device-seconds."""
     answers, counts, seconds = list(ranking.front), ranking.counts, ranking.seconds
     devices = space.cluster.devices
     while devices % 2 == 0 and devices > space.cluster.node:
@@ -192,7 +192,8 @@ def on_fewer(space: Space, ranking: Ranking, objective: str = "time") -> Ranking
 
 
 def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, PlanResult] | None:
-    """The first of 1, 2, 4 … nodes of which a plan fits, and its fastest plan; scaled(nodes) makes the cluster."""
+    """Return the first of 1, 2, 4 … nodes on which a plan fits, and its fastest plan. scaled(nodes): makes the
+    cluster."""
     nodes = 1
     while nodes <= _MOST_NODES:
         larger = scaled(nodes)
@@ -243,7 +244,7 @@ def pricer(
 
 
 def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
-    """Networks of parts, and what is put away, have no screen."""
+    """Price a mesh plan by plan: networks of parts and offloading have no arrays."""
     step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):
@@ -255,7 +256,7 @@ def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
 
 
 def _tried(space: Space, mesh: MeshSizes) -> Array:
-    """Which plans of a mesh have no technique that their stack was not fitted to, but for those that are held."""
+    """Return which plans of a mesh use only techniques that their stack was fitted to, or that are held."""
     held, axes = {*untried(space.held, space.stack)}, mesh.axes
     tried = [
         [
@@ -332,15 +333,13 @@ def _within(answers: Iterator[PlanResult], budget: int, least: int) -> list[Plan
         taken.append(got)
         plan = got.request.plan
         if span.cache_info().misses > before:
-            budget -= min(
-                actions(plan.schedule, plan.pp, got.request.micros),
-                actions(plan.schedule, plan.pp, 7 * plan.pp),
-            )
+            micros = min(got.request.micros, 7 * plan.pp)
+            budget -= actions(plan.schedule, plan.pp, micros)
     return taken
 
 
 def in_chunks(space: Space, answer: PlanResult) -> PlanResult:
-    """The same plan with products of tp in as few chunks as are about as quick, where nobody has said how many."""
+    """Return the plan with tp's products in as few chunks as are about as fast, unless the user says how many."""
     if not overlaps(space, answer.request.plan):
         return answer
     best = answer if answer.request.plan.chunks == CHUNKS[0] else None
@@ -353,7 +352,8 @@ def in_chunks(space: Space, answer: PlanResult) -> PlanResult:
 
 
 def _between(space: Space, chosen: Sequence[PlanResult]) -> list[PlanResult]:
-    """Of the best plans those that play some blocks a quicker way, where that is worth a longer name."""
+    """Return variants of the best plans that play some blocks faster, where they save enough to be worth a longer
+    name."""
     under = chosen[0].price.step * (1.0 - _WORTH) if chosen else 0.0
     requests = [
         ask
@@ -377,7 +377,7 @@ def _unlike(rows: Array) -> Array:
 
 
 def _undominated(rows: Array) -> Array:
-    """Rows of which none is slower and larger than another, by seconds."""
+    """Return the rows of which none is slower and larger than another, by seconds."""
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
     least = np.minimum.accumulate(rows[:, 1])
     better = np.concatenate([[True], rows[1:, 1] < least[:-1]]) if len(rows) else np.zeros(0, bool)

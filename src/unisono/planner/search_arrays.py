@@ -79,7 +79,7 @@ def _served(schedules: tuple[str, ...], micros: tuple[int, ...], ranks: int, n_l
 
 
 def array(values: Any, *shape: int) -> Array:
-    """Of floats; what it is made of may be arrays itself."""
+    """Return an array of floats, from numbers or arrays."""
     floats = np.array(values, float)
     return floats.reshape(shape) if shape else floats
 

@@ -58,7 +58,7 @@ class PlanResult:
 
     @property
     def trusted(self) -> str:
-        """The same in words."""
+        """`error_pct` in words."""
         if self.error_pct is None:
             return "no model of this kind has been held beside measurements"
         return f"which is right within about {self.error_pct:.0f} % on average"

@@ -1,6 +1,6 @@
-"""What `plan` searches: every legal mesh of a cluster, and on each the other keys of a plan.
+"""The space that `plan` searches: every legal mesh of a cluster, and on each the other keys of a plan.
 
-By default the keys and values that this version trains; with all_keys those that can be priced. Keys that change what
+By default these are the keys that this version trains; with all_keys those that can be priced. Keys that change what
 is computed (precision, sync, codec) stay as they are held. Every device of the cluster is used.
 """
 
@@ -71,7 +71,7 @@ class MeshSizes:
 
 
 def meshes(space: Space) -> Iterator[MeshSizes]:
-    """Every legal way to deal devices to axes."""
+    """Yield every legal way to spread the devices over the axes."""
     model, world = space.model, space.cluster.devices
     for tp in _values(space, "tp", divisors(world)):
         if world % tp or model.n_head % tp or model.kv_heads % tp:
@@ -86,8 +86,8 @@ def meshes(space: Space) -> Iterator[MeshSizes]:
 
 
 def _contexts(space: Space, ranks: int) -> Sequence[int]:
-    """Numbers of ranks among which one sample's positions may be dealt: with all keys any, else as many as leave each
-    of them enough that its products are as good as whole ones."""
+    """Return degrees of cp: with all keys any, else those that leave each rank enough positions for efficient
+    products."""
     every = divisors(ranks)
     if space.all_keys or attending(space.model) is None:
         return every if space.all_keys else (1,)
@@ -153,7 +153,7 @@ def in_chunks(plan: Plan, count: int) -> Plan:
 
 
 def _experts(space: Space, ranks: int) -> Sequence[int]:
-    """Numbers of ranks among which experts, or embedding tables, may be dealt out: ep re-uses those of a replica."""
+    """Return degrees of ep, which re-uses the ranks of a replica."""
     every = divisors(space.model.holders(ranks))
     return [ep for ep in _values(space, "ep", every) if ranks % ep == 0]
 
@@ -222,7 +222,7 @@ def _micro_batches(space: Space, share: int) -> Sequence[int]:
 def space_of(
     loaded: Loaded, model: Model, held: str | None, cluster_name: str, software: Stack | None, all_keys: bool = False
 ) -> Space:  # fmt: skip
-    """What is searched; the keys that `held` names stay as it says. Raises UsageError."""
+    """Return the space of a recipe on a cluster. held: keys that stay as it says. Raises UsageError."""
     where = cluster(cluster_name)
     keys = Plan.parse(held, where="flag --plan") if held else Plan()
     return space_on(loaded, model, keys, where, software or stack(where.stack), all_keys)
@@ -231,8 +231,9 @@ def space_of(
 def space_on(
     loaded: Loaded, model: Model, held: Plan, where: Cluster, software: Stack, all_keys: bool = False
 ) -> Space:
-    """The same for a cluster and keys that are there already. The recipe's own plan gives its precision alone, since
-    that changes what is computed. Raises ConfigProblems for held keys that no plan can be played with."""
+    """Return the space of a cluster and of keys that are parsed already. The recipe's own plan gives its precision
+    alone, since that changes what is computed. Raises ConfigProblems for held keys that no plan can be played with.
+    """
     recipe = on_any_ranks(loaded.recipe)
     held, assumed = assuming(loaded, held, (where,))
     checked = judged(recipe, model)

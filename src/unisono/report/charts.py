@@ -46,10 +46,10 @@ def loss(run: RunRecord) -> LineChart | None:
 
 
 def speed(run: RunRecord) -> LineChart | None:
-    """Targets per second by step, without the first, which pays for warming up."""
+    """Tokens or samples per second by step, without the first, which pays for warming up."""
     points = points_of(run.steps, "tokens_per_s")
-    line = ChartLine("targets per second", points[1:] or points)
-    return picture.line_chart("Targets per second, by step", [line], zero=True)
+    line = ChartLine(f"{run.unit} per second", points[1:] or points)
+    return picture.line_chart(f"{run.unit.capitalize()} per second, by step", [line], zero=True)
 
 
 def times(shares: Sequence[TimeShares]) -> BarChart:

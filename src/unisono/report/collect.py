@@ -12,6 +12,7 @@ from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
 from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.runs import HISTORY
+from unisono.spec.source import counted_in
 from unisono.spec.words import is_number
 
 Record = dict[str, Any]
@@ -55,6 +56,12 @@ class RunRecord:
     @property
     def name(self) -> str:
         return str(self.config.get("name") or self.summary.get("name") or self.folder.parent.name or "run")
+
+    @property
+    def unit(self) -> str:
+        """What its speed counts, tokens or samples."""
+        data = self.config.get("data")
+        return counted_in(str(data.get("source", "")) if isinstance(data, dict) else "")
 
     @property
     def recent(self) -> Sequence[Record]:

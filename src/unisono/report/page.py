@@ -64,13 +64,13 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
     if validated:
         tiles.append(("validation loss", words.number(validated[-1][1]), ""))
     if speeds:
-        # The mean over time: steps have the same number of targets, so their seconds are what to average.
-        tiles.append(("targets/s", words.count(len(speeds) / sum(1 / s for s in speeds if s)), "mean"))
+        # The mean over time: steps have the same number of tokens, so their seconds are what to average.
+        tiles.append((f"{run.unit}/s", words.count(len(speeds) / sum(1 / s for s in speeds if s)), "mean"))
     if shares:
         tiles.append(("time per step", words.seconds(sum(s.wall for s in shares) / len(shares)), "mean"))
     if run.steps:
         targets = sum(count for _, count in charts.points_of(run.steps, "tokens"))
-        said = f"{words.count(targets)} targets" if targets else ""
+        said = f"{words.count(targets)} {run.unit}" if targets else ""
         tiles.append(("steps", words.count(last["step"]), said))
     ranks = run.summary.get("ranks") or len(run.ranks)
     hosts = len({one.host for one in run.ranks if one.host})

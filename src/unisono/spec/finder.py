@@ -132,6 +132,11 @@ def _folders_of(package: str) -> Sequence[str]:
     return (spec.submodule_search_locations or ()) if spec else ()
 
 
+def is_ours(module: str) -> bool:
+    """Whether a module, by its name, belongs to the core or to its sister package."""
+    return module.partition(".")[0] in (CORE, SISTER)
+
+
 @cache
 def sister(module: str) -> ModuleType | None:
     """What the sister package adds to a module of the core, given by its name: `unisono_contrib.parallel.passes` for

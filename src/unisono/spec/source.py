@@ -38,3 +38,10 @@ class DataSource(Member, ABC):
 SOURCES: Family[DataSource] = Family(
     "data source", "unisono.train.data.sources", DataSource, "data.source", ("C06", "C06")
 )
+
+
+def counted_in(source: str) -> str:
+    """What runs on a source count: "tokens" of text, "samples" of anything else. source: `data.source` of a recipe."""
+    name = source.partition(":")[0]
+    is_text = name not in SOURCES.names() or SOURCES.find(name).gives == "tokens"
+    return "tokens" if is_text else "samples"

@@ -141,7 +141,7 @@ class Drive:
         flight.op = flight.op or begun[-1][2]
 
     def _prepare(self, bucket: Bucket, memory: BucketMemory, scale: Tensor | None) -> None:
-        """Where steps may be given up, what is not a number on one replica reaches all, whatever of its gradients the
+        """Let what is not a number on one replica reach all, where steps may be given up, whatever of its gradients the
         codec would have sent; and what is kept of one step for the next is in units that no scale changes."""
         # A device is not waited for. What fills the buffer up stays as it is, since nobody would clear it again.
         bucket.body.masked_fill_(~torch.isfinite(bucket.body).all(), torch.nan)

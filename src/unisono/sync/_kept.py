@@ -38,7 +38,7 @@ class CodecState:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """All of it, by key. Raises RuntimeError where a step that was not finite has spoiled it."""
+        """All that is kept, by key. Raises RuntimeError where a step that was not finite has spoiled it."""
         if self.spoiled:
             why = "what the codec keeps is spoiled by a step that was not finite"
             raise RuntimeError(f"{why}; go on from the last checkpoint")

@@ -18,7 +18,7 @@ SAMPLED = "(sample)"
 
 
 class ErrorSampler:
-    """Of one rank's buckets. error: of the last sample, the norm of what the codec's sum is off by over the norm of the
+    """Samples the error of one rank's buckets. error: the norm by which the codec's sum was off, over the norm of the
     plain sum; None before the first, and after it was told. Every member of the group calls each method, in one order,
     or it hangs."""
 

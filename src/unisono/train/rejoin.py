@@ -35,7 +35,7 @@ class CarriedState:
 
 
 def losses(state: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Of validations by step, as they are kept beside tensors."""
+    """The losses of validations by step, as checkpoints keep them."""
     return [(int(step), float(loss)) for step, loss in state.get("val", ())]
 
 

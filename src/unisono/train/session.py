@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from unisono.observe.metrics import last_step
 from unisono.parallel.play import StagePlayer
 from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
+from unisono.spec.finder import contributed
 from unisono.spec.rendezvous import Paused, Rendezvous
 from unisono.train.build.build import build, connect, feeds
 from unisono.train.data.dataset import Corpus
@@ -38,7 +39,6 @@ from unisono.train.step.run import Run
 from unisono.train.step.train_step import next_step
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
-from unisono.train.watch.guard import install
 from unisono.train.watch.journal import Journal
 from unisono.train.watch.locate_nan import odd_loss
 
@@ -195,7 +195,7 @@ def _facts(order: RankOrder, run: Run, corpus: Corpus) -> list[str]:
     if needs_like_threads(plan) and order.recipe.launch.threads_per_rank is None and threads is not None:
         texts.append(f"same bits as one device with {threads} threads, which is what each rank has here;"
                      f" --launch.threads_per_rank {threads} keeps that number in other runs")  # fmt: skip
-    return [*texts, *run.local.told, *corpus.told]
+    return [*texts, *run.local.notes, *corpus.notes]
 
 
 def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None) -> Live:
@@ -207,7 +207,9 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     feed, val = feeds(recipe, order.plan, corpus, place.device)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))
-    check = install(run, recipe.train.guard, tell, feed)
+    check: Callable[[], None] = lambda: None
+    if recipe.train.guard:
+        check = contributed("unisono.train.watch.guard").install(run, recipe.train.guard, tell, feed)
     snapshots = Snapshots(
         run, order.plan, place, order.buffer, recipe.launch.snapshot_every,
         among(order.store, place.rank, place.world), lambda text: order.line.send("note", text=text), order.replicas,

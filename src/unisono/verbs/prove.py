@@ -111,8 +111,8 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
     verdicts: list[LoopVerdict] = []
     files: list[str] = []
 
-    def first(one: "LoopPlay") -> None:
-        files.extend(one.files)
+    def first(alone: "LoopPlay") -> None:
+        files.extend(alone.files)
         if settings.json is False:
             width = max(24, *(len(str(plan)) for plan in plans))
             heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
@@ -122,16 +122,18 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
         for plan in plans:
             verdicts.append(_judged(verdict, plan))
             settings.say(_lines(verdicts[-1], max(24, *(len(str(plan)) for plan in plans))))
-    good = sum(one.passed for one in verdicts)
+    good = sum(proved.passed for proved in verdicts)
     kept = keep(
-        script, files, {plan: (one.passed, one.steps) for plan, one in zip(plans, verdicts, strict=True)}
+        script,
+        files,
+        {plan: (proved.passed, proved.steps) for plan, proved in zip(plans, verdicts, strict=True)},
     )
     settings.say(f"{good} of {len(plans)} plans compute what one process computes; = means to the last bit")
     if kept is None:
         settings.note(
             f"the verdict cannot be kept beside {script.name}: runs will say that it was never proven"
         )
-    results = [one.as_dict() for one in verdicts]
+    results = [proved.as_dict() for proved in verdicts]
     return {"script": str(script), "dtype": args.dtype, "results": results, "pass": good == len(plans)}
 
 
@@ -156,14 +158,17 @@ def _heard(settings: Settings) -> Any:
     return hear
 
 
-def _lines(one: "LoopVerdict", width: int) -> str:
+def _lines(verdict: "LoopVerdict", width: int) -> str:
     from unisono.library.loop_check import KINDS
 
-    numbers = " ".join(f"{short(error):>8}" for error in (*(one.worst.get(k) for k in KINDS), one.bound))
-    text = f"{one.plan:<{width}} {one.ranks:>5} {one.steps:>5} {numbers}  {'ok' if one.passed else 'FAILS'}"
-    if not one.passed:
-        text += f"\n    first   {one.where()}"
-    if one.explanation:
-        text += f"\n    likely  {one.explanation} ({one.cause})"
-    told = [note for note in one.notes if note.startswith("U-")]
-    return text + "".join(f"\n    told    {note}" for note in told)
+    numbers = " ".join(
+        f"{short(error):>8}" for error in (*(verdict.worst.get(k) for k in KINDS), verdict.bound)
+    )
+    word = "ok" if verdict.passed else "FAILS"
+    text = f"{verdict.plan:<{width}} {verdict.ranks:>5} {verdict.steps:>5} {numbers}  {word}"
+    if not verdict.passed:
+        text += f"\n    first   {verdict.where()}"
+    if verdict.explanation:
+        text += f"\n    likely  {verdict.explanation} ({verdict.cause})"
+    notes = [note for note in verdict.notes if note.startswith("U-")]
+    return text + "".join(f"\n    told    {note}" for note in notes)

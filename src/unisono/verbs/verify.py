@@ -69,11 +69,13 @@ class VerifyVerb(RecipeVerb):
         keys = [("train.dtype", args.dtype)] if args.dtype else []
         if args.plan or args.all:
             keys += [("plan", "dp=1")]  # the recipe's own plan is not asked about
-        given = loaded(call, args.file, keys=keys, demo=args.demo)
-        recipe = on_any_ranks(given.recipe)
-        plans, refused = _accepted(args.plan, lambda plan: config.resolve(recipe, plan, None, given.origins))
+        recipe_given = loaded(call, args.file, keys=keys, demo=args.demo)
+        recipe = on_any_ranks(recipe_given.recipe)
+        plans, refused = _accepted(
+            args.plan, lambda plan: config.resolve(recipe, plan, None, recipe_given.origins)
+        )
         if not args.plan and not args.all:
-            plans = [config.resolve(recipe, given.plan, None, given.origins).plan]
+            plans = [config.resolve(recipe, recipe_given.plan, None, recipe_given.origins).plan]
         if call.settings.dry_run:
             what = f"{args.steps} steps, {recipe.train.dtype}"
             facts = {"plans": [str(p) for p in plans], "all": args.all, "steps": args.steps}
@@ -83,11 +85,11 @@ class VerifyVerb(RecipeVerb):
             from unisono.verify.cover import covering
 
             plans = covering(recipe)  # in the order in which they are proven
-        found = (_static if args.static else _prove)(call, recipe, plans)
+        outcome = (_static if args.static else _prove)(call, recipe, plans)
         for row in refused:
             call.settings.say(row.line())
-        results = [*found["results"], *(row.as_dict() for row in refused)]
-        return {**found, "results": results, "pass": found["pass"] and not refused}
+        results = [*outcome["results"], *(row.as_dict() for row in refused)]
+        return {**outcome, "results": results, "pass": outcome["pass"] and not refused}
 
     def code(self, result: Result) -> int:
         """3 where a plan does not hold, else 2 where one was refused."""
@@ -108,8 +110,8 @@ class Refusal:
 
     def line(self) -> str:
         """As the table shows it, with the remedy."""
-        told = self.error.as_dict()
-        return f"{self.plan}  refused: {told['code']} {told['what']}\n    try     {told['try']}"
+        error = self.error.as_dict()
+        return f"{self.plan}  refused: {error['code']} {error['what']}\n    try     {error['try']}"
 
     def as_dict(self) -> dict[str, Any]:
         """Its row of --json: a row of a proof, and why there is none."""
@@ -179,10 +181,10 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str
     settings.say(f"{good} of {len(proofs)} plans compute {what}; = means to the last bit{more}")
     for text in dict.fromkeys(text for proof in proofs for text in proof.notes):
         settings.say(f"note: {text}")
-    found = {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
+    outcome = {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
     if call.args.file is not None and Path(call.args.file).is_dir():  # a run, whose exports tell of it
-        write_whole(run_folder(call.args.file) / PROOF, json.dumps(found, indent=1) + "\n")
-    return found
+        write_whole(run_folder(call.args.file) / PROOF, json.dumps(outcome, indent=1) + "\n")
+    return outcome
 
 
 def _conform(call: CommandCall) -> Result:
@@ -205,7 +207,10 @@ def _conform(call: CommandCall) -> Result:
         )
         for fault in last.faults:
             call.settings.say(f"    {fault}")
-    return {"results": [asdict(one) for one in judged], "pass": not any(one.faults for one in judged)}
+    return {
+        "results": [asdict(conformity) for conformity in judged],
+        "pass": not any(conformity.faults for conformity in judged),
+    }
 
 
 def _lines(proof: "Proof", width: int) -> str:

@@ -1,8 +1,7 @@
 """The stretch of a plan beside that of one device: the first thing that is wrong, and its likely cause.
 
-A plan that promises EXACT must have the same bits. Elsewhere errors pass from step to step through the weights; how far
-is measured by a *twin*: one device, all of whose gradients are pushed as far as rounding may push them. As in
-`replay.py`, a number may differ by the bound of its own step, plus lambda times as much as the twin's differs.
+A plan that promises EXACT must have the same bits. Elsewhere a twin of the one device says how far rounding may take
+the plan (`twin.py`).
 
 What a run saves and goes on from is compared with itself, to the last bit: the same tensors under another cut, the same
 step, rate and samples.
@@ -11,7 +10,6 @@ step, rate and samples.
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +17,11 @@ from torch import Tensor
 from unisono.plan import Plan
 from unisono.spec.words import listed
 from unisono.train.state.checkpoint import Box, load, read_full, tensor_names
+from unisono.verify.bounds import rhythm_of
 from unisono.verify.compare import CompareTerms, Divergence
-from unisono.verify.rhythm import rhythm_of
-from unisono.verify.solve import Cause, axis_text
-from unisono.verify.stretch import ROW, Met, saved_by, told_by
+from unisono.verify.evidence import Cause, axis_text
+from unisono.verify.stretch import ROW, Met, met_by, saved_by
+from unisono.verify.twin import Tolerance, apart, gap, largest
 
 Fault = tuple[Divergence, Cause]
 
@@ -32,64 +31,63 @@ def beyond(
 ) -> Iterator[Fault]:
     """leaves: of a global batch. steps: those compared before, an update each. twin: where the twin's stretch lies;
     None if EXACT."""
-    (one,) = told_by(reference, 1)
-    (other,) = (one,) if twin is None else told_by(twin, 1)
+    (alone,) = met_by(reference, 1)
+    (other,) = (alone,) if twin is None else met_by(twin, 1)
     reach, rhythm = 0.0, rhythm_of(plan)
-    made = (steps + ROW) * rhythm
+    steps_made = (steps + ROW) * rhythm
     if twin is not None and terms.bounds.lost:
-        reach = _reach(saved_by(reference, made), saved_by(twin, made), one)
-    look = _Stretch(terms, plan, leaves, steps * rhythm, one, other, reach)
-    seen = told_by(folder, plan.world)
-    for rank, told in enumerate(seen):
-        yield from look.row(rank, told)
-    for rank, told in enumerate(seen):
-        yield from look.validation(rank, told)
-    yield from look.saved(saved_by(folder, made), saved_by(reference, made), twin and saved_by(twin, made))
-    for rank, told in enumerate(seen):
-        yield from look.resumed(rank, told)
+        reach = _reach(saved_by(reference, steps_made), saved_by(twin, steps_made), alone)
+    look = _Stretch(terms, plan, leaves, steps * rhythm, alone, other, reach)
+    seen = met_by(folder, plan.world)
+    for rank, met in enumerate(seen):
+        yield from look.row(rank, met)
+    for rank, met in enumerate(seen):
+        yield from look.validation(rank, met)
+    yield from look.saved(
+        saved_by(folder, steps_made), saved_by(reference, steps_made), twin and saved_by(twin, steps_made)
+    )
+    for rank, met in enumerate(seen):
+        yield from look.resumed(rank, met)
 
 
 class _Stretch:
     def __init__(
-        self, terms: CompareTerms, plan: Plan, leaves: int, first: int, one: Met, twin: Met, reach: float
+        self, terms: CompareTerms, plan: Plan, leaves: int, first: int, alone: Met, twin: Met, reach: float
     ) -> None:
-        self.terms, self.plan, self.leaves, self.first, self.one, self.twin, self.reach = (
-            terms, plan, leaves, first, one, twin, reach
+        self.terms, self.plan, self.leaves, self.first, self.alone, self.twin, self.reach = (
+            terms, plan, leaves, first, alone, twin, reach
         )  # fmt: skip
-        bounds = terms.bounds
-        self.spread = 0.0 if terms.exact else bounds.spread
-        own = 0.0 if terms.exact else bounds.loss + bounds.total(leaves)
-        self.own = {"loss": own, "norm": bounds.most * self.spread, "lr": 0.0}
+        self.tolerance = Tolerance(terms.bounds, terms.exact, leaves)
 
-    def row(self, rank: int, told: Met) -> Iterator[Fault]:
+    def row(self, rank: int, met: Met) -> Iterator[Fault]:
         """Steps from the plan's own state: what they read, then their numbers."""
         for i in range(ROW * rhythm_of(self.plan)):
             step = self.first + i
-            if i >= len(told.steps) or told.steps[i]["step"] != step:
+            if i >= len(met.steps) or met.steps[i]["step"] != step:
                 text = f"rank {rank} does not come to step {step}"
                 yield self._fault(i, "step", text, Cause("lost_between_steps", text))
                 return
-            got, want, twin = told.steps[i], self.one.steps[i], self.twin.steps[i]
+            got, want, twin = met.steps[i], self.alone.steps[i], self.twin.steps[i]
             if not {tuple(pair) for pair in got["read"]} <= {tuple(pair) for pair in want["read"]}:
                 text = f"rank {rank} reads samples in step {step} that one device does not, at the end of an epoch"
                 yield self._fault(i, "data", text, Cause("wrong_samples", text))
             for kind in ("lr", "loss", "norm"):
                 room = self._room(kind, twin[kind], want[kind])
-                if not _apart(got[kind], want[kind]) <= room:
+                if not apart(got[kind], want[kind]) <= room:
                     text = f"{kind} on rank {rank} is {got[kind]:.9g} instead of {want[kind]:.9g}"
                     yield self._fault(i, kind, text, self._lost(text))
 
     def _room(self, kind: str, pushed: float, want: float) -> float:
         """How far a number may be off, relative to what it should be."""
         reach = self.reach / abs(want) if kind == "loss" and want else 0.0
-        return self.own[kind] + max(self.spread * _apart(pushed, want), reach)
+        return max(self.tolerance.number(kind, apart(pushed, want)), self.tolerance.number(kind, 0.0) + reach)
 
-    def validation(self, rank: int, told: Met) -> Iterator[Fault]:
+    def validation(self, rank: int, met: Met) -> Iterator[Fault]:
         """Loss and metrics on batches that nothing is learnt from."""
-        for name, want in self.one.validation.items():
-            got = told.validation.get(name, torch.nan)
+        for name, want in self.alone.validation.items():
+            got = met.validation.get(name, torch.nan)
             room = self._room("loss", self.twin.validation[name], want)
-            if not _apart(got, want) <= room:
+            if not apart(got, want) <= room:
                 text = axis_text(got / want, self.plan, self.leaves) if want else ""
                 about = f", {text} times as much" if text else ""
                 what = f"validation {name} on rank {rank} is {got:.9g} instead of {want:.9g}{about}"
@@ -111,21 +109,18 @@ class _Stretch:
                 text = f"{name} is not in the checkpoint"
                 yield self._fault(ROW, "checkpoint", text, Cause("checkpoint", text))
             elif want.numel() and not torch.equal(state[name], want):
-                error, top = _gap(state[name], want), want.double().abs().max().item() or 1.0
-                bounds = self.terms.bounds
-                apart = (ROW + 1) * bounds.kept * name.startswith("model/")
-                own = name.removeprefix("model/")
-                follows = own != name and (own not in learnt or own in still)
-                push = max(_gap(pushed[name], want), top * furthest * follows) if twin else 0.0
-                room = self.spread * (push + top * (bounds.unit + apart)) if twin else 0.0
-                if not error <= room or self.terms.exact:
-                    text = f"{name} is off by {error / top:.1e} of its largest entry after {ROW + 1} steps in a row"
+                error = gap(state[name], want) / largest(want)
+                parameter = name.removeprefix("model/")
+                follows = parameter != name and (parameter not in learnt or parameter in still)
+                drift = max(gap(pushed[name], want) / largest(want), furthest * follows) if twin else 0.0
+                if not error <= self.tolerance.tensor(name, drift, ROW + 1) or self.terms.exact:
+                    text = f"{name} is off by {error:.1e} of its largest entry after {ROW + 1} steps in a row"
                     yield self._fault(ROW - 1, "checkpoint", text, self._lost(text))
 
-    def resumed(self, rank: int, told: Met) -> Iterator[Fault]:
+    def resumed(self, rank: int, met: Met) -> Iterator[Fault]:
         """What is read back, beside what was saved."""
-        if told.resumed:
-            text = f"resumed, rank {rank} has another {listed(told.resumed, 3)} than it had"
+        if met.resumed:
+            text = f"resumed, rank {rank} has another {listed(met.resumed, 3)} than it had"
             yield self._fault(ROW, "resume", text, Cause("resume", text))
 
     def _lost(self, text: str) -> Cause:
@@ -142,19 +137,19 @@ def _read_otherwise(folder: Path, wholes: Mapping[str, Tensor]) -> list[str]:
     """Tensors that are not themselves when put together from two uneven parts of their rows, or of their columns."""
     wrong: list[str] = []
     for dim in (0, 1):
-        made = {n: torch.empty_like(x) for n, x in wholes.items() if x.dim() > dim and x.shape[dim] > 1}
+        copies = {n: torch.empty_like(x) for n, x in wholes.items() if x.dim() > dim and x.shape[dim] > 1}
         parts: list[Box] = []
-        for name, x in made.items():
+        for name, x in copies.items():
             cut = (2 * x.shape[dim] + 4) // 5
             for start, size in ((0, cut), (cut, x.shape[dim] - cut)):
                 at = tuple(start if d == dim else 0 for d in range(x.dim()))
                 parts.append(Box(name, tuple(x.shape), at, x.narrow(dim, start, size)))
         load(folder, parts)
-        wrong += [name for name, x in made.items() if not torch.equal(x, wholes[name])]
+        wrong += [name for name, x in copies.items() if not torch.equal(x, wholes[name])]
     return wrong
 
 
-def _reach(right: Path, twin: Path, one: Met) -> float:
+def _reach(right: Path, twin: Path, alone: Met) -> float:
     """How far a codec may take the loss, in nats: to first order, the norm of its gradient times how far the twin's
     weights are (Cauchy-Schwarz). How far one push takes the loss itself is chance, and may be next to nothing."""
     names = [name for name in tensor_names(right) if name.startswith("model/")]
@@ -162,7 +157,7 @@ def _reach(right: Path, twin: Path, one: Met) -> float:
     squares = sum(
         ((pushed[name].double() - want.double()) ** 2).sum().item() for name, want in wanted.items()
     )
-    return max(step["norm"] for step in one.steps) * math.sqrt(squares)
+    return max(step["norm"] for step in alone.steps) * math.sqrt(squares)
 
 
 def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt: Collection[str]) -> float:
@@ -171,12 +166,12 @@ def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt
     A running statistic follows all parameters before it, some of which, such as a bias before a batch norm, move by
     rounding alone. How far one push of each takes the statistic is chance, so it may go as far as they do.
     """
-    found = 0.0
+    furthest = 0.0
     for name in learnt if pushed else ():
         want = wanted[f"model/{name}"]
         if want.numel():
-            found = max(found, _gap(pushed[f"model/{name}"], want) / (want.abs().max().item() or 1.0))
-    return found
+            furthest = max(furthest, gap(pushed[f"model/{name}"], want) / largest(want))
+    return furthest
 
 
 def _still(wanted: Mapping[str, Tensor], bound: float) -> set[str]:
@@ -185,11 +180,3 @@ def _still(wanted: Mapping[str, Tensor], bound: float) -> set[str]:
     tops = {n: x.abs().max().item() for n, x in wanted.items() if n.endswith(ends) and x.numel()}
     least = bound * max(tops.values(), default=0.0)
     return {n.removeprefix("optim/").rpartition("/")[0] for n, top in tops.items() if top <= least}
-
-
-def _apart(a: Any, b: float) -> float:
-    return abs(a - b) / abs(b) if b else abs(a)
-
-
-def _gap(a: Tensor, b: Tensor) -> float:
-    return (a.double() - b.double()).abs().max().item()

@@ -42,7 +42,7 @@ micro-batch nothing changes.
 
 **A weight that the model reads in float32**, as Gemma's norms read theirs, has a gradient that is added up over tokens
 in float32, in another order where tp, cp or ep deal positions: lambda * sqrt(2 * tokens) * 2^-24 * sqrt(tokens) more,
-of that weight alone (`verify/narrow.py`).
+of that weight alone (`path.read_in_float32`).
 
 **Eight bits on `shard`.** A gradient that is scattered in int8 (`zero=3:scatter=int8`) is off by at most 1/254 of the
 largest entry of its block, so of its tensor: once for each of the t leaves, whose gradients of size s add up to about
@@ -169,3 +169,15 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     narrow = min(1.0, spread * math.sqrt(2) * sizes.tokens * ROUNDOFF["fp32"])
     more = dict.fromkeys(sizes.narrow, narrow) if inside else {}
     return Bounds(min(1.0, inside), min(1.0, grad) + lost, unit, spread, lost, kept, more)
+
+
+def rhythm_of(plan: Plan) -> int:
+    """Steps from one update to the next."""
+    policy = member("sync", plan.sync)
+    return 1 if policy is None else policy.rhythm
+
+
+def steps_of(plan: Plan, at: int) -> range:
+    """Steps of the run that make step `at` of its proof: with `sync=period:4` 8, 9, 10 and 11 make step 2."""
+    rhythm = rhythm_of(plan)
+    return range(at * rhythm, (at + 1) * rhythm)

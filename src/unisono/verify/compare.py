@@ -56,7 +56,7 @@ class Judgement:
 
     errors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CONTRACT, 0.0))
     bit_identical: bool = True
-    found: list[Divergence] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class CompareTerms:
         """How the whole of a parameter is rounded after the update of a step; None: not at all."""
         if self.dither is None:
             return None
-        own = replace(self.dither, step=(step + 1) * self.rhythm - 1)
-        return lambda x: own.rounded(x.float(), name, (0,) * x.dim(), x.shape).double()
+        dither = replace(self.dither, step=(step + 1) * self.rhythm - 1)
+        return lambda x: dither.rounded(x.float(), name, (0,) * x.dim(), x.shape).double()
 
 
 def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, seen: Record) -> Judgement:
@@ -95,7 +95,7 @@ def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, se
         look.updated,
         look.buffers,
     ):
-        out.found.extend(part())
+        out.divergences.extend(part())
     return out
 
 
@@ -128,9 +128,9 @@ class _Step:
             elif len(ours[first]) > 1:
                 yield self._say("data", name, math.inf, f"{name} is computed {len(ours[first])} times")
             else:
-                one, other = ours[first][0], theirs[first][0]
+                mine, other = ours[first][0], theirs[first][0]
                 for key in ("samples", "inputs", "targets", "count"):
-                    if one[key] != other[key]:
+                    if mine[key] != other[key]:
                         yield self._say("data", name, math.inf, f"{name} has other {key}")
         for note in self.seen.notes:
             for leaf in note.leaves:
@@ -175,8 +175,8 @@ class _Step:
     def gradient_tolerance(self, key: str) -> float:
         """Absolute error that one gradient may have."""
         bound = self.terms.bounds.of(key.partition("/")[2])
-        own, most = self.largest.get(key, 0.0), max(self.largest.values(), default=0.0)
-        return bound * (own if own > bound * most else most)
+        largest, most = self.largest.get(key, 0.0), max(self.largest.values(), default=0.0)
+        return bound * (largest if largest > bound * most else most)
 
     def norm_tolerance(self) -> float:
         """Relative error of the norm: of all gradients' errors together, and of its own sum."""
@@ -184,8 +184,8 @@ class _Step:
         elements = sum(sizes.values())
         square = sum(size * self.gradient_tolerance(key) ** 2 for key, size in sizes.items())
         norm = self.ref.notes[0].norm
-        own = 0.0 if self.terms.exact else self.terms.bounds.total(elements)
-        return math.sqrt(square) / norm + own if norm else own
+        rounding = 0.0 if self.terms.exact else self.terms.bounds.total(elements)
+        return math.sqrt(square) / norm + rounding if norm else rounding
 
     def norm(self) -> Iterator[Divergence]:
         """The reported norm: against the reference's, and against the gradients that the plan really had."""
@@ -203,12 +203,12 @@ class _Step:
             return raw * factor * (1 + relative) + want.double().abs() * relative
 
         yield from self._tensors("grad", tolerance, backward=True)
-        own = clip_factor(self.seen.notes[0].norm, self.terms.train.clip)
+        factor_applied = clip_factor(self.seen.notes[0].norm, self.terms.train.clip)
         for key in self.seen.names("grad"):
             got, raw = self.seen.whole(key), self.seen.whole(key.replace("grad/", "raw/", 1))
             if got is None or raw is None or not self.seen.notes[0].finite:
                 continue
-            right = raw.double() * own
+            right = raw.double() * factor_applied
             yield from self._law(key, got, right, right.abs() * 8 * self.terms.bounds.unit, "clipping")
 
     # Update ------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def _take(
 
 def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
     """Every plan that differs from the others in something it uses and that the recipe allows."""
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     dealt = SIZES if recipe.model.deals("ep") is not None else (1,)
     for *sizes, ep in product(*((*SIZES, *GRIDS) if axis == "tp" else SIZES for axis in AXES), dealt):
         if math.prod(sizes) > ranks or ep > math.prod(sizes):
@@ -95,8 +95,8 @@ def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
         for named in _named(recipe, mesh):
             plan = Plan(**{**mesh, **named}, micros=micros, said=frozenset(named))  # type: ignore[arg-type]
             if not plan.check(recipe):
-                found[str(plan)] = plan
-    return [plan for plan in found.values() if plan.world > 1 or _features(plan).keys() - {"precision"}]
+                plans[str(plan)] = plan
+    return [plan for plan in plans.values() if plan.world > 1 or _features(plan).keys() - {"precision"}]
 
 
 def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object]]:

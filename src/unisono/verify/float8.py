@@ -41,9 +41,9 @@ class Seen:
     to_x: Tensor | None = None
     name: str = ""
 
-    def forward(self, _: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+    def forward(self, _: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
         """A hook."""
-        self.x, self.y = given[0].detach().flatten(0, -2), out.detach().flatten(0, -2)
+        self.x, self.y = inputs[0].detach().flatten(0, -2), out.detach().flatten(0, -2)
 
     def backward(self, _: nn.Module, to_x: Any, to_y: Any) -> None:
         """A hook."""
@@ -73,12 +73,12 @@ def odd_products(seen: Seen) -> Iterator[str]:
         return
     weight = module.weight.detach()
     bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias.detach()
-    asked = [("output", y, x, weight, AHEAD)]
+    products = [("output", y, x, weight, AHEAD)]
     if seen.to_x is not None:
-        asked.append(("gradient of the input", seen.to_x, to_y, weight.T, BACK))
+        products.append(("gradient of the input", seen.to_x, to_y, weight.T, BACK))
     if module.weight.grad is not None:
-        asked.append(("gradient of the weight", module.weight.grad, to_y.T, x.T, BACK))
-    for what, got, a, b, kind in asked:
+        products.append(("gradient of the weight", module.weight.grad, to_y.T, x.T, BACK))
+    for what, got, a, b, kind in products:
         right, off = bound_of(a, b, kind)
         if got is y:
             right, off = right + bias.double(), off + 2 * _OUT * bias.double().abs()

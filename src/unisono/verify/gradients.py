@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from unisono.spec.words import listed
-from unisono.verify.evidence import Evidence, box_of, only_at
-from unisono.verify.solve import Cause, factor, fit, lower_precision, ratio
+from unisono.verify.evidence import Cause, Evidence, box_of, factor, fit, lower_precision, only_at, ratio
 
 NEAR = 1e-3  # of a share's weight: whole numbers are told apart, rounding is not seen
 
@@ -82,10 +81,10 @@ def _adds_up(ev: Evidence, name: str, axis: str, how: str) -> bool:
     for ranks in ev.copies(name):
         if all(ev.is_right(p, name) for p in ranks):
             continue
-        own = torch.stack(list({p.at[axis]: p.tensor.double() for p in ranks}.values()))
-        total = own.sum(0) if how == "sum" else own.mean(0)
+        copies = torch.stack(list({p.at[axis]: p.tensor.double() for p in ranks}.values()))
+        total = copies.sum(0) if how == "sum" else copies.mean(0)
         gap = (total - box_of(ev.want[name], ranks[0])).abs().max().item()
-        if len(own) < 2 or not gap <= ev.near * ev.top(name):
+        if len(copies) < 2 or not gap <= ev.near * ev.top(name):
             return False
     return bool(ev.differ(name))
 
@@ -117,8 +116,8 @@ def _of_all_parts(ev: Evidence, name: str, axis: str) -> bool:
 def _share_in_common(ev: Evidence, names: Sequence[str], axis: str) -> bool:
     """Whether two ranks along an axis have a share in common: then some of it was summed."""
     ranks = list({p.at[axis]: p.rank for p in ev.differ(names[0])}.values())[:2]
-    one, other = (ev.weights(names, rank) for rank in ranks)
-    both = zip(one or (), other or (), strict=False)
+    weights, other = (ev.weights(names, rank) for rank in ranks)
+    both = zip(weights or (), other or (), strict=False)
     return any(abs(a) > NEAR and abs(b) > NEAR for a, b in both)
 
 
@@ -166,10 +165,12 @@ def _tied(ev: Evidence, names: Sequence[str]) -> Cause | None:
         if got is None:
             continue
         uses = torch.stack([ev.shares[n].double().sum(0).flatten() for n in (owner, alias)], 1)
-        found = fit(got.double().flatten(), uses)
-        if found is None or found.residual > ev.near:
+        solution = fit(got.double().flatten(), uses)
+        if solution is None or solution.residual > ev.near:
             continue
-        for weight, other, use in zip(found.weights, reversed(found.weights), (owner, alias), strict=True):
+        for weight, other, use in zip(
+            solution.weights, reversed(solution.weights), (owner, alias), strict=True
+        ):
             if abs(weight) < 1e-4 and abs(other) > NEAR:
                 return Cause("tied_use_missing", f"the gradient of {owner} lacks its use as {use}")
             if abs(weight - 2) < 1e-4 and abs(other - 1) < 1e-4:
@@ -214,12 +215,8 @@ def _lost(ev: Evidence, lost: Sequence[int], shares: int) -> tuple[str, str]:
         ranks = {place[i][0] for i in lost}
         if several and all(place[i][1] == place[i][2] - 1 for i in kept):
             return "missing_micro_batch", f"all but the last {ev.share} of each rank are lost"
-        if several and all(place[i][1] == 0 for i in kept):
-            return "missing_micro_batch", f"all but the first {ev.share} of each rank are lost"
         if not ranks & {place[i][0] for i in kept}:
             return "missing_share", f"all that {listed(sorted(ranks))} should add is missing"
-        if all(place[i][1] == place[i][2] - 1 for i in lost):
-            return "missing_micro_batch", f"the last {ev.share} of a rank is lost"
     return "missing_micro_batch", f"{ev.share} {listed(lost)} of the batch is missing"
 
 
@@ -230,11 +227,11 @@ def _carried(ev: Evidence, names: Sequence[str]) -> Cause | None:
         if not rows:
             continue
         got, right, old = (torch.cat([x.flatten() for x in column]) for column in zip(*rows, strict=True))
-        found = fit(got, torch.stack((right, old), 1))
-        if found is not None and found.residual <= ev.near and abs(found.weights[1]) > NEAR:
-            if abs(found.weights[0]) < NEAR:
+        solution = fit(got, torch.stack((right, old), 1))
+        if solution is not None and solution.residual <= ev.near and abs(solution.weights[1]) > NEAR:
+            if abs(solution.weights[0]) < NEAR:
                 return Cause("stale_gradient", f"{are(names)} of the step before")
-            text = f"what the step before had counts {found.weights[1]:.4g} times"
+            text = f"what the step before had counts {solution.weights[1]:.4g} times"
             return Cause("carried_over", f"in {many(names)} {text}")
     return None
 
@@ -269,22 +266,10 @@ def _elements(ev: Evidence, names: Sequence[str]) -> Cause | None:
 def _permuted(ev: Evidence, names: Sequence[str]) -> Cause | None:
     for name, got, want in _pairs(ev, names):
         room = ev.near * ev.top(name)
-        one, other = (x.flatten().sort().values for x in (got, want))
-        if got.numel() > 1 and bool(((one - other).abs() <= room).all()):
-            how = _permutation(got, want, room)
-            text = f"the entries of {many([name])} are right but stand elsewhere: {how} are permuted"
-            return Cause("permuted", text)
+        sorted_got, other = (x.flatten().sort().values for x in (got, want))
+        if got.numel() > 1 and bool(((sorted_got - other).abs() <= room).all()):
+            return Cause("permuted", f"the entries of {many([name])} are right but stand elsewhere")
     return None
-
-
-def _permutation(got: Tensor, want: Tensor, room: float) -> str:
-    for dim, word in ((0, "rows"), (1, "columns")):
-        if got.dim() > dim:
-            a, b = (x.movedim(dim, 0).reshape(x.shape[dim], -1) for x in (got, want))
-            hits = (torch.cdist(a, b, p=float("inf")) <= room).any(1)
-            if bool(hits.all()):
-                return word
-    return "they"
 
 
 def _slice(ev: Evidence, names: Sequence[str]) -> Cause | None:

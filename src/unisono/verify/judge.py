@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from unisono.config import Resolved
@@ -19,15 +19,16 @@ from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.watch.locate_nan import odd_loss
 from unisono.verify.beyond import beyond
-from unisono.verify.bounds import Bounds, bounds_of
-from unisono.verify.cause import Case, diagnose
-from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge
-from unisono.verify.lawful import unlawful, unlawful_run
+from unisono.verify.bounds import Bounds, bounds_of, rhythm_of, steps_of
+from unisono.verify.case import Case
+from unisono.verify.cause import diagnose
+from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge, state_before
+from unisono.verify.evidence import Cause
+from unisono.verify.laws import clip_factor, update
 from unisono.verify.path import sizes_of
 from unisono.verify.play import crossed_losses, losses_with, play_leaves, play_twin, record_of, tokens_of
 from unisono.verify.record import Record
-from unisono.verify.rhythm import rhythm_of, steps_of
-from unisono.verify.solve import Cause
+from unisono.verify.stretch import met_by
 
 
 def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
@@ -50,21 +51,21 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
     first, cause, before = None, Cause("", ""), None
     for step in range(steps):
         seen = Record(record_of(folder, step))
-        found, right = unlawful(terms, step, seen, before)
-        if found:
-            first = str(found[0])
-            cause = diagnose(_case(terms, resolved, step, found, right, before, seen))
+        faults, right = _unlawful(terms, step, seen, before)
+        if faults:
+            first = str(faults[0])
+            cause = diagnose(_case(terms, resolved, step, faults, right, before, seen))
             break
         before = seen
     if first is None:
-        first, cause = next(unlawful_run(terms, resolved, folder), (None, cause))
-    told = {} if first is None else {"cause": cause.name, "explanation": cause.text}
+        first, cause = next(_unlawful_run(terms, resolved, folder), (None, cause))
+    why = {} if first is None else {"cause": cause.name, "explanation": cause.text}
     said = first and f"one device itself: {first}"
     met = [tokens_of(resolved, corpus, step) for step in range(steps)] if corpus.vocab else []
     tokens = frozenset().union(*(side for leaves in met for sides in leaves for side in sides))
     loss = Record(record_of(folder, 0)).notes[0].loss
     return {
-        "first": said, **told, "unseen": (corpus.vocab or 0) - len(tokens),
+        "first": said, **why, "unseen": (corpus.vocab or 0) - len(tokens),
         "note": odd_loss(resolved.recipe, corpus.classes, loss),
     }  # fmt: skip
 
@@ -86,9 +87,9 @@ def judge_plan(
         judgement = judge(terms, step, ref, before, seen)
         errors = {k: max(v, judgement.errors[k]) for k, v in errors.items()}
         same &= judgement.bit_identical
-        if judgement.found and first is None:
-            first, at, kind = str(judgement.found[0]), step, judgement.found[0].kind
-        elif not judgement.found:
+        if judgement.divergences and first is None:
+            first, at, kind = str(judgement.divergences[0]), step, judgement.divergences[0].kind
+        elif not judgement.divergences:
             shutil.rmtree(record_of(folder, step), ignore_errors=True)
         before = ref
     finite = {k: v if math.isfinite(v) else 1e308 for k, v in errors.items()}  # JSON has no infinity
@@ -108,16 +109,24 @@ def _notes(bounds: Bounds) -> Iterator[str]:
 
 
 def judge_stretch(
-    resolved: Resolved, one: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path, reference: Path
+    resolved: Resolved,
+    alone: Resolved,
+    place: Place,
+    corpus: Corpus,
+    steps: int,
+    folder: Path,
+    reference: Path,
 ) -> dict[str, Any]:
     """What of the stretch is wrong, with its cause, as the keys of `judge_plan` that change; none if all is right.
     one, place: of the one device, whose twin is played here where it is needed."""
     terms = terms_of(resolved, corpus)
-    twin = None if terms.exact else _twin(terms, one, place, corpus, steps, reference)
-    found = next(beyond(terms, resolved.plan, resolved.batch.leaves, steps, folder, reference, twin), None)
-    if found is None:
+    twin = None if terms.exact else _twin(terms, alone, place, corpus, steps, reference)
+    fault_and_cause = next(
+        beyond(terms, resolved.plan, resolved.batch.leaves, steps, folder, reference, twin), None
+    )
+    if fault_and_cause is None:
         return {}
-    fault, cause = found
+    fault, cause = fault_and_cause
     return {
         "bit_identical": False, "first": str(fault), "step": fault.step, "kind": fault.kind, "cause": cause.name,
         "explanation": cause.text,
@@ -125,18 +134,18 @@ def judge_stretch(
 
 
 def _twin(
-    terms: CompareTerms, one: Resolved, place: Place, corpus: Corpus, steps: int, reference: Path
+    terms: CompareTerms, alone: Resolved, place: Place, corpus: Corpus, steps: int, reference: Path
 ) -> Path:
     """The stretch of one device whose gradients are off by the plan's bound, played once for each bound."""
     folder = reference / f"twin-{terms.bounds.grad:.6e}-{terms.bounds.most:.6e}"
     if not folder.exists():
-        play_twin(one, place, corpus, steps, folder, reference, terms.bounds)
+        play_twin(alone, place, corpus, steps, folder, reference, terms.bounds)
     return folder
 
 
 def find_cause(
-    asked: Resolved,
-    one: Resolved,
+    proven: Resolved,
+    alone: Resolved,
     place: Place,
     corpus: Corpus,
     folder: Path,
@@ -146,23 +155,23 @@ def find_cause(
 ) -> Cause:
     """The likely cause of what went wrong at `step`. asked: the plan; one: its reference, which this process plays
     again to learn what each micro-batch adds. calm: whether the plan is right without dropout, if that was tried."""
-    terms = terms_of(asked, corpus)
+    terms = terms_of(proven, corpus)
     ref, seen = Record(record_of(reference, step)), Record(record_of(folder, step))
     before = Record(record_of(reference, step - 1)) if step else None
     judgement = judge(terms, step, ref, before, seen)
     case = replace(
-        _case(terms, asked, step, judgement.found, ref, before, seen),
-        leaves=play_leaves(one, place, corpus, step, reference),
+        _case(terms, proven, step, judgement.divergences, ref, before, seen),
+        leaves=play_leaves(alone, place, corpus, step, reference),
         exact=terms.exact,
-        old_losses=losses_with(one, place, corpus, step, reference, step - 1) if step else None,
+        old_losses=losses_with(alone, place, corpus, step, reference, step - 1) if step else None,
         calm=calm,
     )
-    if judgement.found[0].kind == "loss":
+    if judgement.divergences[0].kind == "loss":
         case = replace(
             case,
-            crossed=crossed_losses(one, place, corpus, step, reference),
-            tokens=tokens_of(one, corpus, step) if corpus.vocab else (),
-            foreign=torch_dropouts(model_of(one.recipe, corpus)),
+            crossed=crossed_losses(alone, place, corpus, step, reference),
+            tokens=tokens_of(alone, corpus, step) if corpus.vocab else (),
+            foreign=torch_dropouts(model_of(alone.recipe, corpus)),
         )
     return diagnose(case)
 
@@ -174,27 +183,86 @@ def torch_dropouts(model: nn.Module) -> list[str]:
 
 def _case(
     terms: CompareTerms,
-    asked: Resolved,
+    proven: Resolved,
     step: int,
-    found: Sequence[Divergence],
+    divergences: Sequence[Divergence],
     ref: Record,
     before: Record | None,
     seen: Record,
 ) -> Case:
     """What is known before anything is played again."""
-    train = asked.recipe.train
+    train = proven.recipe.train
     return Case(
-        plan=asked.plan,
+        plan=proven.plan,
         step=step,
-        found=found,
+        divergences=divergences,
         ref=ref,
         before=before,
         seen=seen,
         leaves={},
         owners=terms.owners,
-        clip=train.clip,
         decay=train.weight_decay,
-        rate=train.rate()(steps_of(asked.plan, step)[-1]),
+        rate=train.rate()(steps_of(proven.plan, step)[-1]),
         unit=terms.bounds.unit,
         exact=False,
     )
+
+
+# One device held to formulas that know nothing of it ------------------------------------------------------------------
+#
+# A plan and its one device run the same program. A mistake that both share shows here: from the gradients that the one
+# device had, its norm, its clipped gradients and its update are computed again, in float64, by `verify/laws.py`. The
+# result is a record, so the same comparison and the same search for a cause serve both.
+
+
+def _lawful(terms: CompareTerms, step: int, seen: Record, before: Record | None) -> Record:
+    """What the step should have come to, given its gradients before clipping."""
+    train, raws = terms.train, {key: seen.whole(key) for key in seen.names("raw")}
+    gradients = {key.partition("/")[2]: x for key, x in raws.items() if x is not None}
+    norm = math.sqrt(
+        sum(x.double().square().sum().item() for n, x in gradients.items() if n not in terms.owners)
+    )
+    tensors: dict[str, Tensor] = {}
+    for name, raw in gradients.items():
+        tensors[f"grad/{name}"] = raw.double() * clip_factor(norm, train.clip)
+        state = None if name in terms.owners else state_before(seen, before, name)
+        if state is not None:
+            tensors |= _updated(terms, name, state, tensors[f"grad/{name}"], seen.notes[0].lr, step)
+    return seen.with_tensors(tensors, norm)
+
+
+def _updated(
+    terms: CompareTerms,
+    name: str,
+    state: tuple[Tensor, dict[str, Tensor]],
+    grad: Tensor,
+    lr: float,
+    step: int,
+) -> dict[str, Tensor]:
+    lazy = name in terms.lazy
+    keep = terms.kept(name, step)
+    law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, lazy=lazy, keep=keep)
+    return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, (value, _) in law.items()}
+
+
+def _unlawful(
+    terms: CompareTerms, step: int, seen: Record, before: Record | None
+) -> tuple[list[Divergence], Record]:
+    """What of a step of one device does not follow from its own gradients, and the record that would."""
+    right = _lawful(terms, step, seen, before)
+    if not seen.notes[0].finite:
+        return [], right
+    bounds = replace(terms.bounds, loss=0.0, grad=0.0)
+    return judge(replace(terms, bounds=bounds, exact=False), step, right, before, seen).divergences, right
+
+
+def _unlawful_run(terms: CompareTerms, resolved: Resolved, folder: Path) -> Iterator[tuple[str, Cause]]:
+    """What of data and validation is wrong on one device: text, cause."""
+    (met,) = met_by(folder, 1)
+    if met.epochs:
+        yield met.epochs, Cause("wrong_samples", met.epochs)
+    loss, bare = met.validation.get("loss"), met.bare
+    room = terms.bounds.total(2 * resolved.batch.global_batch) + 64 * terms.bounds.unit
+    if loss is not None and bare is not None and not abs(loss - bare) <= room * abs(bare):
+        text = f"the validation loss is {loss:.9g}, and {bare:.9g} by the bare modules, which drop nothing"
+        yield text, Cause("validation", text)

@@ -1,16 +1,17 @@
 """How many additions lie on the longest way through a model, forward and backward: what rounding bounds are made of."""
 
 import math
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.config import Resolved
 from unisono.plan import Plan
 from unisono.train.build.build import model_of, sample_of
 from unisono.train.data.dataset import Corpus
-from unisono.verify.bounds import BoundTerms
-from unisono.verify.narrow import read_in_float32
-from unisono.verify.rhythm import rhythm_of
+from unisono.verify.bounds import BoundTerms, rhythm_of
 
 PASSES = 2  # a normalisation or a softmax sums over its width twice, and again backward
 
@@ -70,5 +71,36 @@ def _length(module: nn.Module) -> int:
         return 2 * PASSES * math.prod(module.normalized_shape)
     if isinstance(module, nn.GroupNorm):
         return 2 * PASSES * module.num_channels // module.num_groups * 64  # positions of a small picture
-    own = list(module.parameters(recurse=False))
-    return int(getattr(module, "additions", 1 if own else 0))
+    parameters = list(module.parameters(recurse=False))
+    return int(getattr(module, "additions", 1 if parameters else 0))
+
+
+class _Float32Copies(TorchDispatchMode):
+    """Notes which of some tensors are copied into float32."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.names, self.copied = names, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype is torch.float32 and args:
+            name = self.names.get(id(args[0]))
+            self.copied |= {name} if name else set()
+        return result
+
+
+def read_in_float32(model: nn.Module, sample: Tensor) -> frozenset[str]:
+    """Return the names of the weights that a model's own code reads in float32, as Gemma's norms do, though the model
+    is float64: where `tp` or `cp` deals positions, their gradients are sums in float32 of another order.
+
+    The model is moved to the meta device and run once there; one that cannot be run so has none. sample: an input on
+    the meta device."""
+    model.to("meta", torch.float64)
+    seen = _Float32Copies({id(parameter): name for name, parameter in model.named_parameters()})
+    try:
+        with seen, torch.no_grad():
+            model(sample.double() if sample.is_floating_point() else sample)
+    except Exception:  # a user's own code, which may ask for numbers
+        return frozenset()
+    return frozenset(seen.copied)

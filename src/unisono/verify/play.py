@@ -3,7 +3,7 @@ down.
 
 Every step of a plan begins where the reference began it: parameters and optimiser state are loaded from the reference's
 checkpoint, cut for this plan. So errors do not compound over steps, and the bound of one step is the bound of each.
-Where several steps make one update, they are one step here (`rhythm.py`).
+Where several steps make one update, they are one step here (`bounds.steps_of`).
 """
 
 import math
@@ -35,11 +35,10 @@ from unisono.train.step.run import Run
 from unisono.train.step.scaling import Unscaled
 from unisono.train.step.train_step import train, train_step
 from unisono.train.step.update import Report, Update
-from unisono.verify.bounds import Bounds
+from unisono.verify.bounds import Bounds, steps_of
 from unisono.verify.record import Observed
-from unisono.verify.replay import make_twin
-from unisono.verify.rhythm import steps_of
 from unisono.verify.stretch import play_stretch
+from unisono.verify.twin import make_twin
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
 from unisono.plan.grammar import member
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.fidelity import Fidelity
-from unisono.verify.rhythm import rhythm_of
+from unisono.verify.bounds import rhythm_of
 
 ENTRY = "unisono.verify.prover_rank:main"
 KINDS = ("loss", "grad", "param", "optim")
@@ -122,7 +122,7 @@ class _Prover:
         self._nursery, self._stage, self._steps, self._root, self._each = nursery, stage, steps, root, each
         self._references: dict[tuple[str, str], Path] = {}
         self._proofs: dict[int, Proof] = {}
-        self._told = 0  # how many of them `each` has heard of
+        self._reported = 0  # how many of them `each` has heard of
         self._judged: dict[Path, dict[str, Any]] = {}  # what came of each reference itself
         self._most = 1  # ranks of the largest plan
 
@@ -143,8 +143,8 @@ class _Prover:
         return [self._proofs[i] for i in range(len(plans))]
 
     def _work(self, number: int, resolved: Resolved, mark: str, name: str) -> _Work:
-        one = one_device(resolved.plan)
-        key = (resolved.recipe.model_copy(update={"plan": ""}).model_dump_json(), str(one))
+        alone = one_device(resolved.plan)
+        key = (resolved.recipe.model_copy(update={"plan": ""}).model_dump_json(), str(alone))
         reference = self._references.setdefault(key, self._root / f"one-{len(self._references)}")
         return _Work(number, resolved, self._root / name, reference, mark)
 
@@ -282,9 +282,9 @@ class _Prover:
         )
         shutil.rmtree(work.folder, ignore_errors=True)
         self._proofs[work.number] = proof
-        while self._told in self._proofs:
-            self._each(self._proofs[self._told])
-            self._told += 1
+        while self._reported in self._proofs:
+            self._each(self._proofs[self._reported])
+            self._reported += 1
 
 
 def _notes(plan: Plan, recipe: Recipe, judged: dict[str, Any]) -> tuple[str, ...]:

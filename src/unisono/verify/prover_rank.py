@@ -81,7 +81,7 @@ def main(
             case "prove":
                 # Ranks live on from plan to plan: each has groups of its own, under its own keys of the store.
                 connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
-                one = resolve(recipe, job["one"])
+                alone_resolved = resolve(recipe, job["one"])
                 alone = place_of(0, 1, 0, ctx.backend, timeout)
                 if schedule := unflushed(resolved.plan):
                     stale = contributed("unisono.verify.stale")
@@ -91,13 +91,15 @@ def main(
                     if ctx.world > 1:
                         dist.destroy_process_group()
                     if ctx.rank == 0:
-                        result = stale.judge_stale(schedule, resolved, one, alone, corpus, steps, folder)
+                        result = stale.judge_stale(
+                            schedule, resolved, alone_resolved, alone, corpus, steps, folder
+                        )
                         ctx.channel.send("done", job=job["id"], result=result)
                     continue
                 result = {}
                 with around(job):
                     run = play_plan(resolved, place, corpus, job["steps"], folder, reference)
-                _tell(ctx, run.local.told)
+                _tell(ctx, run.local.notes)
                 if ctx.rank == 0:
                     result = judge_plan(resolved, corpus, job["steps"], folder, reference)
                 right = not run.mesh.world.all_reduce(
@@ -110,7 +112,9 @@ def main(
                 if ctx.world > 1:
                     dist.destroy_process_group()
                 if right and ctx.rank == 0:
-                    result |= judge_stretch(resolved, one, alone, corpus, job["steps"], folder, reference)
+                    result |= judge_stretch(
+                        resolved, alone_resolved, alone, corpus, job["steps"], folder, reference
+                    )
             case _:
                 result = _explain(job, resolved, place, corpus)
         if ctx.rank == 0:
@@ -125,7 +129,7 @@ def _tell(ctx: RankContext, inferred: Sequence[str]) -> None:
 
 
 def _explain(job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus) -> dict[str, Any]:
-    asked = resolve(Recipe.model_validate_json(job["recipe"]), job["proved"])
+    proven = resolve(Recipe.model_validate_json(job["recipe"]), job["proved"])
     folder, reference = Path(job["folder"]), Path(job["reference"])
-    cause = find_cause(asked, resolved, place, corpus, folder, reference, job["step"], job["calm"])
+    cause = find_cause(proven, resolved, place, corpus, folder, reference, job["step"], job["calm"])
     return {"cause": cause.name, "explanation": cause.text}

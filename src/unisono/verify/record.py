@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.player import Leaf
 from unisono.train.step.run import Run
@@ -187,18 +187,18 @@ class Record:
     def leaves(self) -> dict[int, list[dict[str, Any]]]:
         """First position → what was computed for it, once for each data rank that did. Losses are those of the last
         stage, over all positions; other ranks of a replica repeat the leaf without adding to the count."""
-        found: dict[int, dict[tuple[int, int], dict[int, list[dict[str, Any]]]]] = defaultdict(dict)
+        leaves_of: dict[int, dict[tuple[int, int], dict[int, list[dict[str, Any]]]]] = defaultdict(dict)
         for note in self.notes:
             if note.last and note.at["tp"] == 0:
                 place = (note.at["dp"], note.at["shard"])
                 for leaf in (leaf for leaf in note.leaves if leaf["ended"]):
-                    found[leaf["first"]].setdefault(place, {}).setdefault(note.at["cp"], []).append(leaf)
-        return {first: _over_positions(by.values()) for first, by in found.items()}
+                    leaves_of[leaf["first"]].setdefault(place, {}).setdefault(note.at["cp"], []).append(leaf)
+        return {first: _over_positions(by.values()) for first, by in leaves_of.items()}
 
 
 def _over_positions(by: Iterable[Mapping[int, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """The leaf of each data rank, first those that it computed first. by: its ranks of `cp`, each of which has the loss
     of some positions."""
     times = [list(zip(*ranks.values(), strict=False)) for ranks in by]
-    parts = [some[0] for some in times] + [more for some in times for more in some[1:]]
+    parts = [parts_at[0] for parts_at in times] + [more for parts_at in times for more in parts_at[1:]]
     return [{**part[0], "loss": sum(leaf["loss"] for leaf in part)} for part in parts]

@@ -1,37 +1,69 @@
-"""A recorded step once more, on one process, from the nearest checkpoint: does it give what the run wrote down?
+"""`unisono verify --replay` inside its one process: a recorded step once more, from the nearest checkpoint.
 
 Where the run's plan promises the bits of one process (canonical mode, stages alone), loss, norm and the tensors of the
-next checkpoint must be the same bits. Elsewhere sums were taken in another order, and differences pass from step to
-step through the weights. How far is measured, not guessed: a *twin* makes the same steps from the same state, and in
-each of them all its gradients are pushed, element by element and by a random sign, as far as rounding may push them
-(`bounds.bounds_of`). A number may differ by the bound of the step itself, plus lambda times as much as the twin's
-differs: the twin is one draw of a random deviation, lambda the number of standard deviations that all bounds allow.
+next checkpoint must be the same bits. Elsewhere a twin of the replay says how far rounding may take them (`twin.py`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unisono.config import Resolved
+# For its effect: reading a checkpoint draws this in late, and once in the helper is cheaper than in the rank.
+import torch.distributed.checkpoint.planner_helpers
+
+from unisono.config import Recipe, Resolved, resolve
+from unisono.launch.context import RankContext
+from unisono.launch.pace import margin
 from unisono.observe.span import Recorder
-from unisono.parallel.params import Slot, values_of
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like, fidelity_of
 from unisono.spec.fidelity import Fidelity
-from unisono.train.build.build import Place, build, feeds
+from unisono.train.build.build import Place, build, feeds, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.filtered import FilteredFeed
+from unisono.train.data.load import load as load_data
 from unisono.train.state.checkpoint import load, read_full
+from unisono.train.state.checkpoint.find import first_whole, list_steps
+from unisono.train.state.resume import check_fits
 from unisono.train.state.run_state import pieces_of
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
 from unisono.train.step.update import Report
-from unisono.verify.bounds import Bounds, bounds_of
+from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
+from unisono.verify.twin import Tolerance, apart, gap, largest, make_twin
+
+KINDS = ("loss", "grad", "param", "optim")
+
+
+def prepare(argument: dict[str, Any]) -> Corpus:
+    """In the helper: the data."""
+    recipe = Recipe.model_validate_json(argument["recipe"])
+    return load_data(recipe.data, recipe.model)
+
+
+def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    """Choose the nearest whole checkpoint before the step, replay, compare."""
+    resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["alone"], 1)
+    step = argument["step"]
+    checkpoints = list_steps(Path(argument["run_dir"]))
+    start, notes = first_whole(checkpoints[n] for n in sorted(checkpoints, reverse=True) if n < step)
+    if start is not None:
+        check_fits(load(start, []), resolved.recipe, corpus.fingerprint, start)
+    after = checkpoints.get(step)
+    ctx.channel.send("from", start=start.name if start is not None else "", notes=notes)
+    recorded = {int(line["step"]): line for line in argument["recorded"]}
+    task = Task(resolved, Plan.parse(argument["plan"]), step, start, after, recorded)
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(resolved.recipe.launch.timeout))
+    return {
+        "from": start.name if start is not None else "initial state",
+        "compared_with": after.name if after is not None else None,
+        **replay(task, place, corpus),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +81,8 @@ class Task:
 
 
 @dataclass(slots=True)
-class Findings:
-    """errors: largest relative error of each kind. allowed: its bound where it was largest."""
-
-    exact: bool
-    errors: dict[str, float] = field(default_factory=dict)
-    allowed: dict[str, float] = field(default_factory=dict)
-    first: str | None = None
-    identical: bool = True
-
-    def number(self, kind: str, what: str, got: float, want: float, bound: float) -> None:
-        """One recorded number."""
-        scale = abs(want) or 1.0
-        self._take(
-            kind, what, abs(got - want) / scale, bound, f"{want!r} recorded, {got!r} replayed", got == want
-        )
-
-    def tensor(self, kind: str, name: str, got: torch.Tensor, want: torch.Tensor, bound: float) -> None:
-        """One saved tensor; bound relative to its largest entry."""
-        largest = want.double().abs().max().item() or 1.0
-        gap = (got.double() - want.double()).abs()
-        count = int((gap > bound * largest).sum())
-        said = f"{count} of {gap.numel()} entries differ, by up to {gap.max().item() / largest:.1e} of the largest"
-        self._take(kind, name, gap.max().item() / largest, bound, said, torch.equal(got, want))
-
-    def _take(self, kind: str, what: str, error: float, bound: float, said: str, same: bool) -> None:
-        error = error if math.isfinite(error) else 1e308
-        self.identical &= same
-        if error >= self.errors.get(kind, -1.0):
-            self.errors[kind], self.allowed[kind] = error, bound
-        if self.first is None and not (same if self.exact else error <= bound):
-            self.first = f"{what}: {said}" + ("" if self.exact else f", bound {bound:.1e}")
-
-
-@dataclass(slots=True)
-class _Actor:
-    """A run that makes the steps."""
+class _Replay:
+    """A run that makes the steps again."""
 
     run: Run
     feed: FilteredFeed
@@ -94,131 +92,112 @@ class _Actor:
         self.feed.leave_out(self.run.step, line.get("quarantined", ()))
         return train_step(self.run, self.feed.fetch(self.run.step, self.run.leaves))
 
-
-def make_twin(run: Run, bounds: Bounds) -> Run:
-    """The run itself, which from now on pushes all its gradients as far as rounding may push them."""
-    measure, noise = run.measure, torch.Generator().manual_seed(0)
-
-    def pushing(slots: Sequence[Slot], extra: torch.Tensor) -> list[float]:
-        numbers = measure(slots, extra)
-        _push(run, bounds, noise)
-        return numbers
-
-    run.measure = pushing
-    return run
-
-
-@torch.no_grad()
-def _push(run: Run, bounds: Bounds, noise: torch.Generator) -> None:
-    """Move each gradient element by its bound times its tensor's largest entry; a tensor of mere rounding by its bound
-    times the model's largest."""
-    held = {
-        slot.name: values_of(grad)
-        for slot in run.local.slots
-        if (grad := slot.master.grad) is not None and not slot.alias
-    }
-    tops = {name: grad.abs().max().item() if grad.numel() else 0.0 for name, grad in held.items()}
-    most = max(tops.values(), default=0.0)
-    for name, grad in held.items():
-        signs, bound = torch.randint(0, 2, grad.shape, generator=noise).to(grad) * 2 - 1, bounds.of(name)
-        grad.add_(signs, alpha=bound * max(tops[name], bound * most))
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and optimiser state, by the names of a checkpoint."""
+        return {p.name: p.tensor.detach().cpu() for p in pieces_of(self.run) if p.saved}
 
 
 def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
     """Re-execute all steps from the checkpoint to `task.step` on this process; the JSON object of the result."""
     exact = beside_like(task.plan) is Fidelity.EXACT
     bounds = bounds_of(task.plan, sizes_of(task.resolved, corpus))
-    found = Findings(exact)
+    comparison = _Comparison(Tolerance(bounds, exact, task.resolved.batch.leaves))
     actor = _started(task, place, corpus)
     begun = actor.run.step
-    twin = None if exact else _started(task, place, corpus)
-    if twin is not None:
+    twin = actor if exact else _started(task, place, corpus)
+    if not exact:
         make_twin(twin.run, bounds)
-    drift = {"loss": 0.0, "grad": 0.0}
-    leaves = task.resolved.batch.leaves
-    while actor.run.step < task.step and found.first is None:
+    while actor.run.step < task.step and comparison.first is None:
         step = actor.run.step + 1
         line = task.recorded.get(step, {})
         if "skipped" in line:
-            for one in filter(None, (actor, twin)):
-                one.run.step = step
+            actor.run.step = twin.run.step = step
             continue
         report = actor.step(line)
-        if twin is not None:
-            other = twin.step(line)
-            drift["loss"] = max(drift["loss"], _apart(other.loss, report.loss))
-            drift["grad"] = max(drift["grad"], _apart(other.norm, report.norm))
+        pushed = report if exact else twin.step(line)
         if line:
-            _compare(found, step, report, line, bounds, drift, leaves)
+            comparison.step(step, line, report, pushed)
         if actor.run.step < step:
-            found.first = (
-                found.first or f"step {step}: the loss or the norm is not a number, nothing was updated"
-            )
-            break
-    if found.first is None and task.after is not None:
-        _compare_state(found, actor.run, twin.run if twin is not None else None, task.after, bounds)
+            comparison.fail(f"step {step}: the loss or the norm is not a number, nothing was updated")
+    if comparison.first is None and task.after is not None:
+        comparison.state(task.after, actor.tensors(), twin.tensors())
     return {
         "steps_replayed": actor.run.step - begun,
         "fidelity": fidelity_of(task.plan).name,
-        "bit_identical": found.identical,
-        "max_rel_err": {kind: found.errors.get(kind) for kind in ("loss", "grad", "param", "optim")},
-        "bounds": {kind: found.allowed.get(kind) for kind in ("loss", "grad", "param", "optim")},
-        "pass": found.first is None,
-        "first_divergence": found.first,
+        "bit_identical": comparison.identical,
+        "max_rel_err": {kind: comparison.errors.get(kind) for kind in KINDS},
+        "bounds": {kind: comparison.allowed.get(kind) for kind in KINDS},
+        "pass": comparison.first is None,
+        "first_divergence": comparison.first,
     }
 
 
-def _started(task: Task, place: Place, corpus: Corpus) -> _Actor:
+def _started(task: Task, place: Place, corpus: Corpus) -> _Replay:
     recipe, plan = task.resolved.recipe, task.resolved.plan
     run = build(recipe, plan, place, corpus, Recorder(place.rank))
     feed, _ = feeds(recipe, plan, corpus, place.device)
     if task.start is not None:
-        state = load(task.start, pieces_of(run))
-        run.step = int(state["step"])
-    return _Actor(run, feed)
+        run.step = int(load(task.start, pieces_of(run))["step"])
+    return _Replay(run, feed)
 
 
-def _apart(a: float, b: float) -> float:
-    return abs(a - b) / abs(b) if b else abs(a)
+@dataclass(slots=True)
+class _Comparison:
+    """The replay beside what was recorded. errors: largest relative error of each kind. allowed: its bound where it was
+    largest. drift: how far the twin's loss and norm have been from the replay's."""
 
+    tolerance: Tolerance
+    errors: dict[str, float] = field(default_factory=dict)
+    allowed: dict[str, float] = field(default_factory=dict)
+    drift: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "grad": 0.0})
+    first: str | None = None
+    identical: bool = True
 
-def _compare(
-    found: Findings,
-    step: int,
-    report: Report,
-    line: Mapping[str, Any],
-    bounds: Bounds,
-    drift: Mapping[str, float],
-    leaves: int,
-) -> None:
-    if line.get("lr") is not None and not math.isclose(line["lr"], report.lr, rel_tol=1e-12):
-        found.first = (
-            f"step {step}: learning rate {line['lr']!r} recorded, {report.lr!r} replayed; the recipe of the run folder"
-            " is not the one that made this step"
-        )
-        return
-    for kind, key, got in (("loss", "loss", report.loss), ("grad", "grad_norm", report.norm)):
-        want = line.get(key)
-        if want is None:
-            found.first = found.first or f"step {step}: the {key} was not a number when it was recorded"
-            continue
-        # The norm sums all elements of gradients that are each within their bound; the loss sums leaves.
-        own = bounds.loss + bounds.total(leaves) if kind == "loss" else bounds.grad * bounds.spread
-        found.number(kind, f"{key} of step {step}", got, want, own + bounds.spread * drift[kind])
+    def step(self, step: int, line: Mapping[str, Any], report: Report, pushed: Report) -> None:
+        """The numbers of one step. pushed: the twin's."""
+        if line.get("lr") is not None and not math.isclose(line["lr"], report.lr, rel_tol=1e-12):
+            self.fail(
+                f"step {step}: learning rate {line['lr']!r} recorded, {report.lr!r} replayed; the recipe of the run"
+                " folder is not the one that made this step"
+            )
+            return
+        for kind, key, got, twin in (
+            ("loss", "loss", report.loss, pushed.loss),
+            ("grad", "grad_norm", report.norm, pushed.norm),
+        ):
+            self.drift[kind] = max(self.drift[kind], apart(twin, got))
+            want = line.get(key)
+            if want is None:
+                self.fail(f"step {step}: the {key} was not a number when it was recorded")
+                continue
+            bound, text = (
+                self.tolerance.number(kind, self.drift[kind]),
+                f"{want!r} recorded, {got!r} replayed",
+            )
+            self._take(kind, f"{key} of step {step}", apart(got, want), bound, text, got == want)
 
+    def state(
+        self, folder: Path, tensors: Mapping[str, torch.Tensor], pushed: Mapping[str, torch.Tensor]
+    ) -> None:
+        """The tensors of a checkpoint. pushed: the twin's."""
+        for name, want in read_full(folder, list(tensors)).items():
+            if not want.numel():
+                continue
+            got, top = tensors[name], largest(want)
+            bound, error = self.tolerance.tensor(name, gap(pushed[name], got) / top), gap(got, want) / top
+            count = int(((got.double() - want.double()).abs() > bound * top).sum())
+            text = f"{count} of {got.numel()} entries differ, by up to {error:.1e} of the largest"
+            kind = "param" if name.startswith("model/") else "optim"
+            self._take(kind, name, error, bound, text, torch.equal(got, want))
 
-def _compare_state(found: Findings, run: Run, twin: Run | None, folder: Path, bounds: Bounds) -> None:
-    mine = {p.name: p.tensor.detach().cpu() for p in pieces_of(run) if p.saved}
-    pushed: dict[str, torch.Tensor] = {}
-    if twin is not None:
-        pushed = {p.name: p.tensor.detach().cpu() for p in pieces_of(twin) if p.saved}
-    for name, want in read_full(folder, list(mine)).items():
-        if not want.numel():
-            continue
-        got = mine[name]
-        allowed = 0.0
-        if twin is not None:
-            largest = want.double().abs().max().item() or 1.0
-            gap = (pushed[name].double() - got.double()).abs().max().item()
-            allowed = bounds.spread * (gap / largest + bounds.unit + bounds.kept * name.startswith("model/"))
-        found.tensor("param" if name.startswith("model/") else "optim", name, got, want, allowed)
+    def fail(self, text: str) -> None:
+        """Something is wrong whatever the bounds are; the first that was noticed stays."""
+        self.first = self.first or text
+
+    def _take(self, kind: str, what: str, error: float, bound: float, text: str, same: bool) -> None:
+        error = error if math.isfinite(error) else 1e308
+        self.identical &= same
+        if error >= self.errors.get(kind, -1.0):
+            self.errors[kind], self.allowed[kind] = error, bound
+        if not (same if self.tolerance.exact else error <= bound):
+            self.fail(f"{what}: {text}" + ("" if self.tolerance.exact else f", bound {bound:.1e}"))

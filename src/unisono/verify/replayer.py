@@ -14,8 +14,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.settings import Settings
 from unisono.verify.prover import one_device
 
-ENTRY = "unisono.verify.replay_rank:main"
-KINDS = ("loss", "grad", "param", "optim")
+ENTRY = "unisono.verify.replay:main"
 
 
 def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
@@ -95,10 +94,10 @@ def _step_of(run_dir: Path, lines: dict[int, dict[str, Any]], step: int | None) 
 def _cores(run_dir: Path) -> int:
     """Of the machine that made the run: sums depend on the number of threads."""
     try:
-        told = json.loads((run_dir / "env.json").read_text(encoding="utf-8")).get("cores_usable")
+        cores = json.loads((run_dir / "env.json").read_text(encoding="utf-8")).get("cores_usable")
     except (OSError, ValueError):
-        told = None
-    return told if isinstance(told, int) and told > 0 else len(os.sched_getaffinity(0))
+        cores = None
+    return cores if isinstance(cores, int) and cores > 0 else len(os.sched_getaffinity(0))
 
 
 def _text(result: dict[str, Any]) -> list[str]:

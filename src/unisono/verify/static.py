@@ -82,9 +82,9 @@ def prove(resolved: Resolved, corpus: Corpus, look: Callable[[int], Rehearsed] |
     )
 
 
-def _unlike(rank: int, one: Rehearsed, other_rank: int, other: Rehearsed) -> Iterator[str]:
+def _unlike(rank: int, rehearsed: Rehearsed, other_rank: int, other: Rehearsed) -> Iterator[str]:
     """Where two ranks of one row part, as text; the first place alone."""
-    for number, (a, b) in enumerate(zip(one.calls, other.calls, strict=False)):
+    for number, (a, b) in enumerate(zip(rehearsed.calls, other.calls, strict=False)):
         what = [f"{call.op} on {call.axis}" for call in (a, b)]
         if what[0] != what[1]:
             yield f"call {number + 1}: rank {rank} calls {what[0]} where rank {other_rank} calls {what[1]}"
@@ -94,8 +94,8 @@ def _unlike(rank: int, one: Rehearsed, other_rank: int, other: Rehearsed) -> Ite
                 f"call {number + 1}, {what[0]}: rank {rank} brings {a.nbytes} bytes, rank {other_rank} {b.nbytes}"
             )
             return
-    if len(one.calls) != len(other.calls):
-        counts = f"{len(one.calls)} calls, rank {other_rank} {len(other.calls)}"
+    if len(rehearsed.calls) != len(other.calls):
+        counts = f"{len(rehearsed.calls)} calls, rank {other_rank} {len(other.calls)}"
         yield f"rank {rank} makes {counts}"
 
 
@@ -104,7 +104,7 @@ def between(rows: Sequence[Sequence[Made]], row_of: Mapping[int, int]) -> Iterat
     row_of: of every rank."""
     at = [0] * len(rows)
     sent: dict[tuple[str, int, int], deque[int]] = defaultdict(deque)
-    asked: dict[tuple[str, int, int], deque[int]] = defaultdict(deque)
+    received: dict[tuple[str, int, int], deque[int]] = defaultdict(deque)
     shared = {ranks: frozenset(row_of[r] for r in ranks) for row in rows for ranks in {c.ranks for c in row}}
     wrong: list[str] = []
 
@@ -113,12 +113,12 @@ def between(rows: Sequence[Sequence[Made]], row_of: Mapping[int, int]) -> Iterat
         if call.op == "send":
             sent[call.group, row, row_of[call.peer]].append(call.nbytes)
         elif call.op == "recv":
-            asked[call.group, row_of[call.peer], row].append(call.nbytes)
+            received[call.group, row_of[call.peer], row].append(call.nbytes)
         elif call.op == "arrived":
             wire = (call.group, row_of[call.peer], row)
             if not sent[wire]:
                 return False
-            came, room = sent[wire].popleft(), asked[wire].popleft()
+            came, room = sent[wire].popleft(), received[wire].popleft()
             if came != room:
                 wrong.append(f"row {wire[1]} sends row {row} {came} bytes, which has room for {room}")
         elif len(shared[call.ranks]) > 1:
@@ -126,9 +126,12 @@ def between(rows: Sequence[Sequence[Made]], row_of: Mapping[int, int]) -> Iterat
                 rows[other][at[other]] if at[other] < len(rows[other]) else None
                 for other in shared[call.ranks]
             ]
-            if any(one is None or (one.group, one.op) != (call.group, call.op) for one in others):
+            if any(
+                other_call is None or (other_call.group, other_call.op) != (call.group, call.op)
+                for other_call in others
+            ):
                 return False
-            if len({one.nbytes for one in others if one}) > 1:
+            if len({other_call.nbytes for other_call in others if other_call}) > 1:
                 wrong.append(
                     f"{call.op} on {call.axis}: rows bring {sorted({o.nbytes for o in others if o})} bytes"
                 )

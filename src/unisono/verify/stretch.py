@@ -30,8 +30,8 @@ from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train
+from unisono.verify.bounds import rhythm_of
 from unisono.verify.record import digest
-from unisono.verify.rhythm import rhythm_of
 
 ROW = 2  # updates from the plan's own state before it is saved; with the last compared one, three in a row
 BATCHES = 2  # of validation
@@ -61,56 +61,59 @@ class Noting(Feed):
         self.read: list[tuple[int, str]] = []
 
     def fetch(self, step: int, leaves: range) -> list[Micro]:
-        found = self.inner.fetch(step, leaves)
-        self.read = [(int(leaf.samples[0]), digest(leaf.inputs) + digest(leaf.targets)) for leaf in found]
-        return found
+        micros = self.inner.fetch(step, leaves)
+        self.read = [(int(leaf.samples[0]), digest(leaf.inputs) + digest(leaf.targets)) for leaf in micros]
+        return micros
 
 
 def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> None:
     """From where the run stands. Every rank calls it, or it hangs."""
-    recipe, first, told = resolved.recipe, run.step, Met()
+    recipe, first, met = resolved.recipe, run.step, Met()
     row = ROW * rhythm_of(resolved.plan)
     batch = recipe.train.global_batch
     count = min(len(corpus.train), batch * (first + 1) + batch // 2)  # an epoch ends in the second step
     corpus = replace(corpus, train=Thinned(corpus.train, count))
     feed, validation = feeds(recipe, resolved.plan, corpus, place.device)
-    told.steps += _made(run, feed, first + row)
+    met.steps += _steps_of(run, feed, first + row)
     if run.step == first + row:  # else a number was not finite, which is what will be told
-        _validate(run, resolved, validation, told)
-        told.resumed = _forget_and_resume(run, resolved, place, corpus, folder)
+        _validate(run, resolved, validation, met)
+        met.resumed = _forget_and_resume(run, resolved, place, corpus, folder)
     if place.world == 1:
-        told.epochs = _odd_epochs(recipe.seed, batch, resolved.batch.micro_batch)
-    (folder / f"told-{place.rank}.json").write_text(json.dumps([getattr(told, n) for n in Met.__slots__]))
+        met.epochs = _odd_epochs(recipe.seed, batch, resolved.batch.micro_batch)
+    (folder / f"told-{place.rank}.json").write_text(json.dumps([getattr(met, n) for n in Met.__slots__]))
 
 
 def _forget_and_resume(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> list[str]:
     """What is not as it was, in words."""
-    own = (resolved.recipe, resolved.plan, corpus, place.device)
-    before, saver = _going_on(run, feeds(*own)[0]), Saver(folder, place.rank, place.world, token="stretch")
-    made = run.step
-    saver.save(made, [*pieces_of(run), *kept_of(run)], {"step": made}, blocking=False)
+    arguments = (resolved.recipe, resolved.plan, corpus, place.device)
+    before, saver = (
+        _going_on(run, feeds(*arguments)[0]),
+        Saver(folder, place.rank, place.world, token="stretch"),
+    )
+    steps_made = run.step
+    saver.save(steps_made, [*pieces_of(run), *kept_of(run)], {"step": steps_made}, blocking=False)
     for box in pieces_of(run):
         box.tensor.fill_(torch.nan if box.tensor.is_floating_point() else 0)
     run.step = -1
     run.mesh.world.barrier()  # ranks on threads: all have begun to save before one waits for the others' files
     saver.wait()
     run.mesh.world.barrier()
-    restore(run, saved_by(folder, made))
-    after = _going_on(run, feeds(*own)[0])
+    restore(run, saved_by(folder, steps_made))
+    after = _going_on(run, feeds(*arguments)[0])
     return [what for what, was in before.items() if not _same(after[what], was)]
 
 
-def saved_by(folder: Path, made: int) -> Path:
+def saved_by(folder: Path, steps_made: int) -> Path:
     """Where the checkpoint lies of a stretch after whose last step `made` were made."""
-    return folder / "checkpoints" / f"step-{made:06d}"
+    return folder / "checkpoints" / f"step-{steps_made:06d}"
 
 
-def told_by(folder: Path, ranks: int) -> list[Met]:
+def met_by(folder: Path, ranks: int) -> list[Met]:
     """What each rank met."""
     return [Met(*json.loads((folder / f"told-{rank}.json").read_text())) for rank in range(ranks)]
 
 
-def _made(run: Run, feed: Feed, until: int) -> list[dict[str, Any]]:
+def _steps_of(run: Run, feed: Feed, until: int) -> list[dict[str, Any]]:
     noting = Noting(feed)
     return [
         {"step": r.step, "loss": r.loss, "norm": r.norm, "lr": r.lr, "read": noting.read}
@@ -130,16 +133,16 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
-def _validate(run: Run, resolved: Resolved, feed: Any, told: Met) -> None:
+def _validate(run: Run, resolved: Resolved, feed: Any, met: Met) -> None:
     """Where there is something to validate on."""
     if not feed.samples:
         return
     train = resolved.recipe.train
     batches = [feed.fetch(i, run.leaves) for i in range(min(BATCHES, train.eval_batches))]
     loss, metrics = evaluate(run, batches, [METRICS.read(text) for text in train.metrics])
-    told.validation = {"loss": loss, **metrics}
+    met.validation = {"loss": loss, **metrics}
     if run.mesh.world.size == 1:
-        told.bare = _bare(run, resolved, [leaf for leaves in batches for leaf in leaves])
+        met.bare = _bare(run, resolved, [leaf for leaves in batches for leaf in leaves])
 
 
 @torch.no_grad()

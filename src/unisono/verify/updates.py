@@ -2,23 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unisono.spec.words import listed
+from unisono.verify.case import Case
 from unisono.verify.compare import state_before
-from unisono.verify.evidence import box_of, only_at
-from unisono.verify.solve import AXES, Cause, axis_text, fit, lower_precision
-
-if TYPE_CHECKING:
-    from unisono.verify.cause import Case
+from unisono.verify.evidence import AXES, Cause, axis_text, box_of, fit, lower_precision, only_at
 
 
-def explain_update(case: "Case") -> Cause:
+def explain_update(case: Case) -> Cause:
     """The likely cause of the first wrong parameter, moment, counter or learning rate."""
-    wrong = [d for d in case.found if d.kind in ("lr", "optim", "model", "copies", "missing", "law")]
+    wrong = [d for d in case.divergences if d.kind in ("lr", "optim", "model", "copies", "missing", "law")]
     rates = [d for d in wrong if d.kind == "lr"]
     if rates:
         return Cause("learning_rate", rates[0].what)
@@ -47,7 +43,7 @@ def explain_update(case: "Case") -> Cause:
     )
 
 
-def _at_some(case: "Case", names: Sequence[str]) -> Cause | None:
+def _at_some(case: Case, names: Sequence[str]) -> Cause | None:
     """Only what some ranks hold is wrong."""
     axes = [axis for axis in AXES if getattr(case.plan, axis) > 1]
     for name in names:
@@ -67,17 +63,17 @@ def name_of(key: str) -> str:
     return rest.rpartition("/")[0] if kind == "optim" else rest
 
 
-def _ties(case: "Case") -> Cause | None:
+def _ties(case: Case) -> Cause | None:
     for alias, owner in case.owners.items():
-        one, two = case.seen.whole(f"model/{alias}"), case.seen.whole(f"model/{owner}")
-        if one is not None and two is not None and not torch.equal(one, two):
+        alias_weight, two = case.seen.whole(f"model/{alias}"), case.seen.whole(f"model/{owner}")
+        if alias_weight is not None and two is not None and not torch.equal(alias_weight, two):
             return Cause(
                 "tied_copies_differ", f"{alias} and {owner} are one weight, and differ after the update"
             )
     return None
 
 
-def _parameter(case: "Case", name: str, names: list[str]) -> Cause | None:
+def _parameter(case: Case, name: str, names: list[str]) -> Cause | None:
     state = state_before(case.ref, case.before, name)
     got, want = case.seen.whole(f"model/{name}"), case.ref.whole(f"model/{name}")
     grad = case.seen.whole(f"grad/{name}")
@@ -85,9 +81,8 @@ def _parameter(case: "Case", name: str, names: list[str]) -> Cause | None:
         return None
     param, moments = state
     who = name if len(names) == 1 else f"{name} and {len(names) - 1} more"
-    bad_copies = _copy_apart(case, name)
-    if bad_copies is not None:
-        return bad_copies
+    if bad_copies := [d for d in case.divergences if d.kind == "copies" and name_of(d.name) == name]:
+        return Cause("replicas_drifted", f"gradients are right, but after the update {bad_copies[0].what}")
     if torch.equal(got, param) and not torch.equal(want, param):
         return Cause("not_updated", f"{who} did not move in this step")
     for key in ("model/" + name, *(f"optim/{name}/{k}" for k in moments)):
@@ -105,9 +100,9 @@ def _parameter(case: "Case", name: str, names: list[str]) -> Cause | None:
     return _move(case, name, param, got, want, who)
 
 
-def _draws(case: "Case", names: Sequence[str]) -> Cause | None:
+def _draws(case: Case, names: Sequence[str]) -> Cause | None:
     """Parameters without masters that are right but for the way that they were rounded."""
-    if not case.plan.arithmetic.stochastic or any(d.kind == "optim" for d in case.found):
+    if not case.plan.arithmetic.stochastic or any(d.kind == "optim" for d in case.divergences):
         return None
     pairs = [(case.seen.whole(f"model/{name}"), case.ref.whole(f"model/{name}")) for name in names]
     whole = [(a, b) for a, b in pairs if a is not None and b is not None]
@@ -126,27 +121,12 @@ def _neighbours(got: Tensor, want: Tensor) -> bool:
     return bool((gap <= 2.0**-7 * torch.maximum(got.abs(), want.abs()).double()).all())
 
 
-def _copy_apart(case: "Case", name: str) -> Cause | None:
-    for key in [f"model/{name}", *case.seen.moments(name)]:
-        for ranks in case.seen.copies(key):
-            bad = [p.rank for p in ranks[1:] if not torch.equal(p.tensor, ranks[0].tensor)]
-            if bad:
-                axes = [a for a in AXES if len({p.at[a] for p in ranks}) > 1]
-                text = (
-                    f"copies of {key} differ over {' and '.join(axes)}, ranks {ranks[0].rank}, {listed(bad)}"
-                )
-                return Cause("replicas_drifted", f"gradients are right, but after the update {text}")
-    return None
-
-
-def _moment(
-    case: "Case", name: str, key: str, given: tuple[Tensor, Tensor, Tensor], who: str
-) -> Cause | None:
+def _moment(case: Case, name: str, key: str, before: tuple[Tensor, Tensor, Tensor], who: str) -> Cause | None:
     """given: parameter, moment and gradient before the update. What mixture of them is the moment after it?"""
     got, want = case.seen.whole(f"optim/{name}/{key}"), case.ref.whole(f"optim/{name}/{key}")
     if got is None or want is None or not got.dim() or _close(got, want, case.unit):
         return None
-    param, old, grad = (x.double().flatten() for x in given)
+    param, old, grad = (x.double().flatten() for x in before)
     sources = {
         "the past": old,
         "the gradient": grad**2 if key == "exp_avg_sq" else grad,
@@ -154,10 +134,10 @@ def _moment(
     }
     known = {word: x for word, x in sources.items() if bool(x.any())}
     columns = torch.stack(list(known.values()), 1)
-    found, right = fit(got.double().flatten(), columns), fit(want.double().flatten(), columns)
-    if found is None or right is None or found.residual > 1e-6:
+    solution, right = fit(got.double().flatten(), columns), fit(want.double().flatten(), columns)
+    if solution is None or right is None or solution.residual > 1e-6:
         return Cause("moments", f"{key} of {who} is wrong although its gradient is right")
-    pairs = zip(known, found.weights, right.weights, strict=True)
+    pairs = zip(known, solution.weights, right.weights, strict=True)
     other = [(word, w, r) for word, w, r in pairs if not math.isclose(w, r, rel_tol=1e-4, abs_tol=1e-7)]
     shown = " and ".join(f"{word} by {w:.6g} instead of {r:.6g}" for word, w, r in other)
     if other and all(word == "the parameter" for word, *_ in other):
@@ -174,16 +154,16 @@ def _close(a: Tensor, b: Tensor, unit: float) -> bool:
     )
 
 
-def _move(case: "Case", name: str, param: Tensor, got: Tensor, want: Tensor, who: str) -> Cause | None:
+def _move(case: Case, name: str, param: Tensor, got: Tensor, want: Tensor, who: str) -> Cause | None:
     """got - param = a · move + b · param, where move is what the reference's optimiser alone does."""
     decay = case.decay if param.dim() >= 2 else 0.0
     pull = -case.rate * param.double().flatten()
     move = (want.double() - param.double()).flatten() - decay * pull
     known = torch.stack((move, pull), 1) if bool(pull.any()) else move[:, None]
-    found = fit((got.double() - param.double()).flatten(), known)
-    if found is None or found.residual > 1e-4:
+    solution = fit((got.double() - param.double()).flatten(), known)
+    if solution is None or solution.residual > 1e-4:
         return None
-    a, b = (*found.weights, decay)[:2]
+    a, b = (*solution.weights, decay)[:2]
     if abs(a - 1) > 1e-4:
         text = axis_text(a, case.plan, len(case.ref.leaves()))
         near = f" ({text})" if text else ""

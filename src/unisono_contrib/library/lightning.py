@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from unisono.library.enter import init
+from unisono.library.exchange import spread
 from unisono.library.job import Job
-from unisono.library.small import spread
-from unisono.library.state_dicts import whole_model, whole_optimizer
+from unisono.library.sharding import whole_model, whole_optimizer
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 

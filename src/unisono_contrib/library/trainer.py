@@ -18,17 +18,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from unisono.comm.device import is_apart
+from unisono.library.batches import cut, samples_in
+from unisono.library.current_batch import BatchShard, Walk, part
 from unisono.library.enter import init
 from unisono.library.gather import gather
-from unisono.library.hand import DealtBatch, Walk, part
 from unisono.library.job import Job
-from unisono.library.state_dicts import whole_model, whole_optimizer
-from unisono.library.whole import cut, samples_in
+from unisono.library.sharding import whole_model, whole_optimizer
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from unisono.library.deal import DealtLoader
+    from unisono.library.batch_sharding import ShardedLoader
 
 
 def trainer(base: type, plan: str | Plan = "dp=-1", *, job: Job | None = None, strict: bool = False) -> type:
@@ -61,7 +61,7 @@ def trainer(base: type, plan: str | Plan = "dp=-1", *, job: Job | None = None, s
 class DealtPasses:
     """The Trainer's loader, dealt."""
 
-    def __init__(self, dealt: "DealtLoader", given: Any) -> None:
+    def __init__(self, dealt: "ShardedLoader", given: Any) -> None:
         self._dealt, self._given = dealt, given
         self.skip = dealt.skip
 
@@ -153,18 +153,18 @@ class TrainerOnRanks:
             return count
         idle = [batch for batch in batch_samples if self._borrowed(batch)]
         less = self._super("_get_num_items_in_batch", idle, device) if idle else 0
-        total = self.job._small.sums([float(count - less)])[0]
+        total = self.job._exchange.sums([float(count - less)])[0]
         return torch.tensor(total, device=device) if isinstance(count, Tensor) else total
 
     def _borrowed(self, batch: Any) -> bool:
-        known = self.job._hand.of(batch)
+        known = self.job._current_batch.of(batch)
         return known is not None and known.borrowed
 
     # steps
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """The loss is that of the global batch on every rank."""
-        batch = self.job._hand.of(inputs)
+        batch = self.job._current_batch.of(inputs)
         if (
             num_items_in_batch is not None
             and batch is not None
@@ -189,7 +189,7 @@ class TrainerOnRanks:
             losses = [float(self.compute_loss(model, dict(self._prepare_inputs(inputs)), num_items_in_batch=n).sum())
                       for n in (count, count * 2)]  # fmt: skip
             model.train(trains)
-            one, half = self.job._small.sums([x if x == x else 0.0 for x in losses])
+            one, half = self.job._exchange.sums([x if x == x else 0.0 for x in losses])
             self._is_sum = half < 0.75 * one
         return self._is_sum
 
@@ -215,19 +215,19 @@ class TrainerOnRanks:
             )
         finally:
             self._evaluates = False
-        batch = DealtBatch(low, high, count, 1.0, Walk(-1, 0))
+        batch = BatchShard(low, high, count, 1.0, Walk(-1, 0))
         if loss is not None:
             loss = self._mean_of(loss, own, batch)
         return loss, _gathered(logits, batch, group), _gathered(labels, batch, group)
 
-    def _mean_of(self, loss: Tensor, own: Any, batch: DealtBatch) -> Tensor:
+    def _mean_of(self, loss: Tensor, own: Any, batch: BatchShard) -> Tensor:
         """A mean over targets where they can be counted, over samples elsewhere."""
         labels, count = own.get("labels") if hasattr(own, "get") else None, float(batch.samples)
         if isinstance(labels, Tensor) and not labels.is_floating_point():
             seen = labels[..., 1:] if getattr(self, "_loss_shifts_labels", False) else labels
             count = float(seen.ne(-100).sum())
         count *= not batch.borrowed
-        total, value = self.job._small.sums([count, float(loss.mean()) * count if count else 0.0])
+        total, value = self.job._exchange.sums([count, float(loss.mean()) * count if count else 0.0])
         return torch.as_tensor(value / total if total else float("nan"), dtype=loss.dtype, device=loss.device)
 
     # checkpoints: whole, from the first rank
@@ -280,7 +280,7 @@ class TrainerOnRanks:
         return getattr(super(), name)(*args, **kwargs)
 
 
-def _gathered(x: Any, batch: DealtBatch, group: Any) -> Any:
+def _gathered(x: Any, batch: BatchShard, group: Any) -> Any:
     """Rows of the whole batch, in the nesting of x."""
     if isinstance(x, Tensor):
         return gather(x, batch, group) if x.dim() else x

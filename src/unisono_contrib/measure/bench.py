@@ -19,11 +19,11 @@ _SILENCE = 900.0  # seconds: one call of a large vector over a slow link takes l
 
 
 def run(
-    bench: Bench, asked: Mapping[str, Any], ranks: int, settings: Settings, environ: Mapping[str, str]
+    bench: Bench, question: Mapping[str, Any], ranks: int, settings: Settings, environ: Mapping[str, str]
 ) -> dict[str, Any] | None:
     """The object of --json; None on ranks but the first. Raises UnisonoError."""
     place = env.detect(environ)
-    argument = {**asked, "live": bench.live}
+    argument = {**question, "live": bench.live}
     if place is not None:
         outcome = env.run_in_env(ENTRY, argument, None, environ, None, "auto", _SILENCE)
     else:
@@ -34,10 +34,10 @@ def run(
     result = _result(outcome)
     if place is not None and place.rank:
         return None
-    found: list[Row] = result["rows"]
+    rows: list[Row] = result["rows"]
     return {
         "bench": bench.name, "ranks": len(result["hosts"]), "hosts": sorted(set(result["hosts"])),
-        "backend": result["backend"], "threads_per_rank": result["threads"], "machine": machine(), "rows": found,
+        "backend": result["backend"], "threads_per_rank": result["threads"], "machine": machine(), "rows": rows,
     }  # fmt: skip
 
 

@@ -20,8 +20,8 @@ def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str
     if dist.is_initialized():
         names = [""] * ctx.world
         dist.all_gather_object(names, socket.gethostname())
-    asked = {**argument, "hosts": names}
-    rows = import_module(argument["live"]).rows(ctx, place, asked)
+    question = {**argument, "hosts": names}
+    rows = import_module(argument["live"]).rows(ctx, place, question)
     return {
         "rows": rows if ctx.rank == 0 else [],
         "hosts": names,

@@ -22,7 +22,7 @@ from unisono.models.batch_norm import LeafNorm
 from unisono.models.cut_chain import GraphUnit, unfolded
 from unisono.parallel.cut import Stage
 from unisono.parallel.parts import Cut, ends_of, features_of, part_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.tensor import GatherVocab, enter, gather_dealt, leave, vocab_loss
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Places
@@ -348,33 +348,35 @@ def _classes(value: Any, dealt: DealtDim) -> bool:
 # The pass ----------------------------------------------------------------------------------------------------
 
 
-def split_graphs(stages: Stages, site: Site) -> None:
+def split_graphs(stages: Stages, context: PassContext) -> None:
     """Deal the units of this rank's stages over `tp`. A loss of the user's is given all scores, the summed
     cross-entropy those of this rank. Raises UsageError P12 where nothing can be dealt."""
-    if site.plan.chunks > 1:
-        what = f"tp={site.plan.tp}: a model that is dealt along its graph has no positions to send in chunks"
-        raise UsageError(what, where="plan.tp, model.kind", fix=f"tp={site.mesh.tp.size}", code="P16")
-    most = max(site.anatomy.divides.values(), default=0)
-    if most < site.mesh.tp.size:
-        what = f"tp={site.mesh.tp.size} finds nothing to deal: {most} is the largest count in this model"
+    if context.plan.chunks > 1:
+        what = (
+            f"tp={context.plan.tp}: a model that is dealt along its graph has no positions to send in chunks"
+        )
+        raise UsageError(what, where="plan.tp, model.kind", fix=f"tp={context.mesh.tp.size}", code="P16")
+    most = max(context.anatomy.divides.values(), default=0)
+    if most < context.mesh.tp.size:
+        what = f"tp={context.mesh.tp.size} finds nothing to deal: {most} is the largest count in this model"
         raise UsageError(what, where="plan.tp, model.kind", fix=f"tp={max(1, most)}", code="P12")
     for stage in stages.values():
         for i, unit in stage.blocks.items():
             if not isinstance(unit, GraphUnit):
                 continue
-            cuts = deal_unit(unit, site.mesh.tp)
-            site.cuts.update({f"blocks.{i}.{name}": cut for name, cut in cuts.items()})
+            cuts = deal_unit(unit, context.mesh.tp)
+            context.cuts.update({f"blocks.{i}.{name}": cut for name, cut in cuts.items()})
             classes = getattr(unit, "classes", None)
             if classes is not None and stage.last:
-                _score(stage, classes, site)
+                _score(stage, classes, context)
 
 
-def _score(stage: Stage, dealt: DealtDim, site: Site) -> None:
+def _score(stage: Stage, dealt: DealtDim, context: PassContext) -> None:
     """The loss over scores whose classes are dealt."""
-    tp, own = site.mesh.tp, stage.loss
+    tp, own = context.mesh.tp, stage.loss
     ends = ends_of(dealt.units.count, tp.size)
     stage.whole = lambda y: GatherVocab.apply(y, ends, tp)
-    if site.anatomy.cross_entropy:
+    if context.anatomy.cross_entropy:
         stage.loss = partial(_by_row, vocab_loss(tp, ends[tp.index]))
     else:
         stage.loss = lambda y, targets: own(GatherVocab.apply(y, ends, tp), targets)

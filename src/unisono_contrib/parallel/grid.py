@@ -38,7 +38,7 @@ from unisono.spec.layout import Places, Split, Units
 from unisono_contrib.parallel.grid_norm import grid_norm
 
 if TYPE_CHECKING:
-    from unisono.parallel.site import Site, Stages
+    from unisono.parallel.pass_context import PassContext, Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,30 +225,30 @@ class GridNorm(nn.Module):
 # The pass ---------------------------------------------------------------------------------------------------
 
 
-def split_over_grid(stages: "Stages", site: "Site") -> None:
+def split_over_grid(stages: "Stages", context: "PassContext") -> None:
     """Deal out all of this rank's stages over the rows and columns of `tp`. Raises UsageError P12 where the model has
     parameters of which its anatomy says nothing, or no classifier whose loss may be dealt."""
-    grid: Grid = site.plan.tp  # pyright: ignore[reportAssignmentType]
-    groups = grid_groups(site.mesh, grid)
+    grid: Grid = context.plan.tp  # pyright: ignore[reportAssignmentType]
+    groups = grid_groups(context.mesh, grid)
     # Ranks of cp have seen some positions each; what FSDP scatters is summed over them already.
-    alike = site.mesh.cp if site.plan.shard == 1 else site.mesh.group_of("cp", [site.mesh.rank])
-    head = next((n for n, s in site.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
-    if head is None or not site.anatomy.sequence:
+    alike = context.mesh.cp if context.plan.shard == 1 else context.mesh.group_of("cp", [context.mesh.rank])
+    head = next((n for n, s in context.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
+    if head is None or not context.anatomy.sequence:
         _refuse(grid, "this model has no classifier over a vocabulary")
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
-            made = _block_of(name, module, groups, site)
+            made = _block_of(name, module, groups, context)
             if made is not None:
                 parent, _, leaf = name.rpartition(".")
                 setattr(stage.get_submodule(parent), leaf, made)
                 for key, cuts in made.cuts.items():
-                    site.dealt[f"{name}.{key}"] = Dealt(cuts, False, "cp", alike)
-        whole = [name for name, _ in stage.named_parameters() if name not in site.dealt]
+                    context.dealt[f"{name}.{key}"] = Dealt(cuts, False, "cp", alike)
+        whole = [name for name, _ in stage.named_parameters() if name not in context.dealt]
         if whole:
             _refuse(grid, f"this model says nothing of how a grid could deal {whole[0]}")
-        stage.register_forward_pre_hook(partial(_own_samples, part=part_of(site.samples, groups.column)))
+        stage.register_forward_pre_hook(partial(_own_samples, part=part_of(context.samples, groups.column)))
         if stage.last:
-            _close(stage, groups, site, site.shapes[f"{head}.weight"][0])
+            _close(stage, groups, context, context.shapes[f"{head}.weight"][0])
 
 
 def _refuse(grid: Grid, what: str) -> None:
@@ -256,9 +256,9 @@ def _refuse(grid: Grid, what: str) -> None:
     raise UsageError(f"tp={grid}: {what}", where="plan.tp, model.kind", fix=fix, code="P12")
 
 
-def _block_of(name: str, module: nn.Module, groups: GridGroups, site: "Site") -> Any:
+def _block_of(name: str, module: nn.Module, groups: GridGroups, context: "PassContext") -> Any:
     """This rank's block of a module, which takes its place; None where it stays, and is told which part it sees."""
-    split, told = site.anatomy.split_of(name), site.anatomy.units_of(name)
+    split, told = context.anatomy.split_of(name), context.anatomy.units_of(name)
     row = groups.row
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return GridNorm(module, groups)
@@ -277,14 +277,14 @@ def _block_of(name: str, module: nn.Module, groups: GridGroups, site: "Site") ->
         whole = Places.whole(told.before(told.count))
         module.places[1] = whole.part(*features_of(told, row))  # type: ignore[index,union-attr]
     elif split is Split.SEQUENCE_DROPOUT:
-        module.places[2] = Places.whole(_width(site)).dealt(row.index, row.size)  # type: ignore[index,union-attr]
+        module.places[2] = Places.whole(_width(context)).dealt(row.index, row.size)  # type: ignore[index,union-attr]
     return None
 
 
-def _width(site: "Site") -> int:
+def _width(context: "PassContext") -> int:
     """Of the residual stream."""
-    head = next(name for name, split in site.anatomy.splits.items() if split is Split.VOCAB_OUT)
-    return site.shapes[f"{head}.weight"][1]
+    head = next(name for name, split in context.anatomy.splits.items() if split is Split.VOCAB_OUT)
+    return context.shapes[f"{head}.weight"][1]
 
 
 def _own_samples(
@@ -298,9 +298,9 @@ def _own_samples(
     return x.narrow(0, *part) if stage.first else x, noise  # type: ignore[union-attr]
 
 
-def _close(stage: Stage, groups: GridGroups, site: "Site", vocab: int) -> None:
+def _close(stage: Stage, groups: GridGroups, context: "PassContext", vocab: int) -> None:
     """The loss of all samples on every rank, and logits of all of them and of the whole vocabulary."""
-    own, samples = stage.loss, site.samples
+    own, samples = stage.loss, context.samples
     part = part_of(samples, groups.column)
 
     def whole(logits: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ def _close(stage: Stage, groups: GridGroups, site: "Site", vocab: int) -> None:
         return Crossing.apply(mine, groups.column, summed, as_it_is, mine.dtype)  # type: ignore[return-value]
 
     stage.whole = whole
-    stage.loss = loss if site.anatomy.cross_entropy else lambda y, targets: own(whole(y), targets)
+    stage.loss = loss if context.anatomy.cross_entropy else lambda y, targets: own(whole(y), targets)
 
 
 def crossing_shape(shape: tuple[int, ...], mesh: Mesh, grid: Grid) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from unisono.comm.group import Group
 from unisono.parallel.params import Slot
 from unisono.parallel.parts import Cut, part_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.tensor import Crossing
 from unisono.spec.errors import UsageError
 
@@ -152,57 +152,57 @@ _DEALT = {"table": WholeTables, "row": RowTables, "column": ColumnTables}
 # The pass ------------------------------------------------------------------------------------------------------------
 
 
-def stay_sparse(site: Site) -> bool:
+def stay_sparse(context: PassContext) -> bool:
     """Whether gradients of tables hold the rows that were read alone. Not where each micro-batch's is added along a
     tree, or to that of a second copy of the model: there they are like any other."""
-    return not site.leafwise and len(site.placement) == len(site.blocks)
+    return not context.leafwise and len(context.placement) == len(context.blocks)
 
 
-def deal(stages: Stages, site: Site) -> None:
+def deal(stages: Stages, context: PassContext) -> None:
     """Leave each rank of `ep` its part of the tables. Raises UsageError where there are fewer than ranks."""
     for stage in stages.values():
-        if not any(name == site.anatomy.tables for name, _ in stage.named_modules()):
+        if not any(name == context.anatomy.tables for name, _ in stage.named_modules()):
             continue
-        whole = stage.get_submodule(site.anatomy.tables)
+        whole = stage.get_submodule(context.anatomy.tables)
         for table in whole.children():
-            table.sparse = stay_sparse(site)  # type: ignore[assignment]
-        if site.plan.ep > 1:
-            group, _ = site.mesh.dealt(site.plan.ep)
-            _require(whole, site)
-            made = _DEALT[site.anatomy.table_cut](whole, group, site.dtype)  # type: ignore[arg-type]
-            parent, _, leaf = site.anatomy.tables.rpartition(".")
+            table.sparse = stay_sparse(context)  # type: ignore[assignment]
+        if context.plan.ep > 1:
+            group, _ = context.mesh.dealt(context.plan.ep)
+            _require(whole, context)
+            made = _DEALT[context.anatomy.table_cut](whole, group, context.dtype)  # type: ignore[arg-type]
+            parent, _, leaf = context.anatomy.tables.rpartition(".")
             setattr(stage.get_submodule(parent), leaf, made)
-            site.cuts.update({f"{site.anatomy.tables}.{name}": cut for name, cut in made.cuts.items()})
+            context.cuts.update({f"{context.anatomy.tables}.{name}": cut for name, cut in made.cuts.items()})
 
 
-def _require(whole: nn.Module, site: Site) -> None:
+def _require(whole: nn.Module, context: PassContext) -> None:
     tables = [table.weight.shape for table in whole.children()]  # type: ignore[union-attr]
     rows, columns = min(shape[0] for shape in tables), tables[0][1]  # type: ignore[index]
-    have = {"table": len(tables), "row": rows, "column": columns}[site.anatomy.table_cut]
-    if site.plan.ep > have:
-        what = f"ep={site.plan.ep} has only {have} {site.anatomy.table_cut}s to deal"
+    have = {"table": len(tables), "row": rows, "column": columns}[context.anatomy.table_cut]
+    if context.plan.ep > have:
+        what = f"ep={context.plan.ep} has only {have} {context.anatomy.table_cut}s to deal"
         raise UsageError(what, where="plan.ep, model.table_sharding", fix=f"ep={have} or less", code="P12")
 
 
-def is_table(name: str, site: Site) -> bool:
+def is_table(name: str, context: PassContext) -> bool:
     """Whether a parameter is a table or a part of one."""
-    return bool(site.anatomy.tables) and name.startswith(f"{site.anatomy.tables}.")
+    return bool(context.anatomy.tables) and name.startswith(f"{context.anatomy.tables}.")
 
 
-def ignored(stage: nn.Module, site: Site) -> set[nn.Parameter]:
+def ignored(stage: nn.Module, context: PassContext) -> set[nn.Parameter]:
     """Parameters that `shard` leaves as they are."""
-    return {p for name, p in stage.named_parameters() if is_table(name, site) and stay_sparse(site)}
+    return {p for name, p in stage.named_parameters() if is_table(name, context) and stay_sparse(context)}
 
 
-def marked(slots: Sequence[Slot], site: Site) -> list[Slot]:
+def marked(slots: Sequence[Slot], context: PassContext) -> list[Slot]:
     """The slots, those of tables with what is particular to them."""
-    if not any(is_table(slot.name, site) for slot in slots):
+    if not any(is_table(slot.name, context) for slot in slots):
         return list(slots)
-    sparse, (_, holders) = stay_sparse(site), site.mesh.dealt(site.plan.ep)
+    sparse, (_, holders) = stay_sparse(context), context.mesh.dealt(context.plan.ep)
     again = sparse and holders.index > 0
     return [
         replace(slot, lazy=True, sparse=sparse, copy=slot.copy or again)
-        if is_table(slot.name, site)
+        if is_table(slot.name, context)
         else slot
         for slot in slots
     ]

@@ -96,8 +96,8 @@ def parts(points: Sequence[Mapping[str, Any]]) -> BarChart:
 def share(point: Mapping[str, Any], begins: str) -> float:
     """Of a step; negative parts (a shorter chain than the busiest) are none."""
     total = sum(max(0.0, part["seconds"]) for part in point["waterfall"])
-    known = tuple(word for _, some, _ in _PARTS for word in some.split("|") if word)
-    own = (
+    known = tuple(word for _, starts, _ in _PARTS for word in starts.split("|") if word)
+    matching = (
         part["seconds"]
         for part in point["waterfall"]
         if (
@@ -106,7 +106,7 @@ def share(point: Mapping[str, Any], begins: str) -> float:
             else not part["what"].startswith(known)
         )
     )
-    return sum(max(0.0, seconds) for seconds in own) / total
+    return sum(max(0.0, seconds) for seconds in matching) / total
 
 
 def _mesh(plan: str) -> str:

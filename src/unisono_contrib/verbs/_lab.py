@@ -65,10 +65,10 @@ def _folder_of(call: CommandCall) -> Path | None:
     from unisono.verbs.train import resumed
 
     with suppress(UnisonoError):  # the command itself will tell what is wrong
-        asked = VERBS.find("train")().read(command[at + 2 :], call.settings, call.environ)
-        if asked.args.resume is not None:
-            return resumed(asked.args.resume)[0]
-        recipe = loaded(asked, asked.args.file, demo=asked.args.demo).recipe
+        train_call = VERBS.find("train")().read(command[at + 2 :], call.settings, call.environ)
+        if train_call.args.resume is not None:
+            return resumed(train_call.args.resume)[0]
+        recipe = loaded(train_call, train_call.args.file, demo=train_call.args.demo).recipe
         return Path(recipe.out.dir, recipe.name)
     return None
 
@@ -80,13 +80,13 @@ def table(
     from unisono_contrib.lab.links import host_name
 
     lines = [f"{'link':<8}{'sent':>12}{'received':>12}   of its rate"]
-    for host, one in enumerate(carried):
-        busiest = max(one.sent, one.received)
+    for host, traffic in enumerate(carried):
+        busiest = max(traffic.sent, traffic.received)
         share = words.percent(8 * busiest / link.rate / seconds) if link.rate else "-"
         lines.append(
-            f"{host_name(host):<8}{words.nbytes(one.sent):>12}{words.nbytes(one.received):>12}   {share}"
+            f"{host_name(host):<8}{words.nbytes(traffic.sent):>12}{words.nbytes(traffic.received):>12}   {share}"
         )
-    total = sum(one.sent for one in carried)
+    total = sum(traffic.sent for traffic in carried)
     said = f"all     {words.nbytes(total):>12}   "
     if payload:
         said += f"payload {words.nbytes(payload)}, as the run counts it ({total / payload:.3f} bytes a byte)"

@@ -23,7 +23,7 @@ from unisono_contrib.planner.mixture import Mixture, placements
 from unisono_contrib.planner.page import facts_of, page_of
 from unisono_contrib.planner.pools import mixture
 from unisono_contrib.planner.studies import mixtures
-from unisono_contrib.verbs._studies import asked
+from unisono_contrib.verbs._studies import with_flags
 
 # Flags that ask for what is priced on equal devices alone.
 _SIMULATE = (
@@ -33,21 +33,21 @@ _SIMULATE = (
 _PLAN = ("check", "all_keys", "fewer")
 
 
-def _refuse(given: Any, flags: tuple[str, ...], where: Mixture) -> None:
-    if wrong := [f"--{flag.replace('_', '-')}" for flag in flags if getattr(given, flag)]:
+def _refuse(values: Any, flags: tuple[str, ...], where: Mixture) -> None:
+    if wrong := [f"--{flag.replace('_', '-')}" for flag in flags if getattr(values, flag)]:
         what = f"{' '.join(wrong)}: on a mixture of devices, nothing but a step is priced"
         fix = f"the same with --cluster {where.pools[0].name}"
         raise UsageError(what, where="--cluster", fix=fix, code="C04")
 
 
-def priced(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, PlanRequest]:
+def priced(loaded: Loaded, environ: Mapping[str, str], flags: Any) -> tuple[Mixture, PlanRequest]:
     """What `simulate` is asked. Raises UsageError, ConfigProblems with all that is wrong with the plan."""
-    where = mixture(given.cluster)
-    _refuse(given, _SIMULATE, where)
-    if given.cost_per_hour is not None:
-        pools = tuple(replace(pool, cost_per_hour=given.cost_per_hour) for pool in where.pools)
+    where = mixture(flags.cluster)
+    _refuse(flags, _SIMULATE, where)
+    if flags.cost_per_hour is not None:
+        pools = tuple(replace(pool, cost_per_hour=flags.cost_per_hour) for pool in where.pools)
         where = replace(where, pools=pools)
-    return where, asked(request_on_mixture(loaded, model_of(loaded, environ), where, given.stack), given)
+    return where, with_flags(request_on_mixture(loaded, model_of(loaded, environ), where, flags.stack), flags)
 
 
 def request_on_mixture(loaded: Loaded, model: Model, mixture: Mixture, software: Stack | None) -> PlanRequest:
@@ -72,42 +72,42 @@ def unpriced(plan: Plan) -> None:
 
 def simulated(where: Mixture, ask: PlanRequest) -> Description:
     """(the object of --json, the page). Raises DoesNotFit where no placement fits."""
-    found = mixtures.everywhere(where, ask)
+    placed = mixtures.everywhere(where, ask)
 
     def elsewhere(other: PlanRequest) -> PlanResult | None:
         return mixtures.everywhere(where, other)[0].answer if any(placements(where, other.plan)) else None
 
-    demand(found[0].answer, priced=elsewhere)
-    keys, text = mixtures.describe(found)
-    return {**facts_of(found[0].answer), **keys}, f"{page_of(found[0].answer)}\n\n{text}"
+    demand(placed[0].answer, priced=elsewhere)
+    keys, text = mixtures.describe(placed)
+    return {**facts_of(placed[0].answer), **keys}, f"{page_of(placed[0].answer)}\n\n{text}"
 
 
-def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mixture, Space]:
+def searched(loaded: Loaded, environ: Mapping[str, str], flags: Any) -> tuple[Mixture, Space]:
     """What `plan` searches. Raises UsageError."""
-    where = mixture(given.cluster)
-    _refuse(given, _PLAN, where)
-    if given.objective != "time":
+    where = mixture(flags.cluster)
+    _refuse(flags, _PLAN, where)
+    if flags.objective != "time":
         what = "on a mixture of devices, plans are ranked by time"
         raise UsageError(what, where="--objective", fix="--objective time", code="C04")
-    held = Plan.parse(given.plan, where="flag --plan") if given.plan else Plan()
+    held = Plan.parse(flags.plan, where="flag --plan") if flags.plan else Plan()
     unpriced(held)
     held, assumed = assuming(loaded, held, where.pools)
-    made = given.stack or stack(where.stack)
-    space = space_on(loaded, model_of(loaded, environ), held, where.pools[0], made)
+    software = flags.stack or stack(where.stack)
+    space = space_on(loaded, model_of(loaded, environ), held, where.pools[0], software)
     return where, replace(space, assumed=assumed)
 
 
 def planned_on(where: Mixture, space: Space, top: int) -> Description:
     """(the object of --json, the page). Raises Infeasible where no plan fits, over all pools or on one alone."""
-    found = mixtures.find(space, where, top)
-    if not found.placed and all(one is None for _, one in found.alone):
-        raise _nothing(where, space, found)
-    return mixtures.describe_best(found)
+    ranking = mixtures.find(space, where, top)
+    if not ranking.placed and all(answer is None for _, answer in ranking.alone):
+        raise _nothing(where, space, ranking)
+    return mixtures.describe_best(ranking)
 
 
-def _nothing(where: Mixture, space: Space, found: mixtures.MixedRanking) -> Infeasible:
+def _nothing(where: Mixture, space: Space, ranking: mixtures.MixedRanking) -> Infeasible:
     """Why nothing fits, and the smallest cluster of one of its kinds on which something would."""
-    told, fixes = f"{found.ranking.searched} plans on {where.name}", list[tuple[float, str]]()
+    where_text, fixes = f"{ranking.ranking.searched} plans on {where.name}", list[tuple[float, str]]()
     for name in (pool.name.partition(":")[0] for pool in where.pools):
         at = replace(space, cluster=cluster(name)) if name in names() else None
         larger = (
@@ -120,9 +120,9 @@ def _nothing(where: Mixture, space: Space, found: mixtures.MixedRanking) -> Infe
             text = f"--cluster {on.name}, where {best.request.plan} fits: {seconds(best.price.step)} a step"
             fixes.append((on.devices, text))
     fix = min(fixes)[1] if fixes else "more devices, or a smaller --train.micro_batch"
-    if found.nearest is None:
+    if ranking.nearest is None:
         what = f"no plan deals a batch of {space.batch} and {space.model.n_layer} layers to these pools"
-        return Infeasible(what, where=told, fix=fix)
-    short = found.nearest.answer.verdict
-    what = f"the nearest, {found.nearest.answer.request.plan}, needs {nbytes(short.memory.total)} on a rank"
-    return Infeasible(f"no plan fits: {what} that has {room(short)}", where=told, fix=fix)
+        return Infeasible(what, where=where_text, fix=fix)
+    short = ranking.nearest.answer.verdict
+    what = f"the nearest, {ranking.nearest.answer.request.plan}, needs {nbytes(short.memory.total)} on a rank"
+    return Infeasible(f"no plan fits: {what} that has {room(short)}", where=where_text, fix=fix)

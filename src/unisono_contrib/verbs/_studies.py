@@ -33,68 +33,70 @@ _SINGLE = (
 )  # fmt: skip
 
 
-def single(ask: PlanRequest, given: Any) -> Description:
+def single(ask: PlanRequest, flags: Any) -> Description:
     """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
-    ask = asked(ask, given)
-    if given.out is not None:
-        _drawable(given.out)
-    every = orders.compared(ask) if given.order == orders.BEST else []
+    ask = with_flags(ask, flags)
+    if flags.out is not None:
+        _drawable(flags.out)
+    every = orders.compared(ask) if flags.order == orders.BEST else []
     answer = orders.best(every) if every else simulate.simulate(ask)
     better = recut.better(answer)
     demand(answer, recut.sentence(better, answer) if better is not None else "")
     ordered = orders.describe(answer, every)
-    shown = [ordered[1]] if given.order is not None else []
-    told = [
+    shown = [ordered[1]] if flags.order is not None else []
+    descriptions = [
         (facts_of(answer), page_of(answer)),
         recut.describe(better, answer),
-        *_extras(answer, given),
+        *_extras(answer, flags),
     ]
-    facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
-    page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
-    if given.out is None and given.trace is None:
+    facts = {key: value for row, _ in (*descriptions, ordered) for key, value in row.items()}
+    page = "\n\n".join(
+        text for text in (descriptions[0][1], *shown, *(text for _, text in descriptions[1:])) if text
+    )
+    if flags.out is None and flags.trace is None:
         return facts, page
     from unisono_contrib.verbs._pictures import pictures
 
-    written = pictures(answer, facts, given.out, given.trace)
+    written = pictures(answer, facts, flags.out, flags.trace)
     return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
 
 
-def asked(ask: PlanRequest, given: Any) -> PlanRequest:
+def with_flags(ask: PlanRequest, flags: Any) -> PlanRequest:
     """The request with what the flags change of it: length of the training, price of an hour, loader, stragglers.
 
     Raises UsageError.
     """
-    ask = of_tokens(ask, given.tokens)
-    ask = replace(ask, cluster=equipped(ask.cluster, given))
-    if given.stragglers is not None:
-        ask = replace(ask, stragglers=_law(given.stragglers))
+    ask = of_tokens(ask, flags.tokens)
+    ask = replace(ask, cluster=equipped(ask.cluster, flags))
+    if flags.stragglers is not None:
+        ask = replace(ask, stragglers=_law(flags.stragglers))
     return ask
 
 
-def equipped(cluster: Cluster, given: Any) -> Cluster:
+def equipped(cluster: Cluster, flags: Any) -> Cluster:
     """The cluster with what the flags say of it: price of an hour, and what the loader of each host gives."""
-    if given.cost_per_hour is not None:
-        cluster = replace(cluster, cost_per_hour=given.cost_per_hour)
-    own = cluster.loader
+    if flags.cost_per_hour is not None:
+        cluster = replace(cluster, cost_per_hour=flags.cost_per_hour)
+    usual = cluster.loader
     loader = replace(
-        own,
-        samples=given.loader_samples_s or own.samples,
-        bandwidth=(given.loader_gb_s or 0.0) * 1e9 or own.bandwidth,
-        stored=(given.sample_kb or 0.0) * 1e3 or own.stored,
+        usual,
+        samples=flags.loader_samples_s or usual.samples,
+        bandwidth=(flags.loader_gb_s or 0.0) * 1e9 or usual.bandwidth,
+        stored=(flags.sample_kb or 0.0) * 1e3 or usual.stored,
     )
     return replace(cluster, loader=loader)
 
 
-def _extras(answer: PlanResult, given: Any) -> Iterator[Description]:
+def _extras(answer: PlanResult, flags: Any) -> Iterator[Description]:
     """What comes after the price. Raises UsageError."""
     ask = answer.request
     if ask.stragglers is not None:
         yield describe_stragglers(answer, ask.stragglers)
-    if given.mtbf is not None:
-        yield _failing(answer, given)
+    if flags.mtbf is not None:
+        yield _failing(answer, flags)
     yield sensitivity.describe(sensitivity.sensitivities(ask))
-    if given.batches or given.noise_scale is not None:
-        yield batches.describe(ask, given.noise_scale)
+    if flags.batches or flags.noise_scale is not None:
+        yield batches.describe(ask, flags.noise_scale)
 
 
 def _law(text: str) -> stragglers.Law:
@@ -119,52 +121,52 @@ def _law(text: str) -> stragglers.Law:
     return stragglers.measured(times)
 
 
-def _failing(answer: PlanResult, given: Any) -> Description:
-    if missing := [flag for flag in ("checkpoint_gb_s", "restart_s") if getattr(given, flag) is None]:
+def _failing(answer: PlanResult, values: Any) -> Description:
+    if missing := [flag for flag in ("checkpoint_gb_s", "restart_s") if getattr(values, flag) is None]:
         flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
         fix = "--mtbf 50000 --checkpoint-gb-s 100 --restart-s 300"
         raise UsageError(f"--mtbf needs {flags}", where="unisono simulate", fix=fix, code="C04")
-    hours, unit = given.mtbf
+    hours, unit = values.mtbf
     ask = answer.request
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
-    return failures.describe(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
+    return failures.describe(answer, hours * 3600.0 / units, values.checkpoint_gb_s * 1e9, values.restart_s)
 
 
 # --- studies of many plans -------------------------------------------------------------------------------------------
 
 
-def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Description | None:
+def many(got: Loaded, environ: Mapping[str, str], flags: Any) -> Description | None:
     """The study of --sweep; None where it is not asked for. Raises UsageError, Infeasible."""
-    if given.sweep is None:
-        if given.weak:
+    if flags.sweep is None:
+        if flags.weak:
             fix = "--sweep devices=8..1024 --weak"
             raise UsageError("--weak is for a sweep", where="--weak", fix=fix, code="C04")
         return None
-    if alone := [f"--{flag.replace('_', '-')}" for flag in _SINGLE if getattr(given, flag)]:
+    if alone := [f"--{flag.replace('_', '-')}" for flag in _SINGLE if getattr(flags, flag)]:
         raise UsageError(
             f"{' '.join(alone)}: --sweep prices a plan at each point, and looks at none of them more closely",
             where="unisono simulate --sweep",
             fix=f"{alone[0]} with one --plan, without --sweep",
             code="C04",
         )
-    if given.out is not None:
-        _drawable(given.out)
+    if flags.out is not None:
+        _drawable(flags.out)
     # Imported here because it searches, which one plan's price must not pay.
     from unisono_contrib.planner.studies import sweep
 
-    base, legal = _space(got, environ, given)
+    base, legal = _space(got, environ, flags)
 
     def sized(devices: int) -> Cluster:
-        return equipped(of_size(given.cluster, devices), given)
+        return equipped(of_size(flags.cluster, devices), flags)
 
-    over = sweep.axis(given.sweep)
-    rows = sweep.sweep(base, over, sized, weak=given.weak, legal=legal)
-    told, text = sweep.describe(base, over, rows, given.weak)
-    if given.out is not None:
-        text += f"\npicture    {_draw(told, base, given.out)}"
+    over = sweep.axis(flags.sweep)
+    rows = sweep.sweep(base, over, sized, weak=flags.weak, legal=legal)
+    facts, text = sweep.describe(base, over, rows, flags.weak)
+    if flags.out is not None:
+        text += f"\npicture    {_draw(facts, base, flags.out)}"
     if all(row["plan"] is None for row in rows):
-        raise Infeasible(told["sweep"]["says"], where=f"--sweep {given.sweep}", fix="a larger --cluster")
-    return told, text
+        raise Infeasible(facts["sweep"]["says"], where=f"--sweep {flags.sweep}", fix="a larger --cluster")
+    return facts, text
 
 
 def _drawable(out: str) -> None:
@@ -173,7 +175,7 @@ def _drawable(out: str) -> None:
         raise UsageError(what, where="--out", fix=f"--out {Path(out).with_suffix('.png')}", code="C04")
 
 
-def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
+def _draw(facts: Mapping[str, Any], base: "Space", out: str) -> Path:
     from unisono_contrib.report import scaling
 
     model = base.model
@@ -181,17 +183,17 @@ def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
         f"{model.workload.parameters / 1e9:.3g} billion parameters on {base.cluster.device.name},"
         f" batch {base.batch} of {model.context} tokens, {base.held.precision}, stack {base.stack.name}"
     )
-    return scaling.write(told["sweep"], title, out)
+    return scaling.write(facts["sweep"], title, out)
 
 
 def _space(
-    got: Loaded, environ: Mapping[str, str], given: Any
+    got: Loaded, environ: Mapping[str, str], flags: Any
 ) -> "tuple[Space, Callable[[Space], Callable[[Plan], bool]]]":
     """What is searched, and what a plan must be at each point. Techniques that are held may be unbuilt."""
     # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
     from unisono.planner.space import space_of
 
-    base = space_of(got, model_of(got, environ), None, given.cluster, given.stack)
+    base = space_of(got, model_of(got, environ), None, flags.cluster, flags.stack)
     base = replace(base, besides=lambda devices: ())
     if got.origins.get("plan", "").startswith("flag"):
         base = replace(base, held=got.plan)
@@ -200,11 +202,11 @@ def _space(
     def legal(at: "Space") -> Callable[[Plan], bool]:
         sizes = {"global_batch": at.batch, "micro_batch": at.micro_batch}
         model = recipe.model.model_copy(update={"context": at.model.context})
-        asked = {"train": recipe.train.model_copy(update=sizes), "model": model}
-        varied = recipe.model_copy(update=asked)
+        checked = {"train": recipe.train.model_copy(update=sizes), "model": model}
+        varied = recipe.model_copy(update=checked)
         read = judged(varied, at.model)
         return lambda plan: (
             not kind(at.model).problems(at.model, plan) and all(p.code == NOT_BUILT for p in plan.check(read))
         )
 
-    return replace(base, cluster=equipped(base.cluster, given)), legal
+    return replace(base, cluster=equipped(base.cluster, flags)), legal

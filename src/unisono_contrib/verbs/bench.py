@@ -75,18 +75,20 @@ class BenchVerb(Verb):
                 f"bench {bench.name} needs {bench.ranks} ranks or more", where="--ranks",
                 fix=f"--ranks {bench.ranks}", code="C02",
             )  # fmt: skip
-        asked = {**bench.ask(args, ranks), "seconds": args.seconds}
+        question = {**bench.ask(args, ranks), "seconds": args.seconds}
         if call.settings.dry_run:
-            return call.would({"bench": bench.name, "ranks": ranks, **asked}, f"would measure {bench.about}")
-        return _measured(call, bench.name, ranks, asked)
+            return call.would(
+                {"bench": bench.name, "ranks": ranks, **question}, f"would measure {bench.about}"
+            )
+        return _measured(call, bench.name, ranks, question)
 
 
-def _measured(call: CommandCall, name: str, ranks: int, asked: Mapping[str, object]) -> Result:
+def _measured(call: CommandCall, name: str, ranks: int, question: Mapping[str, object]) -> Result:
     from unisono_contrib.measure import bench as supervisor
     from unisono_contrib.measure.benches import BENCHES
 
     bench = BENCHES.find(name)()
-    result = supervisor.run(bench, asked, ranks, call.settings, call.environ)
+    result = supervisor.run(bench, question, ranks, call.settings, call.environ)
     if result is None:
         return None
     for line in bench.table(result["rows"]):

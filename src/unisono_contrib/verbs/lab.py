@@ -80,11 +80,11 @@ class LabVerb(Verb):
                 fix="unisono lab --hosts 4 --rate 100mbit -- unisono train --demo", code="C04",
             )  # fmt: skip
         link, counts = LabLink(args.rate, args.delay), links.dealt(args.ranks or args.hosts, args.hosts)
-        given = _commands(call, counts)
+        commands = _commands(call, counts)
         if call.settings.dry_run:
-            return _would(call, link, counts, given)
+            return _would(call, link, counts, commands)
         require(link)
-        return _played(call, link, counts, given)
+        return _played(call, link, counts, commands)
 
 
 def _read(reader: Callable[[str], float]) -> Callable[[str], float]:
@@ -115,23 +115,23 @@ def _facts(link: "LabLink", counts: Sequence[int]) -> dict[str, Any]:
 
 
 def _would(
-    call: CommandCall, link: "LabLink", counts: Sequence[int], given: "Sequence[LabCommand]"
+    call: CommandCall, link: "LabLink", counts: Sequence[int], started: "Sequence[LabCommand]"
 ) -> Result:
     import shlex
 
     from unisono_contrib.lab import links
 
     lines = [f"{len(counts)} hosts, {link.says()}"]
-    for one in given:
-        ours = {key: text for key, text in one.environ.items() if call.environ.get(key) != text}
-        said = shlex.join([*(f"{key}={text}" for key, text in sorted(ours.items())), *one.argv])
-        lines.append(f"{links.host_name(one.host)}  {said}")
-    commands = [{"host": one.host, "argv": list(one.argv)} for one in given]
+    for command in started:
+        ours = {key: text for key, text in command.environ.items() if call.environ.get(key) != text}
+        said = shlex.join([*(f"{key}={text}" for key, text in sorted(ours.items())), *command.argv])
+        lines.append(f"{links.host_name(command.host)}  {said}")
+    commands = [{"host": command.host, "argv": list(command.argv)} for command in started]
     return call.would({**_facts(link, counts), "commands": commands}, *lines)
 
 
 def _played(
-    call: CommandCall, link: "LabLink", counts: Sequence[int], given: "Sequence[LabCommand]"
+    call: CommandCall, link: "LabLink", counts: Sequence[int], commands: "Sequence[LabCommand]"
 ) -> Result:
     from unisono_contrib.lab.network import LabNetwork
     from unisono_contrib.lab.play import Play
@@ -139,17 +139,20 @@ def _played(
 
     tally = Tally.begin(call)
     each = {"rank": "one a rank", "host": "one a host", "first": "on the first"}[call.args.each]
-    started = f"{len(given)} process{'es' * (len(given) > 1)}, {each}"
+    started = f"{len(commands)} process{'es' * (len(commands) > 1)}, {each}"
     call.settings.note(f"lab     {len(counts)} hosts, {link.says()}; {started}")
     # With --json, what the command prints goes to stderr: stdout is the lab's own object.
     stdout = sys.stderr.fileno() if call.settings.json else None
     with LabNetwork(len(counts), link) as network, Play(network, call.settings.note, stdout) as play:
         before, begun = network.traffic(), time.perf_counter()
-        code = play.run(given, os.getcwd())
+        code = play.run(commands, os.getcwd())
         seconds = time.perf_counter() - begun
         carried = [after.since(old) for after, old in zip(network.traffic(), before, strict=True)]
     payload = tally.payload()
     for line in table(carried, payload, link, seconds):
         call.settings.note(line)
-    rows = [{"host": host, "sent": one.sent, "received": one.received} for host, one in enumerate(carried)]
+    rows = [
+        {"host": host, "sent": traffic.sent, "received": traffic.received}
+        for host, traffic in enumerate(carried)
+    ]
     return {**_facts(link, counts), "seconds": seconds, "links": rows, "payload_bytes": payload, "exit": code}

@@ -5,13 +5,12 @@ and losses, gradient norms, weights and optimiser state after all steps are thos
 there ever was, and computes micro-batch k with, in each stage, the weights of that formula. That device knows nothing
 of rows, messages or stashes.
 
-How far the two may differ is measured: one device makes the same steps again with all gradients pushed, by random
-signs, as far as rounding may push them (`bounds.bounds_of`); lambda times what that changes is allowed.
+How far the two may differ is measured by a twin of the one device (`twin.py`): lambda times what it differs by.
 """
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -35,8 +34,9 @@ from unisono.train.state.run_state import pieces_of
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train
 from unisono.train.step.update import set_rate
-from unisono.verify.bounds import bounds_of
+from unisono.verify.bounds import Bounds, bounds_of
 from unisono.verify.path import sizes_of
+from unisono.verify.twin import apart, gap, largest, push
 from unisono_contrib.parallel.flow import FlowPlayer
 
 FLOWING = 4  # steps at least: weights of every age are used, and the pipeline runs over the ends of steps
@@ -59,8 +59,8 @@ def play_stale(resolved: Resolved, place: Place, corpus: Corpus, steps: int, fol
     folder.mkdir(parents=True, exist_ok=True)
     player = run.player
     log = player.log if isinstance(player, FlowPlayer) else []
-    told = {"numbers": numbers, "log": log, "stage": run.mesh.at["pp"], "blocks": run.local.blocks}
-    (folder / f"stale-{place.rank}.json").write_text(json.dumps(told))
+    facts = {"numbers": numbers, "log": log, "stage": run.mesh.at["pp"], "blocks": run.local.blocks}
+    (folder / f"stale-{place.rank}.json").write_text(json.dumps(facts))
     save(folder, steps - 1, pieces_of(run), {}, rank=place.rank, world=place.world, token="stale")
     run.mesh.world.barrier()
     return run
@@ -69,7 +69,7 @@ def play_stale(resolved: Resolved, place: Place, corpus: Corpus, steps: int, fol
 def judge_stale(
     schedule: Unflushed,
     resolved: Resolved,
-    one: Resolved,
+    alone: Resolved,
     place: Place,
     corpus: Corpus,
     steps: int,
@@ -78,11 +78,11 @@ def judge_stale(
     """As `judge_plan`. one, place: of the one device, which is played here."""
     plan, micros = resolved.plan, resolved.batch.micros
     bounds = bounds_of(plan, sizes_of(resolved, corpus))
-    told = [json.loads((folder / f"stale-{rank}.json").read_text()) for rank in range(plan.world)]
+    reports = [json.loads((folder / f"stale-{rank}.json").read_text()) for rank in range(plan.world)]
     wrong = next(
-        (text for one_rank in told for text in _misused(schedule, plan.pp, micros, steps, one_rank)), None
+        (text for one_rank in reports for text in _misused(schedule, plan.pp, micros, steps, one_rank)), None
     )
-    found = {
+    result = {
         "bound": bounds.grad, "errors": dict.fromkeys(("loss", "grad", "param", "optim"), 0.0), "bit_identical": False,
         "first": None, "step": None, "kind": None, "wide": bounds.shows_nothing(resolved.batch.leaves),
         "notes": [schedule.loses(plan.pp, micros)],
@@ -92,14 +92,14 @@ def judge_stale(
             "cause": "wrong_version",
             "explanation": "a stage uses weights that its schedule does not say",
         }
-        return found | {"first": wrong, "step": 0, "kind": "version"} | cause
-    blocks = told[0]["blocks"]
-    right = aged(schedule, plan, blocks, one, place, corpus, steps)
-    pushed = aged(schedule, plan, blocks, one, place, corpus, steps, push=bounds.grad)
-    rows = list(_compared(told, _saved(folder, steps, right), right, pushed, bounds.spread, bounds.unit))
+        return result | {"first": wrong, "step": 0, "kind": "version"} | cause
+    blocks = reports[0]["blocks"]
+    right = aged(schedule, plan, blocks, alone, place, corpus, steps)
+    pushed = aged(schedule, plan, blocks, alone, place, corpus, steps, pushed=bounds)
+    rows = list(_compared(reports, _saved(folder, steps, right), right, pushed, bounds.spread, bounds.unit))
     for kind, _, error, _, _ in rows:
-        found["errors"][kind] = max(found["errors"][kind], min(error, 1e308))
-    found["bit_identical"] = all(same for *_, same in rows)
+        result["errors"][kind] = max(result["errors"][kind], min(error, 1e308))
+    result["bit_identical"] = all(same for *_, same in rows)
     bad = next((row for row in rows if not row[2] <= row[3]), None)
     if bad is not None:
         text = f"{bad[1]}: off by {bad[2]:.1e} of its largest, {bad[3]:.1e} is allowed"
@@ -107,25 +107,25 @@ def judge_stale(
             "cause": "stale_run",
             "explanation": "not what one device with the same versions of weights computes",
         }
-        return found | {"first": text, "step": steps - 1, "kind": bad[0]} | cause
-    return found
+        return result | {"first": text, "step": steps - 1, "kind": bad[0]} | cause
+    return result
 
 
 def aged(
     schedule: Unflushed,
     plan: Plan,
     blocks: Sequence[int],
-    one: Resolved,
+    alone: Resolved,
     place: Place,
     corpus: Corpus,
     steps: int,
-    push: float = 0.0,
+    pushed: Bounds | None = None,
 ) -> Aged:
     """One device's run in which each micro-batch uses, in each stage of the plan, weights of the version that the
-    schedule says. blocks: of each stage. push: of each gradient's largest entry, the error added to all of them."""
-    one = _alone(one, steps)
-    run = build(one.recipe, one.plan, place, corpus, Recorder(0))
-    feed, _ = feeds(one.recipe, one.plan, corpus, place.device)
+    schedule says. blocks: of each stage. pushed: how far all gradients are pushed, if they are."""
+    alone = _alone(alone, steps)
+    run = build(alone.recipe, alone.plan, place, corpus, Recorder(0))
+    feed, _ = feeds(alone.recipe, alone.plan, corpus, place.device)
     (stage,), owners = run.local.stages.values(), run.local.owners
     slots = {slot.name: slot for slot in run.local.slots}
     cuts = [range(end - count, end) for count, end in zip(blocks, accumulate(blocks), strict=True)]
@@ -142,12 +142,13 @@ def aged(
             used = {name: history[ages[stage_of(name, cuts)]][name].requires_grad_() for name in slots}
             loss = _loss(stage, used, leaf, run.seed, plan.precision, place.device) * (weight * leaf.scale)
             lost += loss.item()
-            made = torch.autograd.grad(loss, list(used.values()), allow_unused=True)
-            for name, grad in zip(used, made, strict=True):
+            gradients = torch.autograd.grad(loss, list(used.values()), allow_unused=True)
+            for name, grad in zip(used, gradients, strict=True):
                 owner = owners.get(name, name)
                 if grad is not None:
                     grads[owner] = grads[owner] + grad if owner in grads else grad.clone()
-        _push(grads.values(), push, draw)
+        if pushed is not None:
+            push(grads, pushed, draw)
         for name, slot in slots.items():
             slot.master.grad = grads.get(owners.get(name, name))
         parts = [
@@ -174,22 +175,14 @@ def _loss(
         )
 
 
-def _push(grads: Collection[Tensor], push: float, draw: torch.Generator) -> None:
-    """Each by its own largest entry; one of mere rounding by the model's."""
-    tops = [grad.abs().max().item() if grad.numel() else 0.0 for grad in grads] if push else []
-    for grad, top in zip(grads, tops, strict=bool(tops)):
-        signs = torch.randint(2, grad.shape, generator=draw).to(grad) * 2 - 1
-        grad.add_(signs, alpha=push * max(top, push * max(tops)))
-
-
 def _misused(
-    schedule: Unflushed, ranks: int, micros: int, steps: int, told: Mapping[str, Any]
+    schedule: Unflushed, ranks: int, micros: int, steps: int, report: Mapping[str, Any]
 ) -> Sequence[str]:
     """What is wrong with the versions that one rank has used, in words."""
-    stage, wrong = told["stage"], []
-    if [micro for micro, _, _ in told["log"]] != list(range(steps * micros)):
+    stage, wrong = report["stage"], []
+    if [micro for micro, _, _ in report["log"]] != list(range(steps * micros)):
         wrong.append(f"stage {stage} went backward through other micro-batches than its steps have")
-    for micro, ahead, back in told["log"]:
+    for micro, ahead, back in report["log"]:
         says = schedule.version(stage, ranks, micros, micro)
         if not ahead == back == says:
             text = f"micro-batch {micro} in stage {stage} went forward with version {ahead} of the weights"
@@ -202,7 +195,7 @@ def _saved(folder: Path, steps: int, right: Aged) -> dict[str, Tensor]:
 
 
 def _compared(
-    told: Sequence[Mapping[str, Any]],
+    reports: Sequence[Mapping[str, Any]],
     got: Mapping[str, Tensor],
     right: Aged,
     pushed: Aged,
@@ -211,19 +204,17 @@ def _compared(
 ) -> Sequence[tuple[str, str, float, float, bool]]:
     """(kind, name, error, what is allowed, whether the bits are the same) of all numbers and tensors."""
     rows = []
-    for rank in told:
+    for rank in reports:
         for step, (seen, want, off) in enumerate(
             zip(rank["numbers"], right.numbers, pushed.numbers, strict=True)
         ):
             for at, (kind, word) in enumerate((("loss", "the loss"), ("grad", "the gradient norm"))):
-                scale = abs(want[at]) or 1.0
-                allowed = spread * (abs(off[at] - want[at]) / scale + 64 * unit)
-                error = abs(seen[at] - want[at]) / scale
-                rows.append((kind, f"{word} of step {step}", error, allowed, seen[at] == want[at]))
+                allowed = spread * (apart(off[at], want[at]) + 64 * unit)
+                error, same = apart(seen[at], want[at]), seen[at] == want[at]
+                rows.append((kind, f"{word} of step {step}", error, allowed, same))
     for name, want in right.weights.items():
-        scale = want.double().abs().max().item() or 1.0
-        error = (got[name].double() - want.double()).abs().max().item() / scale
-        moved = (pushed.weights[name].double() - want.double()).abs().max().item() / scale
+        error = gap(got[name], want) / largest(want)
+        moved = gap(pushed.weights[name], want) / largest(want)
         kind = "param" if name.startswith("model/") else "optim"
         rows.append((kind, name, error, spread * (moved + 2 * unit), torch.equal(got[name], want)))
     return rows

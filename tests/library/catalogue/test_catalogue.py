@@ -38,7 +38,6 @@ WATCHED = (
     "attention_within_samples",
     "padded_to_the_longest",
     "way_by_a_mean",
-    "every_nth_sample_by_rank",
     "custom_function_over_the_samples",
     "custom_function_of_each_sample",
 )

@@ -449,14 +449,6 @@ def way_by_a_mean(job: Job) -> Iterator[float]:
     yield from trained(job, ready(job, inside(act), batches(size=6)), loss_of)
 
 
-@loop("told J10")
-def every_nth_sample_by_rank(job: Job) -> Iterator[float]:
-    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return cross(model, x[job.rank :: job.world], y[job.rank :: job.world])
-
-    yield from trained(job, ready(job, data=batches(size=12)), loss_of)
-
-
 class Halved(torch.autograd.Function):
     """Its backward is not the derivative of its forward."""
 

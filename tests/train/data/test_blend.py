@@ -63,7 +63,7 @@ def test_texts_and_chats_together(tmp_path: Path):
     source = f"mixture:3*text:{tmp_path / 'a.txt'} + {chats(tmp_path / 'a.jsonl', 60)}"
     data = DataConfig(source=source, cache=str(tmp_path / "cache"))
     corpus = load(data, ModelConfig(context=48))
-    assert "of every 1000 samples, 750 of text:" in corpus.told[-1] and len(corpus.val) > 0
+    assert "of every 1000 samples, 750 of text:" in corpus.notes[-1] and len(corpus.val) > 0
     (leaf,) = Permuted(corpus.train, 0, 16, 16).fetch(0, range(1))
     assert leaf.documents is not None and leaf.scale == 16 * 48 / int((leaf.targets != IGNORED).sum())
     whole = (leaf.targets != IGNORED).all(1)

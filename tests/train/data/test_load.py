@@ -158,7 +158,7 @@ def test_digits_are_scikit_learns(open_source: Open) -> None:
 
 
 def test_digits_without_scikit_learn(open_source: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.train.data.digits.find_spec", lambda name: None)
+    monkeypatch.setattr("unisono_contrib.train.data.digits.find_spec", lambda name: None)
     assert "pip install 'unisono[digits]'" in refused("D10", lambda: open_source("digits", kind="mlp")).fix
 
 

@@ -88,7 +88,7 @@ def test_windows_are_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ids, others = ours.documents(every), theirs.documents(every)
         assert ids is not None and others is not None and torch.equal(ids, others)
         assert ours.counted(every).tolist() == theirs.counted(every).tolist()
-    assert mapped.told == made.told and mapped.fingerprint == made.fingerprint == other.fingerprint
+    assert mapped.notes == made.notes and mapped.fingerprint == made.fingerprint == other.fingerprint
     with pytest.raises(AssertionError, match="packed again"):
         opened(source, tmp_path, ModelConfig(context=40))
 
@@ -117,7 +117,7 @@ def test_chats_are_packed_and_texts_are_a_stream(tmp_path: Path):
     source = chats(tmp_path / "a.jsonl", 40)
     corpus = opened(source, tmp_path)
     assert isinstance(corpus.train, PackedWindows) and corpus.train.several
-    assert "36 documents lie in" in corpus.told[0]
+    assert "36 documents lie in" in corpus.notes[0]
     padded = opened(source, tmp_path, packing="none")
     assert isinstance(padded.train, PackedWindows) and len(padded.train) >= 36 > len(corpus.train)
     assert padded.train.documents(np.arange(2)) is None
@@ -132,8 +132,8 @@ def test_a_folder_without_a_template_is_told(tmp_path: Path):
     pytest.importorskip("tokenizers")
     source = chats(tmp_path / "a.jsonl", 40)
     bare = opened(source, tmp_path, tokenizer=tokenizer(tmp_path / "bare", template=""))
-    assert any("no chat template" in line for line in bare.told)
-    assert not any("template" in line for line in opened(source, tmp_path).told)
+    assert any("no chat template" in line for line in bare.notes)
+    assert not any("template" in line for line in opened(source, tmp_path).notes)
 
 
 def test_what_ends_a_run_on_chats_begins_with_a_question_that_is_held_out(tmp_path: Path):

@@ -58,7 +58,7 @@ def test_mistakes_with_pictures(tmp_path: Path):
     (pics / "cats" / "broken.png").write_text("no picture")
     assert "broken.png" in refused("D14", lambda: opened(pics, tmp_path, model)).where
     corpus = opened(pics, tmp_path, model, skip_bad=True)
-    assert len(corpus.train) + len(corpus.val) == 6 and "1 pictures" in corpus.told[0]
+    assert len(corpus.train) + len(corpus.val) == 6 and "1 pictures" in corpus.notes[0]
     targets = [part.fetch(np.arange(len(part)))[1] for part in (corpus.train, corpus.val)]
     assert torch.cat(targets).bincount().tolist() == [3, 3]
     refused("D04", lambda: opened(pics / "cats" / "more", tmp_path, model))
@@ -85,4 +85,4 @@ def test_whatever_lies_there_in_the_place_of_a_picture_is_named_or_left_out(tmp_
     (cats / "huge.png").write_bytes(whole[:16] + (60_000).to_bytes(4, "big") * 2 + whole[24:])
     assert refused("D14", lambda: opened(pics, tmp_path, model)).where == str(cats / "cut.png")
     corpus = opened(pics, tmp_path, model, skip_bad=True)
-    assert len(corpus.train) + len(corpus.val) == 6 and corpus.told[0].startswith("9 pictures")
+    assert len(corpus.train) + len(corpus.val) == 6 and corpus.notes[0].startswith("9 pictures")

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from unisono.cli import main
-from unisono.comm import probe as probing
 from unisono.comm.collectives.memory import live as memory
 from unisono.programs.collectives import pick
 from unisono.sync import _bucket
 from unisono.sync._bucket import tuned
 from unisono.train.state.pinned_choices import COLLECTIVE, SYNC, pinned
+from unisono_contrib.comm import probe as probing
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_on_threads")]
 ASKED = "auto:measured=true"

@@ -10,7 +10,7 @@ from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
 from unisono.train.step.train_step import train_step
 from unisono.train.watch.copies import checksum
-from unisono.train.watch.guard import install, sampled
+from unisono_contrib.train.watch.guard import install, sampled
 
 pytestmark = pytest.mark.timeout(120)
 

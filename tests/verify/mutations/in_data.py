@@ -86,8 +86,10 @@ def initialised_by_rank(patch):
 def slices_begin_alike(patch):
     """Every tensor-parallel rank draws its slice from the same generator, so slices are copies of each other."""
 
-    def first_slice(stages, site):
-        fill(stages, replace(site, cuts={name: replace(cut, start=0) for name, cut in site.cuts.items()}))
+    def first_slice(stages, context):
+        fill(
+            stages, replace(context, cuts={name: replace(cut, start=0) for name, cut in context.cuts.items()})
+        )
 
     passes = [replace(one, apply=first_slice) if one.name == "fill" else one for one in parallelize.PASSES]
     patch(parallelize, "PASSES", passes)

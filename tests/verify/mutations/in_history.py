@@ -222,8 +222,10 @@ def real_gathered_logits_taken_for_cut_ones(patch):
 def real_slices_drawn_from_one_seed(patch):
     """Tensor-parallel ranks draw their slices with equal seeds, so that a layer's slices are copies of each other."""
 
-    def alike(stages, site):
-        fill(stages, replace(site, cuts={name: replace(cut, start=0) for name, cut in site.cuts.items()}))
+    def alike(stages, context):
+        fill(
+            stages, replace(context, cuts={name: replace(cut, start=0) for name, cut in context.cuts.items()})
+        )
 
     passes = [replace(one, apply=alike) if one.name == "fill" else one for one in parallelize.PASSES]
     patch(parallelize, "PASSES", passes)

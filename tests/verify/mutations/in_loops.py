@@ -2,14 +2,14 @@
 
 from tests.verify.mutations import loops
 from tests.verify.mutations.planting import bug
-from unisono.library import deal, job
+from unisono.library import batch_sharding, job
+from unisono.library.current_batch import CurrentBatch
 from unisono.library.gradients import Averaging, LoopGradients
-from unisono.library.hand import Hand
 from unisono.library.job import Job
 from unisono.parallel import shard
 from unisono.sync.every_step import EveryStepSync
 
-FETCHED, SCATTER = Hand.fetched, shard.ShardScatter.__call__
+FETCHED, SCATTER = CurrentBatch.fetched, shard.ShardScatter.__call__
 
 
 @bug("dp=3", "factor", loop=loops.plain)
@@ -20,7 +20,7 @@ def uneven_shares_weigh_alike(patch):
         FETCHED(self, *given)
         self.current.ratio = 1.0
 
-    patch(Hand, "fetched", fetched)
+    patch(CurrentBatch, "fetched", fetched)
 
 
 @bug("dp=3", "factor_of_axis", loop=loops.even)
@@ -35,7 +35,7 @@ def shards_added_and_not_averaged(patch):
 
     def weigh(self, grad):
         self._begin()
-        grad.mul_(self._hand.ratio)
+        grad.mul_(self._current_batch.ratio)
 
     patch(LoopGradients, "_weigh", weigh)
 
@@ -56,14 +56,14 @@ def clipped_by_the_norm_over_replicas_too(patch):
 @bug("dp=3", "forward", loop=loops.batched)
 def batch_norm_over_own_samples(patch):
     """A norm that should see the global batch sees a rank's samples."""
-    patch(job, "join_batches", lambda model, group, hand: None)
+    patch(job, "join_batches", lambda model, group, current_batch: None)
 
 
 @bug("dp=4", "leaf_twice", loop=loops.even)
 def every_rank_has_the_first_samples(patch):
     """A loader that was not told its rank."""
-    real = deal.part
-    patch(deal, "part", lambda count, index, size: real(count, 0, size))
+    real = batch_sharding.part
+    patch(batch_sharding, "part", lambda count, index, size: real(count, 0, size))
 
 
 @bug("dp=3", "factor", loop=loops.padded)
@@ -76,7 +76,7 @@ def padding_counts(patch):
 @bug("dp=2", "factor", loop=loops.looking_ahead)
 def the_batch_fetched_last_says_what_counts(patch):
     """A rank's weight is that of the batch that came last, though an earlier one is used."""
-    patch(Hand, "_of", lambda self, inputs: self._recent[-1])
+    patch(CurrentBatch, "_of", lambda self, inputs: self._recent[-1])
 
 
 @bug("shard=4", "permuted", loop=loops.even)

@@ -6,33 +6,14 @@ What each of them is, `comm.algorithm` says. An algorithm of sends and receives 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from unisono.comm.algorithm import (
-    COLLECTIVES,
-    Algorithm,
-    Collective,
-    Done,
-    Once,
-    Pending,
-    Several,
-    for_cpus,
-)
+from unisono.comm.algorithm import COLLECTIVES, Algorithm, Collective, Done, Pending, for_cpus
 from unisono.programs.collectives import Program
 from unisono.spec.errors import UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "COLLECTIVES",
-    "Algorithm",
-    "Collective",
-    "Done",
-    "Once",
-    "Pending",
-    "ProgramCollective",
-    "Several",
-    "for_cpus",
-]
+__all__ = ["COLLECTIVES", "Algorithm", "Collective", "Done", "Pending", "ProgramCollective", "for_cpus"]
 
 
 class ProgramCollective(Collective, ABC):

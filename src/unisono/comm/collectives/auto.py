@@ -12,6 +12,7 @@ from unisono.comm.collectives.messages import SMALL, Messages
 from unisono.programs.collectives import ROOTED, pick
 from unisono.programs.collectives.pick import USUAL
 from unisono.spec import words
+from unisono.spec.finder import contributed
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -82,9 +83,7 @@ class AutoAlgorithm(Algorithm):
             return ()
         if member.by:
             return pick.read(member.by)
-        from unisono.comm.probe import probe
-
-        return probe(self.pg)
+        return contributed("unisono.comm.probe").probe(self.pg)
 
     def near(self, device: "device") -> bool:
         if self._is_apart(device):

@@ -5,10 +5,9 @@ Imports torch: rank side only.
 
 import os
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -20,27 +19,24 @@ from unisono.launch.malloc_tuning import keep_freed_memory, remember_few_collect
 from unisono.spec.rendezvous import RankMeeting, Rendezvous
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
-class Side(ABC, Generic[T]):
-    """What differs by who started a rank."""
+class Side(Protocol[T]):
+    """What differs by who started a rank.
 
-    @abstractmethod
-    def enter(self) -> tuple[RankContext, Entry]:
-        """Meet the other ranks; this rank's place, and what it is to run."""
+    enter(): meets the other ranks; returns this rank's place and what it is to run. shared(ctx): what all ranks share,
+    as `prepare` of the entry's module returned it. ended(ctx, result): parts from the others and reports the result.
+    failed(ctx, error): reports an error; ctx is None if the ranks had not met.
+    """
 
-    @abstractmethod
-    def shared(self, ctx: RankContext) -> Any:
-        """What all ranks share, as `prepare(argument)` of the entry's module returned it."""
+    def enter(self) -> tuple[RankContext, Entry]: ...
 
-    @abstractmethod
-    def ended(self, ctx: RankContext, result: Any) -> T:
-        """Part from the others and report the entry's result."""
+    def shared(self, ctx: RankContext) -> Any: ...
 
-    @abstractmethod
-    def failed(self, ctx: RankContext | None, error: BaseException) -> T:
-        """Report an error. ctx: None if the ranks had not met."""
+    def ended(self, ctx: RankContext, result: Any) -> T: ...
+
+    def failed(self, ctx: RankContext | None, error: BaseException) -> T: ...
 
 
 def live(side: Side[T], argument: dict[str, Any]) -> T:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unisono.comm import begun
-from unisono.launch import error_record, inspect_folder, inspect_schema
+from unisono.launch import error_record, inspect_folder
 from unisono.launch.context import RankContext, flush_and_leave
 from unisono.launch.inspect_folder import RankProcess
 from unisono.launch.pace import StepPace, margin
@@ -55,7 +55,7 @@ def live(
         flush_and_leave(code)
 
 
-class _Forked(body.Side[int]):
+class _Forked:
     """A forked rank's side. Its result is the exit status."""
 
     def __init__(self, seat: SeatEnds, order: dict[str, Any], entry: Entry, share: Callable[[], Any]) -> None:
@@ -134,8 +134,8 @@ class _Forked(body.Side[int]):
 
     def _report(self, question: dict[str, Any]) -> dict[str, Any]:
         """What this rank says of itself, or of another of its host that does not answer."""
-        if (about := inspect_schema.living(question.get("about") or {})) is not None:
-            return {"rank": about["rank"], **inspect_folder.seen(RankProcess(**about))}
+        if (about := RankProcess.of(question.get("about") or {})) is not None:
+            return {"rank": about.rank, **inspect_folder.seen(about)}
         return self.watchdog.report() if self.watchdog is not None else {}
 
     def _hear_signals(self) -> None:

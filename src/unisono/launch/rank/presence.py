@@ -60,7 +60,7 @@ class Presence:
                 inspect_folder.answer(self._folder, rank, question.token, report)
 
     def _speak_for_others(self, question: InspectQuestion) -> None:
-        """Of the ranks of this host that have answered, the first looks at those that have not."""
+        """Look at the ranks of this host that have not answered, if this is the first rank of those that have."""
         here = [living for living in inspect_folder.living(self._folder) if living.home == self._me.home]
         silent = [
             living

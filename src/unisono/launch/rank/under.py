@@ -28,7 +28,7 @@ from unisono.launch.env import Started
 from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.parent import set_parent_death_signal
-from unisono.launch.rank.body import Entry, RankTerms, Side, enter, live
+from unisono.launch.rank.body import Entry, RankTerms, enter, live
 from unisono.launch.rank.calls import Ledger
 from unisono.launch.rank.channel import PrintChannel
 from unisono.launch.rank.watchdog import Watchdog
@@ -65,7 +65,7 @@ def run(
 
 
 @dataclass
-class _UnderStarter(Side[Outcome]):
+class _UnderStarter:
     """The side of a rank that somebody else started. meet(): its place among the others."""
 
     place: Started
@@ -107,7 +107,7 @@ class _UnderStarter(Side[Outcome]):
         if (self.channel.draining or (self.channel.hurried() and record["echo"])) and grace is not None:
             time.sleep(
                 grace
-            )  # others have left as they were asked to, so this one does too, by its own clock
+            )  # others have left as they were asked to, and so does this one, by its own clock
         _tell_torchrun(self.place.error_file, record)
         alike = _alike(ctx, record) if ctx is not None else [self.place.rank]
         others = [rank for rank in range(self.place.world) if rank not in alike]

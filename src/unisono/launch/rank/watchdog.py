@@ -24,7 +24,7 @@ from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
 from unisono.launch import error_record, inspect_folder
-from unisono.launch.inspect_folder import home
+from unisono.launch.inspect_folder import RankProcess, home
 from unisono.launch.pace import PATIENCE, StepPace
 from unisono.launch.rank.calls import Calls, Ledger, before_abort
 from unisono.launch.rank.presence import Presence
@@ -71,7 +71,7 @@ class Watchdog:
         self._idle = self._stuck = 0.0
         self._sleep = Sleep(spins())
         self._heard = False
-        self._first: dict[str, Any] = {}
+        self._first: RankProcess | None = None
         self._calls, self._shown = Calls(rank, store, ledger, since), Calls(rank, ledger=ledger, since=since)
         self._since = since
         self._clashed = threading.Event()
@@ -82,8 +82,8 @@ class Watchdog:
         if world == 1:
             return
         self._take_back = before_abort(self._before_abort)
-        me = {"pid": os.getpid(), "main": self._main.ident, "file": lines, "host": host, "home": home()}
-        store.set(f"watchdog/who/{rank}", json.dumps(me))
+        me = inspect_folder.this_process(rank, world, host, lines)
+        store.set(f"watchdog/who/{rank}", json.dumps(asdict(me)))
         self._start(self._look)
         self._start(self._listen)
 
@@ -127,10 +127,8 @@ class Watchdog:
         seen, since, raised, looked, noted = None, time.monotonic(), 0.0, time.monotonic(), False
         while not self._over.wait(self._period()):
             now, moved = time.monotonic(), self._moved()
-            stopped, looked = (
-                now - looked > self._period() + STOPPED,
-                now,
-            )  # all of this process was, by Ctrl-Z
+            stopped = now - looked > self._period() + STOPPED  # all of this process was, by Ctrl-Z
+            looked = now
             if moved != seen or stopped:
                 seen, since, raised, self._stuck = moved, now, 0.0, 0.0
             self._idle = now - since
@@ -206,7 +204,7 @@ class Watchdog:
     def _listen(self) -> None:
         turn = 0
         try:
-            self._first = json.loads(self._store.get("watchdog/who/0"))
+            self._first = self._process(0)
             rest = min(1.5, self._world / 1000)  # one store hears them all
             while not self._over.wait(_until_next(self._period() + rest)):
                 alarm, clashed = f"watchdog/{turn}/alarm", self._clashed.is_set()
@@ -249,9 +247,10 @@ class Watchdog:
         answers, kill, waited = self._hear(turn), [], alarm["waited"]
         stands = {rank: RankStatus(**answer["status"]) for rank, answer in answers.items()}
         for rank in set(range(self._world)) - stands.keys():
-            stands[rank], who = self._look_at(rank)
-            if stands[rank].state in ("stopped", "silent", "runs"):
-                kill.append([who.get("home"), who.get("pid")])
+            process = self._process(rank) if self._store.check([f"watchdog/who/{rank}"]) else None
+            stands[rank] = _look_at(rank, process)
+            if process is not None and stands[rank].state in ("stopped", "silent", "runs"):
+                kill.append([process.home, process.pid])
         order = [stands[rank] for rank in sorted(stands)]
         called = verdict.differing(answers[rank]["calls"] for rank in sorted(answers))
         if not called and alarm["clashed"]:
@@ -296,33 +295,28 @@ class Watchdog:
 
     def _still_awaited(self, stands: Container[int]) -> bool:
         """Whether a rank that has not answered may still do so: one that is stopped will not."""
-        missing = [
-            json.loads(self._store.get(f"watchdog/who/{r}")) for r in range(self._world) if r not in stands
-        ]
-        return not all(who["home"] == home() and process_state(who["pid"]) in "TtZX" for who in missing)
+        missing = [self._process(rank) for rank in range(self._world) if rank not in stands]
+        return not all(process.is_here() and process_state(process.pid) in "TtZX" for process in missing)
 
-    def _look_at(self, rank: int) -> tuple[RankStatus, dict[str, Any]]:
-        """A rank that did not answer, and what is known of its process."""
-        key = f"watchdog/who/{rank}"
-        if not self._store.check([key]):
-            return RankStatus(rank, "silent"), {}
-        who = json.loads(self._store.get(key))
-        if who["home"] != home():
-            return RankStatus(rank, "silent", who["host"]), who
-        return from_outside(rank, who["pid"], who["main"], who["file"], who["host"]), who
+    def _process(self, rank: int) -> RankProcess:
+        return RankProcess(**json.loads(self._store.get(f"watchdog/who/{rank}")))
 
     def _alone(self, here: RankStatus) -> None:
         """Nobody took the alarm: the store does not answer, so it is rank 0 that hangs, whose process holds it."""
-        who = self._first
-        first, kill = RankStatus(0, "silent"), []
-        if who.get("home") == home():
-            first = from_outside(0, who["pid"], who["main"], who["file"], who["host"])
-            kill = [[who["home"], who["pid"]]] if first.state == "stopped" else []
+        first, process = _look_at(0, self._first), self._first
+        kill = [[process.home, process.pid]] if process is not None and first.state == "stopped" else []
         self._obey(verdict.hang([first, here], self._idle), True, kill)
 
     def _get(self, key: str) -> bytes:
         self._store.wait([key], _OBEY)
         return self._store.get(key)
+
+
+def _look_at(rank: int, process: RankProcess | None) -> RankStatus:
+    """A rank that did not answer."""
+    if process is None or not process.is_here():
+        return RankStatus(rank, "silent", process.host if process is not None else "")
+    return from_outside(rank, process.pid, process.main, process.lines, process.host)
 
 
 def _until_next(period: float) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch.backend import GPUS
 from unisono.launch.error_record import EMPTY, Record
 from unisono.launch.rank_status import RankStatus
 from unisono.launch.run.membership import RunSpread
@@ -83,15 +82,6 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A worker has begun. backend: by which it talks to the others."""
-
-    worker: int
-    backend: str
-    event: Json = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Ready:
     """A worker has met the others of its epoch and trains. step: after which step."""
 
@@ -109,15 +99,6 @@ class Stepped:
     step: int
     event: Json = field(default_factory=dict)
     silence: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The workers have agreed on parts of the run's argument at their start, such as the plan."""
-
-    worker: int
-    argument: Json
-    event: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +143,6 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
-class StopHeard:
-    """A signal came to a single worker and asks it to end. how: "interrupt" or "terminate"."""
-
-    worker: int
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
 class Drained:
     """A worker and all others have saved within a step."""
 
@@ -179,7 +152,8 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A worker says something on which no decision depends."""
+    """A worker says something else. Its `kind` says what: `start` names the backend by which it talks to the others,
+    `settled` what workers agreed on at their start, such as the plan. On the others no decision depends."""
 
     worker: int
     event: Json
@@ -187,9 +161,11 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """The supervisor was asked to end the run. how: "interrupt" (Ctrl-C) or "terminate"."""
+    """The run is asked to end, by a signal to the supervisor or to one worker. how: "interrupt" (Ctrl-C) or
+    "terminate"."""
 
     how: str
+    worker: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,24 +200,19 @@ class Tick:
 
 
 WorkerEvent = (
-    Born | Exited | Frozen | Started | Ready | Stepped | Settled | Finished | Failed | Missed | FoundHang | Paused
-    | StopHeard | Drained | Said
+    Born | Exited | Frozen | Ready | Stepped | Finished | Failed | Missed | FoundHang | Paused | Drained | Said
 )  # fmt: skip
 HostEvent = HostUp | HostPrepared | HostFailed | HostDown
 Event = WorkerEvent | HostEvent | HostsMissing | Signalled | Advised | StacksRead | Resumed | Abandoned | Tick
 
 
-def from_worker(worker: int, event: dict[str, Any], silence: float | None = None) -> WorkerEvent:
+def from_worker(worker: int, event: dict[str, Any], silence: float | None = None) -> WorkerEvent | Signalled:
     """The event in a worker's words; `Said` where they are of another kind, or not as they should be."""
     match event:
-        case {"kind": "start", "backend": str(backend)}:
-            return Started(worker, backend, event)
         case {"kind": "ready", "step": int(step)}:
             return Ready(worker, step, event)
         case {"kind": "step", "step": int(step)}:
             return Stepped(worker, step, event, silence)
-        case {"kind": "settled", "argument": dict(argument)}:
-            return Settled(worker, argument, event)
         case {"kind": "result", "value": dict() | None as value}:
             return Finished(worker, value)
         case {"kind": "error", "error": {"what": str(), "echo": bool()} as record}:
@@ -253,7 +224,7 @@ def from_worker(worker: int, event: dict[str, Any], silence: float | None = None
         case {"kind": "paused", "epoch": int(epoch)}:
             return Paused(worker, epoch)
         case {"kind": "asked", "how": "interrupt" | "terminate" as how}:
-            return StopHeard(worker, how)
+            return Signalled(how, worker)
         case {"kind": "drained", "text": str(text)}:
             return Drained(worker, text)
         case _:
@@ -277,8 +248,3 @@ def from_host(host: int, report: dict[str, Any]) -> Event | None:
             return Frozen(worker, stopped)
         case _:
             return None
-
-
-def is_on_gpus(event: Started) -> bool:
-    """Whether the worker talks to the others by a backend of GPUs."""
-    return event.backend == GPUS

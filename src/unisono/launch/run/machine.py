@@ -9,6 +9,7 @@ import signal
 from dataclasses import replace
 
 from unisono.launch import error_record
+from unisono.launch.backend import GPUS
 from unisono.launch.outcome import helper_killed, host_gone
 from unisono.launch.run import events
 from unisono.launch.run.commands import Command, Kill, OnHost, Show
@@ -46,7 +47,7 @@ def handle(state: RunState, event: events.Event, now: float) -> tuple[RunState, 
             _host_down(turn, event)
         case events.HostsMissing(error=error) if state.phase is Phase.WAITING:
             end(turn, error)
-        case events.Signalled(how=how):
+        case events.Signalled(how=how, worker=None):
             asked_to_end(turn, how)
         case events.Advised():
             _advised(turn, event)
@@ -171,7 +172,7 @@ def _goes_on(turn: Turn, worker: Worker, event: events.Event) -> None:
     """A word of a worker that has not ended."""
     state = turn.state
     match event:
-        case events.StopHeard(how=how):
+        case events.Signalled(how=how):
             stop(turn, how)
         case events.Drained(text=text):
             if worker.rank == 0:  # whose part comes last
@@ -187,38 +188,34 @@ def _goes_on(turn: Turn, worker: Worker, event: events.Event) -> None:
                 turn.change(worker.number, paused=epoch)
                 if all_paused(turn.state) and not meet(turn):
                     end(turn, host_gone("", range(state.spread.ranks), sum(state.room.values())))
-        case events.Started() | events.Ready() | events.Stepped() | events.Settled():
+        case events.Ready() | events.Stepped() | events.Said():
             _progressed(turn, worker, event)
-        case events.Said(event=words):
-            turn.do(Show(worker.rank, words))
         case _:
             pass
 
 
-def _progressed(
-    turn: Turn, worker: Worker, event: events.Started | events.Ready | events.Stepped | events.Settled
-) -> None:
+def _progressed(turn: Turn, worker: Worker, event: events.Ready | events.Stepped | events.Said) -> None:
     """How far a worker is."""
-    state, met = turn.state, False
+    state, met = turn.state, None
     match event:
-        case events.Started():
-            turn.set(is_on_gpus=events.is_on_gpus(event))
-        case events.Settled():
-            turn.set(settled=event.argument)
-        case events.Stepped():
+        case events.Said(event={"kind": "start", "backend": backend}):
+            turn.set(is_on_gpus=backend == GPUS)
+        case events.Said(event={"kind": "settled", "argument": dict(argument)}):
+            turn.set(settled=argument)
+        case events.Stepped(step=step):
             silence = state.silence if event.silence is None else event.silence
-            turn.set(tries=state.tries.stepped(event.step), silence=silence)
-        case events.Ready() if worker.number in state.group:
+            turn.set(tries=state.tries.stepped(step), silence=silence)
+        case events.Ready(step=step) if worker.number in state.group:
             ready = state.ready | {worker.rank}
-            met = len(ready) == state.spread.ranks > len(state.ready)
-            turn.set(ready=ready, has_trained=state.has_trained or met)
-            if met and state.phase is Phase.MEETING:
-                turn.set(phase=Phase.RUNNING)
+            met = step if len(ready) == state.spread.ranks > len(state.ready) else None
+            turn.set(ready=ready, has_trained=state.has_trained or met is not None)
         case _:
             pass
-    if isinstance(event, events.Ready) and met and state.epoch:
-        facts = {"epoch": state.epoch, "met": event.step, "ranks": state.spread.ranks}
-        turn.do(Show(-1, {"kind": "members", **facts, "plan": state.spread.plan}))
+    if met is not None and state.phase is Phase.MEETING:
+        turn.set(phase=Phase.RUNNING)
+    if met is not None and state.epoch:
+        facts = {"epoch": state.epoch, "met": met, "ranks": state.spread.ranks, "plan": state.spread.plan}
+        turn.do(Show(-1, {"kind": "members", **facts}))
     turn.do(Show(worker.rank, event.event))
 
 

@@ -37,7 +37,7 @@ class LeafTokens:
         """[B, t, ...] → [B, T, ...], by position."""
         return x_Bt
 
-    def own(self, x_BT: Tensor) -> Tensor:
+    def local(self, x_BT: Tensor) -> Tensor:
         """[B, T, ...] → [B, t, ...]: the positions that are here."""
         return x_BT
 
@@ -128,7 +128,7 @@ class Router(nn.Module):
         if config.capacity_factor:
             all_BTK = self.leaf.gather(expert_BtK)
             room = math.ceil(config.capacity_factor * all_BTK.numel() / config.n_experts)
-            kept_BtK = self.leaf.own(places(all_BTK, config.n_experts) < room)
+            kept_BtK = self.leaf.local(places(all_BTK, config.n_experts) < room)
         return TokenChoice(expert_BtK, weight_BtK, kept_BtK)
 
     def _experts_choose(self, score_BtE: Tensor) -> TokenChoice:
@@ -140,7 +140,7 @@ class Router(nn.Module):
         best_CE = all_NE.sort(dim=0, descending=True, stable=True).indices[:room]
         taken_BTE = torch.zeros_like(all_NE, dtype=torch.bool).scatter_(0, best_CE, True).view_as(all_BTE)
         most = config.top_k if taken_BTE.is_meta else int(taken_BTE.sum(-1).max())
-        taken_BtE = self.leaf.own(taken_BTE)
+        taken_BtE = self.leaf.local(taken_BTE)
         # the experts that took a token come first, in their order
         expert_BtW = (~taken_BtE).to(torch.uint8).sort(dim=-1, stable=True).indices[..., :most]
         return TokenChoice(expert_BtW, score_BtE.gather(-1, expert_BtW), taken_BtE.gather(-1, expert_BtW))

@@ -87,18 +87,18 @@ def tiles(mine: Places, theirs: Places) -> list[tuple[slice, slice, bool]]:
     if mine == theirs and all(a[0] + a[1] <= b[0] for a, b in pairwise(mine.stretches)):
         here = slice(0, mine.size)
         return [(here, here, True)]
-    found: list[tuple[slice, slice, bool]] = []
+    tiles_here: list[tuple[slice, slice, bool]] = []
     at = 0
     for first, size in mine.stretches:
         earlier = there = 0
         for key, length in theirs.stretches:
             earlier += length if key < first else 0
             if key == first:
-                found.append((slice(at, at + size), slice(there, there + length), True))
+                tiles_here.append((slice(at, at + size), slice(there, there + length), True))
             there += length
-        if earlier and found and not found[-1][2] and found[-1][1] == slice(0, earlier):
-            found[-1] = slice(found[-1][0].start, at + size), found[-1][1], False
+        if earlier and tiles_here and not tiles_here[-1][2] and tiles_here[-1][1] == slice(0, earlier):
+            tiles_here[-1] = slice(tiles_here[-1][0].start, at + size), tiles_here[-1][1], False
         elif earlier:
-            found.append((slice(at, at + size), slice(0, earlier), False))
+            tiles_here.append((slice(at, at + size), slice(0, earlier), False))
         at += size
-    return found
+    return tiles_here

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from unisono.parallel.offload.lending import Lender, parts_of
+from unisono.parallel.offload.param_streaming import Lender, parts_of
 from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 
 SMALL = 4096
 """Bytes up to which an activation stays: one page, and less than it costs to name it."""
@@ -86,23 +86,23 @@ class Keeper:
         frame = self.frame = KeptPass(self.before.frame if self.before is not None else None)
         if self.before is not None:
             self.before.frame = None
-        own = {p.untyped_storage()._cdata for p in self.part.parameters()}
+        storages = {p.untyped_storage()._cdata for p in self.part.parameters()}
         seen: dict[
             int, tuple[Entry, Tensor]
         ] = {}  # holds what it knows by its place: nobody else may lie there
-        with saved_tensors_hooks(partial(self._pack, frame, own, seen), _unpack):
+        with saved_tensors_hooks(partial(self._pack, frame, storages, seen), _unpack):
             try:
                 return inner(*args, **kwargs)
             finally:
                 seen.clear()  # the graph keeps the hooks, and would keep these with them
 
     def _pack(
-        self, frame: KeptPass, own: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor
+        self, frame: KeptPass, storages: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor
     ) -> Tensor | _Packed:
         place = x.untyped_storage()._cdata
         home = self.lender.lent.get(place) if self.lender is not None else None
         if home is None and (
-            not self.everything or place in own or nbytes_of(x) <= SMALL or x.device != self.store.device
+            not self.everything or place in storages or nbytes_of(x) <= SMALL or x.device != self.store.device
         ):
             return x
         if place not in seen:
@@ -119,13 +119,13 @@ def _unpack(packed: Tensor | _Packed) -> Tensor:
     return packed if isinstance(packed, Tensor) else packed.layout.of(packed.entry.tensor())
 
 
-def keep_at_home(stages: Stages, site: Site) -> None:
+def keep_at_home(stages: Stages, context: PassContext) -> None:
     """Wrap the parts of each stage, around what may compute them again. A stem keeps what it is given, and that stays:
     of activations the blocks' and the head's go."""
     for stage in stages.values():
         before: Keeper | None = None
-        for part, away in parts_of(stage, site):
+        for part, away in parts_of(stage, context):
             if not (away.params or away.activations):
                 continue
-            before = Keeper(part, site.store, site.lenders.get(part), away.activations, before)
+            before = Keeper(part, context.store, context.lenders.get(part), away.activations, before)
             part.forward = partial(before.forward, part.forward)  # type: ignore[method-assign]

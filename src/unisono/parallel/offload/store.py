@@ -70,13 +70,13 @@ class Store:
     def home(self, nbytes: int) -> Home:
         """Raises Infeasible M02 where the disk has no room for it."""
         free = self._free[nbytes]
-        made = free.pop() if free else self._in_file(nbytes) if self.on_disk and has_numbers(self.device) else Home(
+        memory = free.pop() if free else self._in_file(nbytes) if self.on_disk and has_numbers(self.device) else Home(
             host_room(nbytes, self.device), None
         )  # fmt: skip
-        self._ours.add(made.bytes.untyped_storage()._cdata)
+        self._ours.add(memory.bytes.untyped_storage()._cdata)
         self.away += nbytes
         self.most = max(self.most, self.away)
-        return made
+        return memory
 
     def holds(self, x: Tensor) -> bool:
         """Whether x lies in a home; they are used again, and never given up."""
@@ -138,8 +138,8 @@ class Store:
         except OSError as error:
             free = 0
             with suppress(OSError):
-                found = os.statvfs(self.folder)
-                free = found.f_bavail * found.f_frsize
+                space = os.statvfs(self.folder)
+                free = space.f_bavail * space.f_frsize
             raise Infeasible(
                 f"{error.strerror}: offload to disk needs {self._length + length >> 20} MiB of this rank's,"
                 f" {free >> 20} MiB are free",

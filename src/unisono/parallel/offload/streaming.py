@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.parallel.offload.lending import place_of, put_place
+from unisono.parallel.offload.param_streaming import place_of, put_place
 from unisono.parallel.offload.store import Home, Store, layout_of, nbytes_of
 
 AT_ONCE = 25 << 20
@@ -55,12 +55,12 @@ class _Streamed:
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """As the optimiser's own, part by part."""
+        """Step as the optimiser does, part by part."""
         for part, following in zip(self.parts, [*self.parts[1:], ()], strict=True):
             with self._brought(part), only(self.optimizer, part):
                 for x in (x for p in following for x in (p, *_tensors(self.optimizer.state[p]))):
-                    if (found := place_of(x)) is not None:
-                        self.store.ahead(found[0])
+                    if (place := place_of(x)) is not None:
+                        self.store.ahead(place[0])
                 self.whole()
         self.store.settle()
 
@@ -71,12 +71,12 @@ class _Streamed:
         for p in part:
             state = self.optimizer.state[p]
             for key, value in state.items():
-                if isinstance(value, Tensor) and (found := place_of(value)) is not None:
-                    states.append((state, key, value, found[0]))
-                    state[key] = found[1].of(self.store.fetch(found[0]))
-            if (found := place_of(p)) is not None:
-                weights.append((p, p.data, found[0]))
-                p.data = found[1].of(self.store.fetch(found[0]))
+                if isinstance(value, Tensor) and (place := place_of(value)) is not None:
+                    states.append((state, key, value, place[0]))
+                    state[key] = place[1].of(self.store.fetch(place[0]))
+            if (place := place_of(p)) is not None:
+                weights.append((p, p.data, place[0]))
+                p.data = place[1].of(self.store.fetch(place[0]))
         try:
             yield
         finally:

@@ -120,7 +120,7 @@ class Traffic:
 
 
 def joined(first: Mapping[str, Traffic], more: Mapping[str, Traffic]) -> dict[str, Traffic]:
-    """Both, by axis."""
+    """Add up two mappings by axis."""
     return {axis: first.get(axis, Traffic()) + more.get(axis, Traffic()) for axis in {**first, **more}}
 
 
@@ -151,8 +151,8 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class AxisNetworks:
-    """Of a plan's ranks of tp, cp and ep, where they lie on a cluster; heads: of an all-to-all over cp; grid: of the
-    rows and columns of tp, where it has any."""
+    """Networks of a plan's ranks of tp, cp and ep on a cluster. heads: of an all-to-all over cp. grid: of rows and
+    columns of tp."""
 
     tp: Bus
     cp: Bus
@@ -189,7 +189,7 @@ def _late(stack: Stack, size: int) -> float:
 
 
 def networks(plan: Plan, cluster: Cluster, stack: Stack) -> AxisNetworks:
-    """Of a plan on a cluster."""
+    """Return the networks of a plan on a cluster."""
     apart = {axis: stride(plan, axis, cluster.order) for axis in ("tp", "cp", "ep")}
     share = stack.tp_bus
     return AxisNetworks(

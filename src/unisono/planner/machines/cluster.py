@@ -41,7 +41,7 @@ class Device:
 
     @property
     def room(self) -> float:
-        """Bytes for what a rank asks for."""
+        """Bytes that a rank may allocate."""
         return self.memory - self.reserved
 
     def flops(self, dtype: str) -> float:

@@ -36,16 +36,16 @@ def _virtual_in(sync: str) -> int:
 
 
 def dealers(plan: Plan) -> int:
-    """Ranks that deal out parameters and their states: those of shard, and with them those of cp, unless virtual shards
-    have added up what these make."""
+    """Return the number of ranks that shard parameters and optimiser states: those of shard and cp. Under virtual
+    shards cp is not among them, since each pass has added up its gradients."""
     if plan.shard == 1:
         return 1
     return plan.shard * (plan.cp if virtual_of(plan) == 1 else 1)
 
 
 def owners(plan: Plan, order: Order = USUAL) -> tuple[int, int]:
-    """(ranks that deal out what ZeRO shares, how far apart they are): those of shard and of cp, whose ranks have the
-    same weights, as (shard x cp) meshes of FSDP and Megatron's distributed optimiser do; one rank where shard is 1."""
+    """Return (ranks that shard what ZeRO shards, how far apart they are): those of shard and cp, which hold the same
+    weights, as in (shard x cp) meshes of FSDP; (1, 1) where shard is 1."""
     ranks = dealers(plan)
     if ranks == 1:
         return 1, 1

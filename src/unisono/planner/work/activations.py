@@ -1,18 +1,18 @@
 """Bytes that our own GPT, or one with experts, keeps for the backward pass, as PyTorch plays it: plain autograd, kernel
 by kernel.
 
-Megatron's list (`fused_kept.block_bytes`) holds for its fused kernels and for a residual stream in half precision.
-Here norms and residual stream are fp32 also under autocast, which keeps beside them the half-precision copies that
-products read, of activations and of weights; dropout's masks are as wide as what they drop; and under dropout attention
+Megatron's list (`megatron_activations.block_bytes`) is of its fused kernels and a half-precision residual stream. Here
+norms and residual stream are fp32 also under autocast, which keeps beside them the half-precision copies that products
+read, of activations and of weights; dropout's masks are as wide as what they drop; and under dropout attention
 is written out. Under tp the gathered input of each column product is kept whole. Read off `saved_tensors_hooks` on a
 CPU with PyTorch 2.13, and held to that by tests/models/test_kept.py.
 """
 
 from unisono.plan import Plan
 from unisono.planner.machines.order import virtual_of
-from unisono.planner.work import virtual_kept
 from unisono.planner.work.expert_parallel import INDEX
 from unisono.planner.work.experts import Experts, matrices
+from unisono.planner.work.layouts import virtual_kept
 from unisono.planner.work.transformer import Transformer
 
 
@@ -27,7 +27,7 @@ def block_bytes(
     ones by which it is computed.
     """
     if shards > 1:
-        return virtual_kept.block_bytes(
+        return virtual_kept().block_bytes(
             model, micro_batch=micro_batch, shards=shards, normed=_norm(model, max(4, itemsize), composed), tp=tp,
             cp=cp, recompute=recompute, itemsize=itemsize,
         )  # fmt: skip
@@ -57,7 +57,7 @@ def attention_bytes(model: Transformer, micro_batch: int, plan: Plan, itemsize: 
     e, wide = itemsize, max(4, itemsize)
     if (shards := virtual_of(plan)) > 1:
         norm = _norm(model, wide, True) + e * model.d_model
-        attended = virtual_kept.attended_bytes(model, micro_batch, shards, plan.tp, plan.cp, e, False)
+        attended = virtual_kept().attended_bytes(model, micro_batch, shards, plan.tp, plan.cp, e, False)
         return _tokens(model, micro_batch, plan.cp) * norm + attended
     attended = attended_bytes(model, e, False, plan.cp, plan.cp_kind)
     norm = _norm(model, wide, True) / plan.tp
@@ -107,7 +107,7 @@ def head_bytes(
     if shards > 1:
         normed = _norm(model, max(4, itemsize), composed)
         sizes = {"shards": shards, "normed": normed, "tp": tp, "cp": cp, "itemsize": itemsize}
-        return virtual_kept.head_bytes(model, micro_batch, **sizes)
+        return virtual_kept().head_bytes(model, micro_batch, **sizes)
     tokens, e, wide = _tokens(model, micro_batch, cp), itemsize, max(4, itemsize)
     # The log-probabilities, and the targets of 8 bytes.
     kept = _norm(model, wide, composed) / tp + e * model.d_model + wide * model.vocab / tp + 8
@@ -132,7 +132,7 @@ def stem_bytes(
     """Bytes of the tokens, and of the embedding's dropout mask."""
     if shards > 1:
         sizes = {"shards": shards, "tp": tp, "cp": cp, "itemsize": itemsize}
-        return virtual_kept.stem_bytes(model, micro_batch, **sizes)
+        return virtual_kept().stem_bytes(model, micro_batch, **sizes)
     wide = max(4, itemsize)
     return _tokens(model, micro_batch, cp) * (8 + (wide * model.d_model / tp if model.noisy else 0.0))
 

@@ -1,22 +1,21 @@
 """What the parts of a transformer do in one pass on one rank: lists that depend on model, plan and habits alone.
 
-An axis that deals blocks adds its calls here, and what it takes off products and bytes; what a block keeps stands in
-`work.kept` (ours) and `work.transformer` (Megatron's). Bytes of elementwise kernels are counted as the usual fused
-kernels read and write them: norm; bias, dropout and residual; activation; and, where attention is not fused, scale,
+An axis that splits blocks adds its calls here, and its share of products and bytes. `work.activations` counts what our
+blocks keep, `work.megatron_activations` what Megatron's keep. Bytes of elementwise kernels are those that the usual
+fused kernels read and write: norm; bias, dropout and residual; activation; and, where attention is not fused, scale,
 mask and softmax, and dropout of the scores.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
-from unisono.planner.machines.order import virtual_of
 from unisono.planner.source import Source
 from unisono.planner.timetables import of
-from unisono.planner.work import expert_parallel, grids, virtual
-from unisono.planner.work.stage import ITEM, OURS, Habits, MatrixProduct, PartPass, Transfer
+from unisono.planner.work import expert_parallel
+from unisono.planner.work.layouts import layout_of
+from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer, crossings
 
 _COUNTED = Source(
@@ -39,11 +38,17 @@ def own_list(model: Transformer, habits: Habits) -> bool:
 def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
     """One pass over one block; of dense and sparse blocks the mean. Backwards, without recomputation, each product has
     two of its own size."""
-    if virtual_of(plan) > 1:
-        return _by_shards(model, plan, habits, micro_batch, backward=backward)
+    passes = row_block if (layout := layout_of(plan)) is None else layout.block
+    return passes(model, plan, habits, micro_batch, backward=backward)
+
+
+def row_block(
+    model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool,
+    products: tuple[MatrixProduct, ...] = (),
+) -> PartPass:  # fmt: skip
+    """One pass over one block whose layers lie on tp in one row. products: others than those of one row."""
     tokens, item = _tokens(model, plan, micro_batch), ITEM[plan.precision]
-    grid = isinstance(plan.tp, Grid)
-    products = tuple(grids.products(model, plan, micro_batch) if grid else _products(model, plan, tokens))
+    products = products or tuple(_products(model, plan, tokens))
     scores, unfused = _scores(model, plan, habits, micro_batch)
     fused = _fused(model, plan, micro_batch) if habits.fused_attention else 0.0
     ways = 2 if backward else 1
@@ -73,46 +78,25 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
         products=products,
         scores=tuple(gradient._replace(times=2.0) for gradient in scores) if backward else scores,
         fused=fused * (FUSED_BACKWARD if backward else 1.0),
-        moved=_moved(model, plan, habits, tokens, backward)
+        moved=elementwise_bytes(model, plan, habits, tokens, backward)
         + rounded
-        + unfused * (11 / 9 if backward else 1.0)
-        + (grids.copied(model, plan, micro_batch, backward) if grid else 0.0),
-        masks=_masks(model, plan, habits, tokens),
+        + unfused * (11 / 9 if backward else 1.0),
+        masks=mask_bytes(model, plan, habits, tokens),
         kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
         + (0 if habits.fused_attention else UNFUSED_LAUNCHES)
-        + ways * model.sparse_share * expert_parallel.LAUNCHES
-        + (grids.kernels(model, backward) if grid else 0),
+        + ways * model.sparse_share * expert_parallel.LAUNCHES,
         calls=tuple(calls),
-    )
-
-
-def _by_shards(
-    model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool
-) -> PartPass:
-    """The same by virtual shards: positions are whole on tp, and attention is written out."""
-    products = tuple(virtual.products(model, plan, micro_batch))
-    if backward:
-        products = tuple(gradient for product in products for gradient in product.gradients)
-    scores, whole = virtual.scores(model, plan, micro_batch), replace(OURS, sequence_parallel=False)
-    tokens = _tokens(model, plan, micro_batch)
-    return PartPass(
-        products=products,
-        scores=tuple(gradient._replace(times=2.0 * gradient.times) for gradient in scores)
-        if backward
-        else scores,
-        moved=_moved(model, plan, whole, tokens, backward)
-        + virtual.moved(model, plan, micro_batch, backward),
-        masks=_masks(model, plan, whole, tokens),
-        kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
-        + virtual.kernels(model, plan, habits, backward),
-        calls=tuple(virtual.block_calls(model, plan, micro_batch, backward)),
     )
 
 
 def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
     """What the backward pass of one block computes once more: nothing, the scores, or the whole forward pass."""
-    if virtual_of(plan) > 1:
-        return _again_by_shards(model, plan, habits, micro_batch)
+    passes = row_again if (layout := layout_of(plan)) is None else layout.again
+    return passes(model, plan, habits, micro_batch)
+
+
+def row_again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
+    """As `again`, where layers lie on tp in one row."""
     if plan.recompute == "full":
         ahead = block(model, plan, habits, micro_batch, backward=False)
         others = tuple(call for call in ahead.calls if call.label != "tp")
@@ -128,74 +112,31 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
     return PartPass(calls=sent)
 
 
-def _again_by_shards(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
-    """The same by virtual shards, whose scores are always written."""
-    calls = tuple(virtual.again_calls(model, plan, micro_batch))
-    if plan.recompute == "full":
-        return block(model, plan, habits, micro_batch, backward=False).like(calls=calls)
-    if plan.recompute != "selective":
-        return PartPass()
-    attention = virtual.attention(model, plan, micro_batch)
-    return PartPass(
-        scores=virtual.scores(model, plan, micro_batch),
-        moved=attention.moved,
-        kernels=attention.kernels,
-        calls=calls,
-    )
-
-
 def stem(model: Transformer, plan: Plan, micro_batch: float, *, backward: bool) -> PartPass:
-    """The embedding: rows read and added, or gradients scattered."""
+    """The embedding: rows read and added, or gradients scattered. In one row an end sends little beside the blocks."""
     moved = _tokens(model, plan, micro_batch) * model.d_model * ITEM[plan.precision]
-    many = 0.0
-    if virtual_of(plan) > 1:  # each shard of the rank looks all tokens up
-        shards = virtual.shards_of(model, plan, micro_batch)
-        moved, many = moved * shards.features, virtual.end_kernels(shards, head=False, backward=backward)
-    return PartPass(
-        moved=moved * (8 if backward else 4),
-        kernels=many,
-        calls=_end_calls(model, plan, micro_batch, backward, stem=True),
-    )
+    row = PartPass(moved=moved * (8 if backward else 4))
+    layout = layout_of(plan)
+    return row if layout is None else layout.stem(row, model, plan, micro_batch, backward)
 
 
 def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
     """The classifier and the loss."""
     tokens = _tokens(model, plan, micro_batch)
-    rows, columns = (plan.tp.rows, plan.tp.columns) if isinstance(plan.tp, Grid) else (1, plan.tp)
     times = 2.0 if backward and not model.lora else 1.0
-    product = MatrixProduct(tokens / rows, model.d_model, model.vocab / columns, times=times)
-    many = 0.0
-    if virtual_of(plan) > 1:
-        product = virtual.head_product(model, plan, micro_batch)
-        product = product._replace(times=times * product.times)
-        shards = virtual.shards_of(model, plan, micro_batch)
-        many = virtual.end_kernels(shards, head=True, backward=backward)
+    product = MatrixProduct(tokens, model.d_model, model.vocab / plan.tp, times=times)
     if habits.fused_loss:  # cast, and one kernel; their gradient
         moved = 6 if backward else 14
     else:  # in fp32, kernel by kernel: cast, maximum, difference, exponential, sum, quotient; their gradient
         moved = 14 if backward else 38
-    return PartPass(
-        products=(product,),
-        moved=tokens * model.vocab / plan.tp * moved,
-        kernels=many,
-        calls=_end_calls(model, plan, micro_batch, backward, stem=False),
-    )
-
-
-def _end_calls(
-    model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool
-) -> tuple[Transfer, ...]:
-    """Of a grid, in which whole tables meet, and of virtual shards; in one row what an end sends is little beside the
-    blocks'."""
-    if virtual_of(plan) > 1:
-        return tuple(virtual.end_calls(model, plan, micro_batch, backward, stem=stem, head=not stem))
-    if not isinstance(plan.tp, Grid):
-        return ()
-    return tuple(grids.end_calls(model, plan, micro_batch, backward, stem=stem, head=not stem))
+    row = PartPass(products=(product,), moved=tokens * model.vocab / plan.tp * moved)
+    layout = layout_of(plan)
+    return row if layout is None else layout.head(row, model, plan, micro_batch, backward)
 
 
 def _adapters(products: Sequence[MatrixProduct], rank: int) -> tuple[MatrixProduct, ...]:
-    """Of adapters beside products, each of two layers with so many features between them (Hu et al., 2021)."""
+    """Return the products of adapters beside `products`: two layers with `rank` features between them (Hu et al.,
+    2021)."""
     if not rank:
         return ()
     pairs = ((p._replace(columns=rank, eight=False), p._replace(inner=rank, eight=False)) for p in products)
@@ -215,7 +156,7 @@ def _tokens(model: Transformer, plan: Plan, micro_batch: float) -> float:
 
 
 def _products(model: Transformer, plan: Plan, tokens: float) -> list[MatrixProduct]:
-    """Of a block, with weights."""
+    """Return the products of a block that have weights."""
     h, t = model.d_model, plan.tp
     products = [
         MatrixProduct(tokens, inner / (t if row_wise else 1), columns / (t if column_wise else 1))
@@ -251,7 +192,7 @@ def _fused(model: Transformer, plan: Plan, micro_batch: float) -> float:
     return 2.0 * micro_batch * rows * model.context * model.n_head / plan.tp * sum(model.score_widths) / 2.0
 
 
-def _moved(model: Transformer, plan: Plan, habits: Habits, tokens: float, backward: bool) -> float:
+def elementwise_bytes(model: Transformer, plan: Plan, habits: Habits, tokens: float, backward: bool) -> float:
     """Bytes of a block's elementwise kernels beside attention, without masks."""
     h, e, tp = model.d_model, ITEM[plan.precision], plan.tp
     norms, joins = 2 * (4 if backward else 2) * e, 2 * 3 * e
@@ -265,7 +206,7 @@ def _moved(model: Transformer, plan: Plan, habits: Habits, tokens: float, backwa
     return tokens * ((norms + joins) * h / shared + (hidden + turned) / tp) + model.sparse_share * routed
 
 
-def _masks(model: Transformer, plan: Plan, habits: Habits, tokens: float) -> float:
+def mask_bytes(model: Transformer, plan: Plan, habits: Habits, tokens: float) -> float:
     """Bytes of dropout's masks beside attention."""
     shared = plan.tp if habits.sequence_parallel or isinstance(plan.tp, Grid) else 1
     return tokens * 2 * model.d_model / shared if model.noisy else 0.0
@@ -286,8 +227,8 @@ def _tensor_calls(
     """What crosses tp in one pass: as our own program makes it, or all-reduces."""
     if plan.tp == 1:
         return []
-    if isinstance(plan.tp, Grid):
-        return grids.block_calls(model, plan, micro_batch, backward, again)
+    if isinstance(plan.tp, Grid) and (layout := layout_of(plan)) is not None:
+        return layout.block_calls(model, plan, micro_batch, backward, again)
     tokens = _tokens(model, plan, micro_batch)
     behind = "backward" if backward else ""
     if own_list(model, habits):
@@ -318,8 +259,8 @@ def own_context_calls(
 
 
 def context_again(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
-    """What a block of ours sends on cp for what its backward pass computes once more. Of attention alone the last
-    result is not wanted, so it is not exchanged."""
+    """Return what one of our blocks sends on cp while its backward pass recomputes. Where attention alone is
+    recomputed, its result is not exchanged, since nobody needs it."""
     calls = own_context_calls(model, plan, micro_batch, False)
     return calls[: {"full": len(calls), "selective": 1}.get(plan.recompute, 0)]
 
@@ -340,8 +281,16 @@ def own_tensor_calls(
             Transfer("tp", op, nbytes, times, behind=behind).in_chunks(plan.chunks)
             for op, (nbytes, times) in zip(ops, crossed, strict=True)
         ),
-        Transfer("tp", ops[0], lent, grids.lends(model, plan.tp), behind=behind),
+        Transfer("tp", ops[0], lent, lends(model, plan.tp), behind=behind),
     ]
+
+
+def lends(model: Transformer, ranks: int) -> float:
+    """Return how often ranks that split heads lend each other a key and a value in one pass: 1.0 where the queries of
+    one key lie on several ranks."""
+    group = model.n_head // model.kv_heads
+    ends = (rank * (model.n_head // ranks) + min(rank, model.n_head % ranks) for rank in range(1, ranks))
+    return float(any(end % group for end in ends))
 
 
 def filled(model: Transformer, plan: Plan, tokens: float) -> float:

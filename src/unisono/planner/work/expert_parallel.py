@@ -1,8 +1,7 @@
-"""How a sparse layer is dealt and what its experts do: grouped products on the tokens that arrive, and the
-all-to-alls that bring them.
+"""Expert parallelism: who holds which experts, their grouped products, and the all-to-alls that bring tokens.
 
-`ep` re-uses the ranks of shard · cp · tp, the innermost first. Where it is smaller than tp, the rest of tp cuts each
-expert; where it is larger, it reaches over cp and shard, and fewer ranks hold the same expert.
+`ep` re-uses the ranks of shard x cp x tp, the innermost first. Where ep < tp, the rest of tp splits each expert by
+its width; where ep > tp, it extends over cp and shard, and fewer ranks hold the same expert.
 """
 
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ FLAG: Annotated[float, _RUNTIME] = 1.0  # of whether a choice is kept
 
 
 class HeldExperts(NamedTuple):
-    """Of one sparse layer on one rank, elements: of matrices, and of biases, which those who share an expert have in
-    full. apart: `shard` does not deal them."""
+    """Elements of one sparse layer's experts on one rank of ours. matrices, biases: ranks that share an expert split
+    its matrices and keep its biases whole. apart: `shard` does not shard them."""
 
     matrices: float
     biases: float
@@ -29,7 +28,7 @@ class HeldExperts(NamedTuple):
 
 
 def held_experts(model: Transformer, plan: Plan) -> HeldExperts:
-    """Of a model without experts, nothing."""
+    """Return the experts that one rank holds; zeros for a dense model."""
     experts = model.experts
     if experts is None:
         return HeldExperts(0.0, 0.0, False)
@@ -50,8 +49,8 @@ LAUNCHES: Annotated[int, Source("specification", _COUNTED)] = 10
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
-    """Who holds an expert. cut: ranks that share one expert by its width. local: experts of a rank. copies: ranks of a
-    replica that hold the same ones; `owners`: of them, those that ZeRO may deal them to."""
+    """Ranks that hold one expert. cut: ranks that split it by its width. local: experts of a rank. copies: ranks of a
+    replica that hold the same experts. owners: of these, ranks over which ZeRO may shard them."""
 
     cut: int
     local: float
@@ -66,7 +65,7 @@ def group(experts: Experts, plan: Plan) -> ExpertGroup:
 
 
 def elements(model: Transformer, plan: Plan) -> tuple[float, int]:
-    """(elements of one layer's routed experts on one rank before ZeRO, ranks that ZeRO deals them to)."""
+    """Return (elements of one layer's routed experts on one rank before ZeRO, ranks over which ZeRO shards them)."""
     if model.experts is None:
         return 0.0, 1
     holders = group(model.experts, plan)

@@ -1,7 +1,5 @@
-"""Experts in numbers: a feed-forward layer of many, of which each token takes a few (Shazeer et al., 2017).
-
-And latent attention, whose keys and values come out of one short vector (DeepSeek-V2, 2024).
-"""
+"""Sizes of a mixture of experts, of which each token takes a few (Shazeer et al., 2017), and of latent attention,
+whose keys and values come out of one short vector (DeepSeek-V2, 2024)."""
 
 from dataclasses import dataclass
 
@@ -48,12 +46,12 @@ class Experts:
 
 
 def matrices(gated: bool) -> int:
-    """Of a feed-forward layer, (width x hidden)."""
+    """Return the number of matrices (width x hidden) of a feed-forward layer."""
     return 3 if gated else 2
 
 
 def expert_elements(experts: Experts, d_model: int, *, gated: bool, bias: bool) -> int:
-    """Parameters of one layer's routed experts, which `ep` deals out."""
+    """Return the parameters of one layer's routed experts, which `ep` splits."""
     each = matrices(gated) * d_model * experts.width
     if bias:
         each += (matrices(gated) - 1) * experts.width + d_model

@@ -1,5 +1,5 @@
 """Bytes that Megatron's fused kernels keep for the backward pass, with a residual stream in half precision
-(Korthikanti et al., 2022). What our own keep: `work.kept`."""
+(Korthikanti et al., 2022). What our own keep: `work.activations`."""
 
 from unisono.planner.work.experts import matrices
 from unisono.planner.work.transformer import Transformer

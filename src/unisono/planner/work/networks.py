@@ -116,21 +116,21 @@ class Network:
         return {}
 
     def holders(self, ranks: int) -> int:
-        """Of so many ranks those among which ep may deal at most: of tables each row may lie elsewhere."""
+        """Return the largest degree of ep on so many ranks: each row of a table may lie elsewhere."""
         return ranks if any(part.tables for part in self.workload.parts) else 1
 
     def attention_flops(self, batch: int) -> float:
-        """Its products are told as they are."""
+        """0: attention is counted among the products."""
         return 0.0
 
     @property
     def n_layer(self) -> int:
-        """Parts that pp deals out; a whole is one."""
+        """Number of parts that pp splits; 1 for a model of one part."""
         return len(self.workload.blocks) or 1
 
     @property
     def whole(self) -> "Network":
-        """The same where nobody has said what may be cut: one part, as `train` plays it."""
+        """The same model as one part, as `train` plays a model that nobody has cut."""
         *_, last = parts = self.workload.parts
         every = joined("module", parts), WorkPart("head", 0, 0, 0, last.output)
         return replace(self, workload=Workload(every, self.workload.tied))
@@ -142,7 +142,7 @@ class Network:
 
     @property
     def tied_elements(self) -> int:
-        """Of a weight that both ends have."""
+        """Elements of a weight that both ends have."""
         return self.workload.tied
 
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
@@ -158,7 +158,7 @@ class Network:
 
     @property
     def n_head(self) -> int:
-        """What tp may deal out evenly: a divisor of the units of every part that has some, 1 where none has."""
+        """Largest even degree of tp: a divisor of the channels of every part that has some, 1 where none has."""
         return gcd(*(part.channels.units for part in self.workload.parts if part.channels)) or 1
 
     @property

@@ -1,9 +1,9 @@
-"""Bytes that a rank of ours copies to and from the homes of what is put away, counted pass by pass.
+"""Bytes that a rank copies to and from where it offloads, pass by pass.
 
-Weights come for a forward pass, and once more for backward: for the products that give the gradients of their inputs,
-or for a pass that is computed again. They go home unchanged, so nothing is copied. Activations of blocks and head go
-once and come once. Optimiser state, and weights that are away, come and go once a step. tests/planner/test_homes.py
-holds it to what `Lane` copies.
+Weights come for a forward pass, and once more for backward: for the products that give the gradients of inputs, or
+for a recomputed pass. They are unchanged, so nothing is copied back. Activations of blocks and head go once and come
+once. Optimiser states and offloaded weights come and go once a step. tests/planner/test_offload.py holds this to what
+`Lane` copies.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from unisono.plan import Plan
 from unisono.plan.blocks import away_of
 from unisono.planner.machines.order import dealers, virtual_of
 from unisono.planner.memory import RowShare, share_of
-from unisono.planner.work import activations, virtual_kept
+from unisono.planner.work import activations
+from unisono.planner.work.layouts import virtual_kept
 from unisono.planner.work.passes import each_block
 from unisono.planner.work.stage import ITEM
 from unisono.planner.work.transformer import Transformer
@@ -39,7 +40,7 @@ class Copied:
 
 
 def copied(model: Transformer, plan: Plan, micro_batch: int, row: int, composed: bool = True) -> Copied:
-    """Of a rank of a pipeline row: of its ends as the plan says, of each block as the range does that it lies in."""
+    """Return the copies of a rank of a pipeline row: of its ends as the plan says, of each block as its range says."""
     share = share_of(model, plan, row, True)
     wide = float(max(4, ITEM[plan.precision]))
     blocks = each_block(model, plan, wide * (share.blocks + share.routed), row)
@@ -61,7 +62,7 @@ def copied(model: Transformer, plan: Plan, micro_batch: int, row: int, composed:
 
 
 def _stepped(model: Transformer, plan: Plan, weights: float) -> Copied:
-    """Of so many bytes of weights, of which the plan puts some away: what an update copies."""
+    """Return what an update copies of so many bytes of weights."""
     away, ranks = away_of(plan), dealers(plan)
     state = model.states * weights / ranks if away.optimizer else 0.0
     return Copied(step=state + (weights if away.params else 0.0))
@@ -83,7 +84,7 @@ def _of_ends(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, 
         head = activations.head_bytes(model, micro_batch, plan.tp, plan.cp, e, composed, shards)
         lost = wide * model.vocab / plan.tp + 8
         if shards > 1:
-            lost = virtual_kept.classified(model, plan.tp, e, shards)
+            lost = virtual_kept().classified(model, plan.tp, e, shards)
         left = share.head * (head - micro_batch * model.context / plan.cp * lost)
     return Copied(left, ahead, back + left)
 

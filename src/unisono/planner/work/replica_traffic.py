@@ -1,4 +1,4 @@
-"""What replicas send each other of their gradients, as policy and codec say in their own files."""
+"""What replicas send each other of their gradients, as policy and codec declare it."""
 
 from math import prod
 
@@ -17,14 +17,14 @@ def leafwise(plan: Plan) -> bool:
 
 
 def transfer_of(call: Call, ranks: int) -> Transfer:
-    """The transfer of which one of `ranks` ranks sends the bytes that a member of a family declares."""
+    """Return the transfer in which each of `ranks` ranks sends the bytes that a call declares."""
     sent = Transfer(call.axis, call.op, 1.0).sent(ranks)
     return Transfer(call.axis, call.op, call.nbytes / sent, call.times, later=True)
 
 
 def declared(model: Transformer | Network, plan: Plan, item: float, elements: float) -> Work:
-    """What one rank does beside computing gradients of so many elements, of `item` bytes each. What the policy adds up
-    goes through the codec: its all-reduces are the codec's exchanges."""
+    """Return the work of one rank beside computing gradients of so many elements, of `item` bytes each. The
+    all-reduces of the policy are the exchanges of the codec."""
     policy, codec = member("sync", plan.sync), member("codec", plan.codec)
     shapes = [tuple(map(round, shape)) for shape in model.matrices(plan.tp)[0]]
     rest = round(model.matrices(plan.tp)[1]) - sum(map(prod, shapes))

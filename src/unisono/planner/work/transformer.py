@@ -1,8 +1,7 @@
-"""A decoder-only transformer in numbers, dealt by tensor and context parallelism: what one rank keeps and counts.
+"""Sizes of a decoder-only transformer under tensor and context parallelism: elements, FLOPs and kept activations.
 
-Bytes kept for the backward pass follow the list of tensors of Korthikanti et
-al., "Reducing activation recomputation in large transformer models", 2022, section 4, generalised to gated
-feed-forwards, grouped key-value heads, no dropout and fused attention.
+Bytes kept for the backward pass follow Korthikanti et al., "Reducing activation recomputation in large transformer
+models", 2022, section 4, extended to gated feed-forwards, grouped key-value heads, no dropout and fused attention.
 """
 
 from dataclasses import dataclass, replace
@@ -70,7 +69,7 @@ class Transformer:
         return {"width": self.d_model, "context": self.context}
 
     def holders(self, ranks: int) -> int:
-        """Of so many ranks those among which ep may deal at most."""
+        """Return the largest degree of ep: the number of experts."""
         return self.experts.count if self.experts else 1
 
     @property
@@ -80,7 +79,7 @@ class Transformer:
 
     @cached_property
     def workload(self) -> Workload:
-        """The same model as parts."""
+        """The same model as a workload of parts."""
         D, T, V = self.d_model, self.context, self.vocab
         norm, statistics = D * (2 if self.bias and not self.rms else 1), 1 if self.rms else 2
         embedded = V * D + ((self.rows or T) * D if self.learned else 0)
@@ -159,7 +158,7 @@ class Transformer:
 
     @property
     def _biases(self) -> int:
-        """Of attention."""
+        """Number of attention's biases."""
         qkv = self.bias if self.qkv_bias is None else self.qkv_bias
         proj = self.bias if self.proj_bias is None else self.proj_bias
         return (self.qkv_width if qkv else 0) + (self.d_model if proj else 0)
@@ -184,7 +183,7 @@ class Transformer:
 
     @cached_property
     def score_widths(self) -> tuple[int, int]:
-        """Of one head: what a score is the sum over, and what the weights weigh."""
+        """Widths of one head: of queries and keys, and of values."""
         if self.latent:
             return self.latent.plain + self.latent.turned, self.latent.value
         return self.head_width, self.head_width
@@ -196,7 +195,7 @@ class Transformer:
 
     @cached_property
     def attention_products(self) -> tuple[tuple[int, int, bool, bool], ...]:
-        """(inner, columns, whether tp deals out the inner, the columns) of attention's products with weights."""
+        """(inner, columns, whether tp splits the inner, the columns) of attention's products with weights."""
         if self.latent:
             return self.latent.products(self.d_model, self.n_head)
         wide = self.n_head * self.head_width
@@ -204,27 +203,27 @@ class Transformer:
 
     @cached_property
     def sparse_share(self) -> float:
-        """Of the blocks, those with experts."""
+        """Share of blocks that have experts."""
         if self.experts is None or not self.n_layer:
             return 0.0
         return self.experts.layers(0, self.n_layer) / self.n_layer
 
     @property
     def dense_share(self) -> float:
-        """Of the blocks, those with a feed-forward layer that every token takes, shared experts among them."""
+        """Share of blocks with a feed-forward layer that every token takes; shared experts count."""
         return 1.0 - (self.sparse_share if self.experts and not self.experts.shared_width else 0.0)
 
     @cached_property
     def layer_experts(self) -> float:
-        """Elements of one layer's routed experts, which `ep` deals out."""
+        """Elements of one layer's routed experts, which `ep` splits."""
         if self.experts is None:
             return 0.0
         return expert_elements(self.experts, self.d_model, gated=self.gated, bias=self.bias)
 
     @cached_property
     def block_parameters(self) -> tuple[float, float]:
-        """Elements of a block that `tp` deals out, and elements that each of its ranks keeps whole; routed experts not
-        counted, and of dense and sparse blocks the mean."""
+        """(elements of a block that `tp` splits, elements that each rank keeps whole). Routed experts are not
+        counted; of dense and sparse blocks it is the mean."""
         norm = self.d_model * (2 if self.bias and not self.rms else 1)
         # norms, biases of row-wise products: of experts there is none
         rows = 1 + self.dense_share
@@ -240,7 +239,7 @@ class Transformer:
 
     @cached_property
     def stem_parameters(self) -> tuple[int, int]:
-        """The embedding: dealt by vocabulary, positions whole."""
+        """(elements of the embedding, which tp splits by vocabulary, elements of the positions, which are whole)."""
         return self.vocab * self.d_model, (self.rows or self.context) * self.d_model if self.learned else 0
 
     @property
@@ -255,7 +254,7 @@ class Transformer:
         return round(weights * (2 if self.bias else 1) + stacked + norms)
 
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
-        """(rows and columns of a block's matrices as tp deals them, elements of a block on one rank)."""
+        """Return (rows and columns of a block's matrices under tp, elements of a block on one rank)."""
         h, ff = self.d_model, self.d_ff
         shapes = [
             (h, (h + 2 * self.kv_width) / tp),
@@ -268,7 +267,7 @@ class Transformer:
 
     @cached_property
     def learns(self) -> float:
-        """Of the elements, those that have a gradient and states of an optimiser."""
+        """Share of elements that have a gradient and optimiser states."""
         if not self.lora:
             return 1.0
         products, _ = self.matrices(1)
@@ -277,7 +276,7 @@ class Transformer:
 
     @property
     def tied_elements(self) -> int:
-        """Of a weight that both ends have, and that learns."""
+        """Elements of a trainable weight that both ends have."""
         return self.stem_parameters[0] if self.tied and not self.lora else 0
 
     @cached_property
@@ -292,7 +291,7 @@ class Transformer:
         return attention + (whole - attention) * 2.0 / 3.0 if self.lora else whole
 
     def attention_flops(self, batch: int) -> float:
-        """Of these, what is between activations: scores, and the values that they weigh."""
+        """Return the FLOPs of a step between activations: scores, and weighted values."""
         each = 2.0 * self.context**2 * self.n_head * sum(self.score_widths)
         return 3.0 * batch * self.n_layer * each
 
@@ -334,12 +333,11 @@ def crossings(
 
 
 def on_rank(tp: int, dealt: float, whole: float) -> float:
-    """Elements on one rank of tp, of those that it deals and of those that a row of ranks leaves whole: in a grid
-    nothing is whole."""
+    """Return elements on one rank of tp. `dealt` elements are divided, `whole` ones are not; in a grid both are."""
     return (dealt + whole) / tp if isinstance(tp, Grid) else dealt / tp + whole
 
 
 def block_elements(model: Transformer, tp: int) -> float:
-    """Elements of one block on one rank of tp, before `shard` deals them; of dense and sparse blocks the mean."""
+    """Return elements of one block on one rank of tp, before `shard`; of dense and sparse blocks the mean."""
     dealt, whole = model.block_parameters
     return on_rank(tp, dealt + model.sparse_share * model.layer_experts, whole)

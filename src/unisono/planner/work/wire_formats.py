@@ -1,4 +1,4 @@
-"""Bytes of an element on `shard` and between stages, where the plan has it cross in another form than it is kept."""
+"""Bytes of an element on `shard` and between stages, where the plan sends it in another format than it is kept in."""
 
 from typing import Annotated
 
@@ -13,18 +13,18 @@ EIGHT_BITS: Annotated[float, _BYTES] = (
 
 
 def gathered(plan: Plan, item: float) -> float:
-    """Of a weight that `item` bytes hold, as it is gathered."""
+    """Return bytes of a gathered weight that is kept in `item` bytes."""
     narrow = min(item, 2.0) if plan.arithmetic.narrow else item
     return EIGHT_BITS if plan.wires.gather else narrow
 
 
 def scattered(plan: Plan, item: float) -> float:
-    """Of a gradient that `item` bytes hold, as it is scattered."""
+    """Return bytes of a scattered gradient that is kept in `item` bytes."""
     return EIGHT_BITS if plan.wires.scatter else item
 
 
 def carried(plan: Plan, item: float) -> float:
-    """Of an activation that crosses from stage to stage."""
+    """Return bytes of an activation that crosses from stage to stage."""
     return min(item, 2.0) if plan.arithmetic.narrow else item
 
 

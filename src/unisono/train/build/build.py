@@ -21,7 +21,7 @@ from unisono.models.cut_chain import InferredChain
 from unisono.models.init import Rule, draw, rules_of
 from unisono.models.lora import adapt, choose, plain
 from unisono.observe.span import Recorder
-from unisono.parallel.offload.lending import send_home
+from unisono.parallel.offload.param_streaming import send_home
 from unisono.parallel.offload.streaming import stream
 from unisono.parallel.precision import dtype_of
 from unisono.parallel.stochastic import Dither
@@ -45,7 +45,7 @@ from unisono.train.step.update import update_of
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands: its rank, the device it computes on, and how collectives are made. scratch: a folder
+    """A process among the ranks: its rank, the device it computes on, and how collectives are made. scratch: a folder
     of the run's for what is offloaded to disk. speeds: of the replicas, by which leaves are dealt; alike if empty.
     host: the first rank of this host."""
 
@@ -165,7 +165,7 @@ def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callabl
     that has none."""
     adapters: Mapping[str, Rule] = getattr(model, "adapters", {})
     if isinstance(model, InferredChain):  # no second copy: its values move out of it
-        return _made(model.emptied(), adapters, seed)
+        return _values_of(model.emptied(), adapters, seed)
     if not has_numbers(device):
         whole = {name: p.detach().to(device) for name, p in model.named_parameters()}
         return lambda name: whole[name]
@@ -173,11 +173,13 @@ def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callabl
         rules = rules_of(model)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         return lambda name: draw(plain(name), shapes[name], rules[name], seed)
-    return _made({name: p.detach().clone() for name, p in model.named_parameters()}, adapters, seed)
+    return _values_of({name: p.detach().clone() for name, p in model.named_parameters()}, adapters, seed)
 
 
-def _made(values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -> Callable[[str], Tensor]:
-    """As the user's function made them; adapters, which it knows nothing of, are drawn."""
+def _values_of(
+    values: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int
+) -> Callable[[str], Tensor]:
+    """The values that the user's function made, by name; adapters, which it knows nothing of, are drawn."""
     return lambda name: (
         draw(name, tuple(values[name].shape), adapters[name], seed) if name in adapters else values[name]
     )

@@ -20,7 +20,7 @@ class KnownShapes:
     a tensor is a view of, are worked out each time."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, tuple[_Made, ...] | None] = {}  # None: each time
+        self._known: dict[Hashable, tuple[_Made, ...] | None] = {}  # None: each time
         self._pure: dict[Any, bool] = {}
 
     def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -31,15 +31,15 @@ class KnownShapes:
             return func(*args, **kwargs)
         try:
             key = (func, _described(args), _described(tuple(kwargs.items())))
-            known = self._made.get(key)
+            known = self._known.get(key)
         except TypeError:  # a tensor with numbers, or something that is no key of a table
             return func(*args, **kwargs)
         if known:
             outputs = tuple(torch.empty_strided(*of[:2], dtype=of[2], device="meta") for of in known)
             return outputs if len(func._schema.returns) > 1 else outputs[0]
         out = func(*args, **kwargs)
-        if key not in self._made:
-            self._made[key] = _as_made(out)
+        if key not in self._known:
+            self._known[key] = _as_made(out)
         return out
 
 

@@ -15,7 +15,7 @@ from unisono.models.cut_chain import FoldedWeights, GraphUnit
 from unisono.models.hf.names import Layout
 from unisono.models.lora import adapters_of, plain
 from unisono.models.weights import Weights, matched, own_names, read_box, same
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot
 from unisono.spec.model import OwnModel
 from unisono.train.foreign import open_weights
@@ -81,7 +81,7 @@ def _fill_buffers(model: nn.Module, weights: Weights, layout: Layout) -> None:
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those that have values by now, by the names of the user's module."""
+    """The buffers that have values by now, by the names of the user's module."""
     return {n.removeprefix("stem.module."): b for n, b in model.named_buffers() if not b.is_meta}
 
 

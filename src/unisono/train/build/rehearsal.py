@@ -40,12 +40,12 @@ _aten = torch.ops.aten
 
 @dataclass(slots=True)
 class Rehearsed:
-    """What one rank was seen to do in one step.
+    """What one rank did in one rehearsed step.
 
-    stages: numbers of those that it owns. parameters: elements that it holds. lasting, peak: bytes of tensors that live
-    between steps, and at most during the step. calls: of the step, in order. waits: places
-    in the code that wait for a number, how often. strays: places that make tensors elsewhere than on the device.
-    notes: what was left out.
+    at: its place on each axis. stages: numbers of its stages. parameters: elements that it holds. lasting, peak:
+    bytes of tensors between steps, and at most during the step. calls: in order. waits: places in the code that wait
+    for a number of the device, and how often. strays: places that make tensors elsewhere than on the device. notes:
+    parts of the step that were left out.
     """
 
     at: dict[str, int]
@@ -112,7 +112,7 @@ class Onlooker(TorchDispatchMode):
         self.now -= nbytes
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a wait for a number is told; None for anything else."""
+        """Return the number that a wait gets; None for any other operation."""
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
         of_device = bool(args) and isinstance(args[0], Tensor) and args[0].device.type == META
         if name in ("_local_scalar_dense", "equal", "is_nonzero") and of_device:
@@ -176,8 +176,10 @@ def _as_if_there() -> Iterator[None]:
 def rehearse(
     recipe: Recipe, plan: Plan, corpus: Corpus, rank: int, calls: list[Made], steps: int = 1
 ) -> Rehearsed:
-    """Build this rank and play steps of it; what is told is of the last one. recipe and plan are resolved. calls: as
-    `comm.imagined.imagined` gives them."""
+    """Build this rank and play `steps` steps of it. Return what it did in the last one.
+
+    recipe and plan are resolved. calls: the list that `comm.imagined.imagined` fills.
+    """
     place_ = Place(rank, plan.world, torch.device(META), IMAGINED, TIMEOUT)
     watching = Onlooker()
     with _as_if_there(), watching:

@@ -40,13 +40,13 @@ def open_tokens(path: str) -> tuple[TokenFile, TokenFile | None]:
         return open_file(place.with_suffix(".bin") if place.suffix == ".idx" else place), None
     train = place / "train.bin"
     if not train.exists():
-        found = sorted(p.name for p in place.glob("*.bin"))
+        files = sorted(p.name for p in place.glob("*.bin"))
         raise UsageError(
             "the folder holds no train.bin",
             code="D02",
             where=str(place),
-            likely=f"it holds {', '.join(found[:3])}" if found else "it holds no .bin file at all",
-            fix=f'data.source = "bin:{place / found[0]}"' if found else 'data.source = "bin:FILE"',
+            likely=f"it holds {', '.join(files[:3])}" if files else "it holds no .bin file at all",
+            fix=f'data.source = "bin:{place / files[0]}"' if files else 'data.source = "bin:FILE"',
         )
     val = place / "val.bin"
     return open_file(train), open_file(val) if val.exists() else None

@@ -47,9 +47,11 @@ class Blend:
         for i, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
             mine = owner == i
             nth = positions[mine] // BLOCK * count + within[mine]
-            own = seed ^ (_APART + (i + 1 << 40))
+            part_seed = seed ^ (_APART + (i + 1 << 40))
             order = (
-                part.numbers_at(own, nth) if isinstance(part, Ordered) else samples_at(own, nth, len(part))
+                part.numbers_at(part_seed, nth)
+                if isinstance(part, Ordered)
+                else samples_at(part_seed, nth, len(part))
             )
             numbers[mine] = self._first(i) + order
         return numbers
@@ -71,7 +73,7 @@ class Blend:
         return owners[at], before[at]
 
     def shares(self, seed: int, count: int) -> list[int]:
-        """Of the first `count` samples, how many are of each source."""
+        """How many of the first `count` samples come from each source."""
         whole, rest = divmod(count, BLOCK)
         owner, _ = self._placed(seed, np.arange(whole * BLOCK, whole * BLOCK + rest, dtype=np.int64))
         return [whole * n + int((owner == i).sum()) for i, n in enumerate(self.counts)]
@@ -79,35 +81,35 @@ class Blend:
     def _by_part(self, indices: np.ndarray) -> Iterator[tuple[Dataset, np.ndarray, np.ndarray]]:
         """(part, which of the indices are its own, their numbers in it) of each part that has some."""
         for i, part in enumerate(self.parts):
-            own = indices - self._first(i)
-            rows = np.flatnonzero((own >= 0) & (own < len(part)))
+            local = indices - self._first(i)
+            rows = np.flatnonzero((local >= 0) & (local < len(part)))
             if len(rows):
-                yield part, rows, own[rows]
+                yield part, rows, local[rows]
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """inputs, targets, as the parts'."""
-        told = [(rows, *part.fetch(own)) for part, rows, own in self._by_part(indices)]
-        back = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _, _ in told])))
-        return torch.cat([x for _, x, _ in told])[back], torch.cat([x for _, _, x in told])[back]
+        fetched = [(rows, *part.fetch(local)) for part, rows, local in self._by_part(indices)]
+        back = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _, _ in fetched])))
+        return torch.cat([x for _, x, _ in fetched])[back], torch.cat([x for _, _, x in fetched])[back]
 
     def counted(self, indices: np.ndarray) -> np.ndarray | None:
         """int64 [n], targets of each that count; None where all do."""
         if not any(isinstance(part, Uneven) for part in self.parts):
             return None
         counts = np.full(len(indices), self.fetch(indices[:1])[1][0].numel(), dtype=np.int64)
-        for part, rows, own in self._by_part(indices):
-            told = part.counted(own) if isinstance(part, Uneven) else None
-            counts[rows] = counts[rows] if told is None else told
+        for part, rows, local in self._by_part(indices):
+            part_counts = part.counted(local) if isinstance(part, Uneven) else None
+            counts[rows] = counts[rows] if part_counts is None else part_counts
         return counts
 
     def documents(self, indices: np.ndarray) -> Tensor | None:
         """int64 [n, T]; a window of a part that says nothing is one document. None where no part packs."""
-        some = np.zeros(1, dtype=np.int64)
-        if not any(isinstance(part, Uneven) and part.documents(some) is not None for part in self.parts):
+        first = np.zeros(1, dtype=np.int64)
+        if not any(isinstance(part, Uneven) and part.documents(first) is not None for part in self.parts):
             return None
         ids = torch.zeros_like(self.fetch(indices)[0])
-        for part, rows, own in self._by_part(indices):
-            told = part.documents(own) if isinstance(part, Uneven) else None
-            if told is not None:
-                ids[torch.from_numpy(rows)] = told
+        for part, rows, local in self._by_part(indices):
+            documents = part.documents(local) if isinstance(part, Uneven) else None
+            if documents is not None:
+                ids[torch.from_numpy(rows)] = documents
         return ids

@@ -51,11 +51,11 @@ def kept(
             place.mkdir(parents=True, exist_ok=True)
             with _alone(place / f"{folder.name}.lock", wait) as is_alone:
                 if not (folder / META).exists():
-                    _made(folder, make, is_alone)
+                    _build(folder, make, is_alone)
     return folder, json.loads((folder / META).read_text())
 
 
-def _made(folder: Path, make: Callable[[Path], Mapping[str, Any]], is_alone: bool) -> None:
+def _build(folder: Path, make: Callable[[Path], Mapping[str, Any]], is_alone: bool) -> None:
     for stale in (
         folder.parent.glob(f"{folder.name}.tmp-*") if is_alone else ()
     ):  # of processes that were killed
@@ -75,10 +75,10 @@ def _made(folder: Path, make: Callable[[Path], Mapping[str, Any]], is_alone: boo
         shutil.rmtree(under_way, ignore_errors=True)
 
 
-def _put_there(made: Path, folder: Path) -> None:
+def _put_there(temporary: Path, folder: Path) -> None:
     """Rename, unless another process has been sooner: what went in is the same, so is what came out."""
     try:
-        made.rename(folder)
+        temporary.rename(folder)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not (folder / META).exists():
             raise

@@ -31,13 +31,13 @@ class Worker:
         """The file that answers come from, to wait for."""
         return self.process.stdout.fileno() if self.process.stdout is not None else -1
 
-    def ask(self, told: Mapping[str, Any]) -> None:
+    def ask(self, request: Mapping[str, Any]) -> None:
         """Give an order. One that has died says so when it is heard."""
-        files = told.get("part") or told.get("files") or told.get("look") or [self.about]
+        files = request.get("part") or request.get("files") or request.get("look") or [self.about]
         self.about = str(files[0])
         try:
             if self.process.stdin is not None:
-                self.process.stdin.write(json.dumps(told).encode() + b"\n")
+                self.process.stdin.write(json.dumps(request).encode() + b"\n")
                 self.process.stdin.flush()
         except BrokenPipeError:
             return
@@ -58,14 +58,14 @@ class Worker:
         return [_answer(json.loads(line), out) for line in lines]
 
 
-def _answer(told: dict[str, Any], out: str) -> dict[str, Any]:
-    if "errno" in told:
-        error = OSError(told["errno"], os.strerror(told["errno"] or 0))
-        own = not told["file"] or told["file"].startswith(out)
-        raise error if own else unreadable(Path(told["file"]), error)
-    if "error" in told:
-        raise UsageError(**told["error"])
-    return told
+def _answer(reply: dict[str, Any], out: str) -> dict[str, Any]:
+    if "errno" in reply:
+        error = OSError(reply["errno"], os.strerror(reply["errno"] or 0))
+        is_ours = not reply["file"] or reply["file"].startswith(out)
+        raise error if is_ours else unreadable(Path(reply["file"]), error)
+    if "error" in reply:
+        raise UsageError(**reply["error"])
+    return reply
 
 
 @contextmanager

@@ -131,7 +131,7 @@ class Corpus:
 
     vocab: number of different tokens; None for images. classes: what a target may be (text: vocab).
     sample_shape: of one input: (context,) or (C, H, W).
-    rows: of each table that the indices of a sample point into. told: what its reader is to know, a sentence each.
+    rows: of each table that the indices of a sample point into. notes: what its reader is to know, a sentence each.
     shares(seed, n): of the first n samples of training, how many are of which source; None where there is one.
     decode, encode: tokens to text and back, where there is text. fingerprint: 16 hex digits of the data.
     """
@@ -146,7 +146,7 @@ class Corpus:
     fingerprint: str
     origin: str = ""
     rows: tuple[int, ...] | None = None
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     shares: Callable[[int, int], dict[str, int]] | None = None
 
 

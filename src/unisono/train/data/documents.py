@@ -21,7 +21,7 @@ def stdlib() -> list[Document]:
 
 
 def stdlib_files() -> list[str]:
-    """Where it lies, in the order of the relative paths. Raises UsageError D04."""
+    """The files of the standard library, in the order of their relative paths. Raises UsageError D04."""
     root = Path(sysconfig.get_path("stdlib"))
     files = _walk(root, suffix=".py", skipped=_SKIPPED)
     if not files:
@@ -61,7 +61,7 @@ def text(path: str) -> list[Document]:
 
 
 def text_files(path: str) -> list[str]:
-    """Where the text lies: a file, those of a pattern, or all files of a folder that are neither hidden nor empty.
+    """The files of a text: one file, those of a pattern, or all of a folder that are neither hidden nor empty.
     Raises UsageError D02, D04."""
     look(path)
     if several := matched(path):
@@ -81,8 +81,8 @@ def matched(path: str) -> list[str]:
     whole = at_home(path)
     if not has_magic(str(whole)) or whole.exists():
         return []
-    found = [name for name in matching(path) if Path(name).is_file()]
-    if not found:
+    files = [name for name in matching(path) if Path(name).is_file()]
+    if not files:
         raise UsageError(
             f"no file is called {path}",
             code="D02",
@@ -90,7 +90,7 @@ def matched(path: str) -> list[str]:
             likely=_likely(whole),
             fix="a pattern that matches; * stays in a folder, ** does not; in a shell the value stands in '...'",
         )
-    return found
+    return files
 
 
 def look(path: str) -> None:

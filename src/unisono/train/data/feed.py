@@ -47,7 +47,7 @@ class Feed(ABC):
         return []
 
     def share(self, step: int, leaves: Collection[int]) -> float:
-        """Of all targets of step `step` that count, those in these leaves. Raises NotImplementedError where nobody
+        """The share of these leaves in all targets of step `step` that count. Raises NotImplementedError where nobody
         knows."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class Permuted(Feed):
         return len(self._dataset)
 
     def fetch(self, step: int, leaves: range) -> list[Micro]:
-        """These leaves of step `step` (from 0); copies to a GPU are asynchronous.
+        """Return these leaves of step `step` (from 0); copies to a GPU are asynchronous.
 
         Raises ValueError if there are no samples at all, or no such leaves, UsageError D09 where a token file holds a
         wrong token.
@@ -158,7 +158,7 @@ class Permuted(Feed):
         return self._global_batch * targets[0].numel() / max(1, int(counted.sum()))
 
     def _gather(self, step: int, leaves: range) -> "_Rows":
-        """All of these leaves' samples in one go: one gather is cheaper than one per leaf."""
+        """Read the samples of all these leaves at once: one gather is cheaper than one per leaf."""
         if self._stretch.leaves != leaves:
             self._stretch = self._stretch_of(leaves)
         positions = self._stretch.offsets + step * self._global_batch

@@ -20,9 +20,7 @@ class FilteredFeed(Feed):
     emptied between steps. drains(made): whether it is to be empty after so many updates; no later leaf is given then.
     """
 
-    def __init__(
-        self, inner: Feed, ahead: int = 0, drains: Callable[[int], bool] = lambda made: False
-    ) -> None:
+    def __init__(self, inner: Feed, ahead: int = 0, drains: Callable[[int], bool] = lambda _: False) -> None:
         self._inner, self._ahead, self._drains = inner, ahead, drains
         self._without: dict[int, frozenset[int]] = {}
         self._read: dict[tuple[int, range], list[Micro]] = {}
@@ -50,7 +48,7 @@ class FilteredFeed(Feed):
         return micros[: len(leaves) + self._ahead]
 
     def _once(self, step: int, leaves: range) -> list[Micro]:
-        """These leaves, which are read once although several steps ask for them."""
+        """Return these leaves; they are read once, although several steps ask for them."""
         if (step, leaves) not in self._read:
             self._read[step, leaves] = self._filtered(step, leaves)
         return self._read[step, leaves]

@@ -65,7 +65,7 @@ def mixed(weighed: Sequence[tuple[float, str]], data: DataConfig, model: ModelCo
             np.array([*(int(part.fingerprint, 16) for part in parts)], np.uint64), np.array(counts)
         ),
         origin="mixture",
-        told=(*(said for part in parts for said in part.told), f"of every 1000 samples, {each}"),
+        notes=(*(note for part in parts for note in part.notes), f"of every 1000 samples, {each}"),
         shares=lambda seed, count: dict(zip(texts, train.shares(seed, count), strict=True)),
     )
 

@@ -45,8 +45,8 @@ def pieces_of(
         ],
         dtype=np.int64,
     )
-    some = counted > 0
-    return Pieces(first[some], size[some], counted[some]), int(len(some) - np.count_nonzero(some))
+    filled = counted > 0
+    return Pieces(first[filled], size[filled], counted[filled]), int(len(filled) - np.count_nonzero(filled))
 
 
 def packed(sizes: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def packed(sizes: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
         if left := room - size:
             with_room[left].append(chosen)
             rooms |= 1 << left
-    flat = np.array([piece for one in windows for piece in one], dtype=np.int64)
+    flat = np.array([piece for pieces in windows for piece in pieces], dtype=np.int64)
     return flat, np.cumsum([0, *map(len, windows)])
 
 
@@ -100,8 +100,8 @@ class PackedWindows:
     ) -> "tuple[PackedWindows, int]":  # fmt: skip
         """(windows of some of the documents, pieces that were left out)."""
         starts = np.concatenate((np.zeros(1, np.int64), ends))
-        some = slice(documents.start, documents.stop)
-        pieces, left_out = pieces_of(starts[:-1][some], ends[some], window, marks)
+        span = slice(documents.start, documents.stop)
+        pieces, left_out = pieces_of(starts[:-1][span], ends[span], window, marks)
         count = len(pieces.size)
         order, begins = packed(pieces.size, window) if several else (np.arange(count), np.arange(count + 1))
         sums = np.add.reduceat(pieces.counted[order], begins[:-1]) if count else pieces.counted

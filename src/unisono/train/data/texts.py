@@ -37,23 +37,23 @@ def token_corpus(
     order = TokenOrder(
         kind, data.tokenizer, fields or Fields(), data.separator, data.answers_only, data.skip_bad, split
     )
-    made = tokenised(order, places, data.cache, data.workers)
-    check_vocab(model, made.vocab)
-    packing = _packing(data, model, made)
-    text = _text(data.tokenizer, made)
-    corpus = _stream(made, origin, data, model, text) if packing == "stream" else _windows(
-        made, origin, data, model, text, packing == "documents"
+    tokens = tokenised(order, places, data.cache, data.workers)
+    check_vocab(model, tokens.vocab)
+    packing = _packing(data, model, tokens)
+    text = _text(data.tokenizer, tokens)
+    corpus = _stream(tokens, origin, data, model, text) if packing == "stream" else _windows(
+        tokens, origin, data, model, text, packing == "documents"
     )  # fmt: skip
-    told = [f"{made.left_out:,} bad records of {origin} were left out"] if made.left_out else []
-    return replace(corpus, told=(*told, *made.told, *corpus.told))
+    notes = [f"{tokens.left_out:,} bad records of {origin} were left out"] if tokens.left_out else []
+    return replace(corpus, notes=(*notes, *tokens.notes, *corpus.notes))
 
 
-def _packing(data: DataConfig, model: ModelConfig, made: Tokens) -> str:
+def _packing(data: DataConfig, model: ModelConfig, tokens: Tokens) -> str:
     """How documents become windows. Raises UsageError D17 where that is not possible."""
     if data.packing == "auto":
         whole = "documents" if model.packs else "none"
-        return "stream" if made.marks is None else whole
-    if data.packing == "stream" and made.marks is not None:
+        return "stream" if tokens.marks is None else whole
+    if data.packing == "stream" and tokens.marks is not None:
         raise UsageError(
             "a stream of tokens cuts through documents, and here only the answers of chats count",
             code="D17",
@@ -70,46 +70,46 @@ def _packing(data: DataConfig, model: ModelConfig, made: Tokens) -> str:
     return data.packing
 
 
-def _stream(made: Tokens, origin: str, data: DataConfig, model: ModelConfig, text: Tokenized) -> Corpus:
-    cut = len(made.tokens) - int(len(made.tokens) * data.val_fraction)
-    return corpus_of(made.tokens, cut, origin, model, made.vocab, text=text, sampled=True)
+def _stream(tokens: Tokens, origin: str, data: DataConfig, model: ModelConfig, text: Tokenized) -> Corpus:
+    cut = len(tokens.tokens) - int(len(tokens.tokens) * data.val_fraction)
+    return corpus_of(tokens.tokens, cut, origin, model, tokens.vocab, text=text, sampled=True)
 
 
 def _windows(
-    made: Tokens, origin: str, data: DataConfig, model: ModelConfig, text: Tokenized, several: bool
+    tokens: Tokens, origin: str, data: DataConfig, model: ModelConfig, text: Tokenized, several: bool
 ) -> Corpus:
     """The last of the documents are held out."""
-    count = len(made.ends)
+    count = len(tokens.ends)
     cut = count - int(count * data.val_fraction)
     parts = [
-        packed_windows(made, data.cache, model.window, several, some)
-        for some in (range(cut), range(cut, count))
+        packed_windows(tokens, data.cache, model.window, several, span)
+        for span in (range(cut), range(cut, count))
     ]
     (train, without), (val, more) = parts
     require_samples(len(train), 1, origin, "records with at least two tokens, of which one counts")
     full = train.pieces.size.sum() / (len(train) * model.window)
-    told = [f"{cut:,} documents lie in {len(train):,} windows, which are {full:.0%} full"]
+    notes = [f"{cut:,} documents lie in {len(train):,} windows, which are {full:.0%} full"]
     if without + more:
-        told.append(
+        notes.append(
             f"{without + more:,} stretches of a window's length have no answer in them and were left out"
         )
     folder = folder_of(data.tokenizer)
-    if made.marks is not None and folder is not None and not folder.templated():
-        told.append(
+    if tokens.marks is not None and folder is not None and not folder.templated():
+        notes.append(
             f"{data.tokenizer} has no chat template: of a chat, each message is a line, role: content"
         )
-    hashed = [made.tokens, made.ends, *([] if made.marks is None else [made.marks])]
+    hashed = [tokens.tokens, tokens.ends, *([] if tokens.marks is None else [tokens.marks])]
     return Corpus(
         train=train,
         val=val,
-        vocab=made.vocab,
-        classes=made.vocab,
+        vocab=tokens.vocab,
+        classes=tokens.vocab,
         sample_shape=(model.window,),
         decode=text.decode,
         encode=text.encode,
         fingerprint=fingerprint(*hashed, whole=False),
         origin=origin,
-        told=tuple(told),
+        notes=tuple(notes),
     )
 
 
@@ -135,18 +135,18 @@ def _loaded(file: str) -> Any:
     return Tokenizer.from_file(file)
 
 
-def _text(tokenizer: str, made: Tokens) -> Tokenized:
+def _text(tokenizer: str, tokens: Tokens) -> Tokenized:
     """How its tokens are written and read."""
     folder = folder_of(tokenizer)
     if folder is not None:
         spoken = _Spoken(str(folder.file))
-        return Tokenized(made.tokens, made.vocab, spoken.decode, spoken.encode)
+        return Tokenized(tokens.tokens, tokens.vocab, spoken.decode, spoken.encode)
     if tokenizer == "byte":
-        return Tokenized(made.tokens, 256, _read_bytes, lambda text: list(text.encode()))
-    letters = made.letters
+        return Tokenized(tokens.tokens, 256, _read_bytes, lambda text: list(text.encode()))
+    letters = tokens.letters
     index = {letter: n for n, letter in enumerate(letters)}
     return Tokenized(
-        made.tokens, made.vocab, _joined(letters), lambda text: [index[letter] for letter in text]
+        tokens.tokens, tokens.vocab, _joined(letters), lambda text: [index[letter] for letter in text]
     )
 
 

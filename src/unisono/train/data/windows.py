@@ -18,7 +18,7 @@ _ARRAYS = ("first", "size", "counted", "order", "begins", "sums")
 
 
 def packed_windows(
-    made: Tokens, cached: str, window: int, several: bool, documents: range
+    tokens: Tokens, cached: str, window: int, several: bool, documents: range
 ) -> tuple[PackedWindows, int]:
     """(windows of some of the documents, pieces that were left out), as `PackedWindows.of` makes them; from the cache
     if they were made before. A cache that takes nothing more is done without."""
@@ -30,11 +30,11 @@ def packed_windows(
         return {"pieces": len(windows.order), "windows": len(windows), "left_out": left_out}
 
     def computed() -> tuple[PackedWindows, int]:
-        return PackedWindows.of(made.tokens, made.ends, made.marks, window, several, documents)
+        return PackedWindows.of(tokens.tokens, tokens.ends, tokens.marks, window, several, documents)
 
     key = {
         "format": FORMAT,
-        "tokens": made.folder.name,  # which says what went in
+        "tokens": tokens.folder.name,  # which says what went in
         "window": window,
         "several": several,
         "documents": [documents.start, documents.stop],
@@ -52,8 +52,8 @@ def packed_windows(
     first, size, counted, order, begins, sums = (
         _mapped(at / name, count) for name, count in zip(_ARRAYS, counts, strict=True)
     )
-    own = made.tokens, made.marks, Pieces(first, size, counted)
-    return PackedWindows(*own, order, begins, sums, window, several), meta["left_out"]
+    cut = tokens.tokens, tokens.marks, Pieces(first, size, counted)
+    return PackedWindows(*cut, order, begins, sums, window, several), meta["left_out"]
 
 
 def _arrays_of(windows: PackedWindows) -> tuple[np.ndarray, ...]:

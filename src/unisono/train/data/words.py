@@ -56,18 +56,18 @@ def files(path: str, endings: Sequence[str]) -> list[str]:
     if not place.is_dir():
         documents.look(path)
         return [str(place)]
-    found = sorted(
-        str(one)
-        for one in place.rglob("*")
-        if one.suffix in endings
-        and one.is_file()
-        and not any(part.startswith(".") for part in one.relative_to(place).parts)
+    paths = sorted(
+        str(candidate)
+        for candidate in place.rglob("*")
+        if candidate.suffix in endings
+        and candidate.is_file()
+        and not any(part.startswith(".") for part in candidate.relative_to(place).parts)
     )
-    if not found:
+    if not paths:
         raise UsageError(
             f"the folder holds no file that ends in {' or '.join(endings)}",
             code="D04",
             where=str(place),
             fix=f'data.source with a pattern, such as "{place}/*.txt"',
         )
-    return found
+    return paths

@@ -36,12 +36,12 @@ def write_adapter(out: Path, config: ModelConfig, weights: StoredWeights) -> dic
             fix="--to hf for its weights; train.lora_rank trains adapters",
         )
     layout = layout_for(config, weights)
-    made, there = _made_of(layout, weights), shapes_there(layout)
+    parts, there = _made_of(layout, weights), shapes_there(layout)
     rank = min(min(shape) for shape in weights.adapters.values())
     entries: list[Outgoing] = []
     ranks: dict[str, int] = {}
     turned = False
-    for module, layers in sorted(made.items()):
+    for module, layers in sorted(parts.items()):
         shape = there[f"{module}.weight"]
         if (table := _table(weights, list(layers))) is not None:
             entries += _of_table(weights, table, f"base_model.model.{module}")
@@ -70,32 +70,32 @@ def write_adapter(out: Path, config: ModelConfig, weights: StoredWeights) -> dic
             "lora_dropout": 0.0,
             "bias": "none",
             "fan_in_fan_out": turned,
-            "target_modules": sorted(made),
+            "target_modules": sorted(parts),
             "rank_pattern": ranks,
             "alpha_pattern": {module: weights.scale * width for module, width in ranks.items()},
         },
     )
-    return {"files": sorted([*files, "adapter_config.json"]), "layers": len(made), "rank": rank}
+    return {"files": sorted([*files, "adapter_config.json"]), "layers": len(parts), "rank": rank}
 
 
 def layout_for(config: ModelConfig, weights: StoredWeights) -> Layout:
     """How the library that will load them lays the weights out in its modules. Raises UsageError F01."""
     name = config.layout()
-    if (found := config.layouts(weights.shapes).get(name)) is not None:
-        return found
+    if (layout := config.layouts(weights.shapes).get(name)) is not None:
+        return layout
     return build_model(config, Facts()).names.modules  # type: ignore[union-attr,return-value]
 
 
 def _made_of(layout: Layout, weights: StoredWeights) -> dict[str, Made]:
-    """By their module: the layers of ours with adapters that it is made of."""
-    made: dict[str, Made] = defaultdict(dict)
+    """Our layers with adapters, by the module of theirs that they make up."""
+    parts_of: dict[str, Made] = defaultdict(dict)
     for name in weights.adapters:
         layer, _, _ = name.rpartition(".lora_")
         for part in layout[f"{layer}.weight"]:
-            parts = made[part.name.removesuffix(".weight")].setdefault(layer, [])
+            parts = parts_of[part.name.removesuffix(".weight")].setdefault(layer, [])
             if part not in parts:
                 parts.append(part)
-    return made
+    return parts_of
 
 
 def _table(weights: StoredWeights, layers: list[str]) -> tuple[str, str] | None:

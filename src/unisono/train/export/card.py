@@ -68,11 +68,11 @@ def _proof(run: Path, plan: str) -> list[str]:
     said = [f"It promises {fidelity}: {_MEANS.get(fidelity, 'a stated bound')}."]
     try:
         results = json.loads((run / PROOF).read_text(encoding="utf-8"))["results"]
-        for one in results:
-            word = "holds" if one["pass"] else "does not hold"
-            errors = ", ".join(f"{key} {value:.1e}" for key, value in one.get("max_rel_err", {}).items())
+        for result in results:
+            word = "holds" if result["pass"] else "does not hold"
+            errors = ", ".join(f"{key} {value:.1e}" for key, value in result.get("max_rel_err", {}).items())
             said.append(
-                f"Proven by `unisono verify`: `{one['plan']}` {word}; largest relative errors: {errors}."
+                f"Proven by `unisono verify`: `{result['plan']}` {word}; largest relative errors: {errors}."
             )
     except (OSError, ValueError, KeyError, TypeError):
         said.append("It has not been proven for this run: `unisono verify RUN` does that.")

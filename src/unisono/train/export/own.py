@@ -34,7 +34,7 @@ def write_own(
     Returns files, tensors. Raises UsageError F01 where the module is not the one that was trained; OSError.
     """
     module, names = _module_of(config, data, state)
-    held = {own.name: (name, own.folded) for name, own in names.items() if name in weights.stored}
+    held = {cut.name: (name, cut.folded) for name, cut in names.items() if name in weights.stored}
     first = {id(p): name for name, p in module.named_parameters()}
     alias = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
     alias |= dict(getattr(module, "anatomy", Anatomy()).ties)
@@ -47,12 +47,12 @@ def write_own(
             if weights.shapes[ours] != tuple(value.shape):
                 raise _another(f"{name} is {list(weights.shapes[ours])} there and {list(value.shape)} here")
             dtype = (weights.dtype or value.dtype) if value.is_floating_point() else value.dtype
-            made = partial(_read, weights, ours, folds)
+            read = partial(_read, weights, ours, folds)
         elif value.is_meta:
             raise _another(f"it has no {name}")
         else:
-            dtype, made = value.dtype, value.detach
-        entries.append(Outgoing(name, dtype, tuple(value.shape), made))
+            dtype, read = value.dtype, value.detach
+        entries.append(Outgoing(name, dtype, tuple(value.shape), read))
     if left := [name for name in weights.stored if name not in used]:
         raise _another(f"the module has no {left[0]}")
     return {"files": write_tensors(out, entries), "tensors": len(entries)}
@@ -76,11 +76,11 @@ def _module_of(
     seed = state["recipe"]["seed"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = user_model(config, config.sized(facts))
-    if not isinstance(made, UserModel):
-        return made, {name: OwnName(name) for name in made.state_dict()}
-    module: nn.Module = made.stem.module  # type: ignore[assignment]
-    said = {name: OwnName(own, tuple(folds)) for name, (own, folds) in state.get("cut_names", {}).items()}
+        net = user_model(config, config.sized(facts))
+    if not isinstance(net, UserModel):
+        return net, {name: OwnName(name) for name in net.state_dict()}
+    module: nn.Module = net.stem.module  # type: ignore[assignment]
+    said = {name: OwnName(cut, tuple(folds)) for name, (cut, folds) in state.get("cut_names", {}).items()}
     if not said:  # kept whole, or written by a version that did not say
         again = build_model(config, facts, seed=seed)
         said = again.cut_names if isinstance(again, InferredChain) else {}
@@ -89,7 +89,7 @@ def _module_of(
         return module, said
     inner = "module."
     return module.module, {
-        name: own._replace(name=own.name.removeprefix(inner)) for name, own in said.items()
+        name: cut._replace(name=cut.name.removeprefix(inner)) for name, cut in said.items()
     }
 
 

@@ -41,8 +41,8 @@ class StoredWeights(Mapping[str, Tensor]):
         self.stored = {plain(name): name for name in held if name not in self.adapters}
         self.shapes = {name: held[stored] for name, stored in self.stored.items()}
         if self.dtype is None:
-            own = next((tensors[_PREFIX + name].dtype for name in self.stored.values()), "F32")
-            self.dtype = DTYPES[own]
+            dtype = next((tensors[_PREFIX + name].dtype for name in self.stored.values()), "F32")
+            self.dtype = DTYPES[dtype]
 
     def __getitem__(self, name: str) -> Tensor:
         if self._last is None or self._last[0] != name:

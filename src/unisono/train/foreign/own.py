@@ -36,10 +36,10 @@ class OwnWeights(Weights):
 
 
 def open_own(folder: Path) -> OwnWeights:
-    """Of a run's folder or of a checkpoint's. Raises UsageError W01 and K01."""
+    """Open the weights of a run's folder, or of a checkpoint's. Raises UsageError W01 and K01."""
     if folder.parent.name == CHECKPOINTS:
         return OwnWeights(folder)
-    found = latest(folder)
-    if found is None:
+    checkpoint = latest(folder)
+    if checkpoint is None:
         raise unreadable(folder, ValueError("the run has no checkpoint"))
-    return OwnWeights(found)
+    return OwnWeights(checkpoint)

@@ -48,7 +48,7 @@ class FrozenSteps(Optimizer):
                 self._update(group, params, count)
 
     def _update(self, group: Mapping[str, Any], params: list[Tensor], count: int) -> None:
-        """Of parameters that were updated `count` times."""
+        """Update parameters that were updated `count` times before."""
         (b1, b2), lr = group["betas"], group["lr"]
         states, grads = [self.state[p] for p in params], [g for p in params if (g := p.grad) is not None]
         moments, squares = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))

@@ -28,6 +28,15 @@ class AdamW(Optimiser):
     def kept(self) -> int:
         return 2
 
+    @property
+    def reach(self) -> float:
+        """Learning rates that an element moves in a step at most."""
+        return math.inf
+
+    def learnt(self, step: int) -> int:
+        """In how many of the first `step` steps the second moment learns."""
+        return step
+
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
         from torch.optim import AdamW as Live
 
@@ -50,24 +59,27 @@ class AdamW(Optimiser):
         grad: "Tensor",
         error: "Tensor",
     ) -> "dict[str, tuple[Tensor, Tensor]]":
-        """The quotient is bounded with the least denominator that the error allows."""
+        """The quotient is bounded with the least denominator that the error allows; a second moment that does not learn
+        has no error."""
         import torch
 
-        g, (b1, b2), eps, t, rounding = grad, self.betas, self.eps, update.step + 1, update.rounding
+        g, (b1, b2), t, rounding = grad, self.betas, update.step + 1, update.rounding
         m, v = state["exp_avg"], state["exp_avg_sq"]
         m1, m1_size = b1 * m + (1 - b1) * g, b1 * m.abs() + (1 - b1) * g.abs()
-        v1 = b2 * v + (1 - b2) * g * g
         m_error = (1 - b1) * error + rounding * m1_size
-        v_error = (1 - b2) * (2 * g.abs() * error + error * error) + rounding * v1
-        v_error = v_error + torch.finfo(torch.float32).tiny
+        v1, v_error = v, torch.zeros_like(v)
+        if self.learnt(t) > self.learnt(t - 1):
+            v1 = b2 * v + (1 - b2) * g * g
+            v_error = (1 - b2) * (2 * g.abs() * error + error * error) + rounding * v1
+            v_error = v_error + torch.finfo(torch.float32).tiny
         root, low, high = v1.sqrt(), (v1 - v_error).clamp(min=0).sqrt(), (v1 + v_error).sqrt()
-        scale = math.sqrt(1 - b2**t)
-        below, least = root / scale + eps, low / scale + eps
+        scale = math.sqrt(1 - b2 ** self.learnt(t))
+        below, least = root / scale + self.eps, low / scale + self.eps
         below_error = torch.maximum(high - root, root - low) / scale + rounding * below
-        rate = update.lr / (1 - b1**t)
-        move = rate * m1 / below
+        rate, most = 1 / (1 - b1**t), self.reach
+        move = update.lr * (rate * m1 / below).clamp(-most, most)
         move_error = rate * (m_error / least + m1.abs() * below_error / (least * below))
-        move_error = move_error + rounding * move.abs()
+        move_error = update.lr * move_error.clamp(max=2 * most) + rounding * move.abs()
         left = weight * (1 - update.lr * update.decay)
         return {
             "exp_avg": (m1, m_error),

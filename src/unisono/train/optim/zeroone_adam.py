@@ -21,8 +21,8 @@ class ZeroOneAdam(FrozenAdam):
 
     def whole_steps(self, step: int) -> int:
         """The first `refreshes` steps, then as many again two steps apart, then four, and so on."""
-        found, begin, gap = 0, 0, 1
+        count, begin, gap = 0, 0, 1
         while begin < step:
             span = min(step - begin, self.refreshes * gap)
-            found, begin, gap = found - (-span // gap), begin + self.refreshes * gap, 2 * gap
-        return found
+            count, begin, gap = count - (-span // gap), begin + self.refreshes * gap, 2 * gap
+        return count

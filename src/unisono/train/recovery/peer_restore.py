@@ -81,7 +81,7 @@ class PeerRestore:
         self._held, self._kinds = _index(holdings, self.step)
 
     def names(self) -> set[str]:
-        """Of all tensors that are held."""
+        """The names of all tensors that are held."""
         return set(self._held)
 
     def load(self, boxes: Sequence[Box]) -> dict[str, Any]:

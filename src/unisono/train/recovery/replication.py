@@ -22,7 +22,7 @@ from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer, par
 
 
 def keepers(hosts: Sequence[int]) -> list[int]:
-    """Of each rank, the one that keeps its copy: on the next host, dealt in turn. hosts: of each rank, a number that
+    """For each rank, the rank of the next host that keeps its copy, in turn. hosts: for each rank, a number that
     its host's ranks share; at least two."""
     names = sorted(set(hosts))
     following = dict(zip(names, [*names[1:], names[0]], strict=True))
@@ -44,11 +44,11 @@ class SnapshotReplicas:
         self._peers: list[SnapshotBuffer] = []
 
     def snapshots(self) -> list[Snapshot]:
-        """Those that are kept here for others and are whole."""
+        """The whole snapshots that are kept here for others."""
         return [snapshot for peer in self._peers for snapshot in peer.snapshots()]
 
     def drop(self, after: int) -> None:
-        """As `SnapshotBuffer.drop`."""
+        """Forget replicas of later steps than `after`."""
         for peer in self._peers:
             peer.drop(after)
 

@@ -50,7 +50,7 @@ class Snapshot:
 
 
 class SnapshotBuffer:
-    """Where a rank puts snapshots of itself, and finds those of whom it replaces: two files in memory, which outlive
+    """A rank's two latest snapshots, or those of the rank that it replaces: two files in memory, which outlive
     the rank as long as somebody else has them open."""
 
     def __init__(self, files: Sequence[int], write: Write = os.pwritev) -> None:
@@ -107,7 +107,8 @@ class SnapshotBuffer:
         self._write_all(file, [memoryview(head + struct.pack("<I", zlib.crc32(head)))], 0)
 
     def snapshots(self) -> list[Snapshot]:
-        """Those that are whole, the newest first. Their boxes are read where they lie: they last until the next put."""
+        """The whole snapshots, the newest first. Their boxes are read where they lie, so they last until the next
+        put."""
         whole = [snapshot for file in self._files if (snapshot := self._read(file)) is not None]
         return sorted(whole, key=lambda snapshot: -snapshot.step)
 
@@ -141,7 +142,7 @@ class SnapshotBuffer:
         return (step, at, count, table_sum) if mark == _MARK and head_sum == zlib.crc32(head[:-4]) else None
 
     def _step(self, file: int) -> int:
-        """Of the snapshot in a file; -1 where none is whole."""
+        """The step of the snapshot in a file; -1 where none is whole."""
         head = self._head(file)
         return -1 if head is None else head[0]
 
@@ -169,13 +170,15 @@ class SnapshotBuffer:
 
 
 def parts(nbytes: int) -> list[tuple[int, int]]:
-    """In which order a snapshot of so many bytes is copied: (where, how many), the head last."""
+    """The parts of a snapshot of so many bytes as (offset, bytes), in the order in which they are copied: the head
+    last."""
     body = [(at, min(_PART, nbytes - at)) for at in range(_FIRST, nbytes, _PART)]
     return [*body, (0, _FIRST)] if body else []
 
 
 def _sum(data: memoryview) -> int:
-    """Of all bytes, as 64-bit words that wrap around: quicker than a copy, and without threads, unlike torch's."""
+    """The sum of all bytes as 64-bit words that wrap around: quicker than a copy, and without threads, unlike
+    torch's."""
     whole = len(data) - len(data) % 8
     words = np.frombuffer(data[:whole], dtype=np.int64)
     return int(np.add.reduce(words)) + int.from_bytes(data[whole:], "little")

@@ -44,8 +44,17 @@ class _Rows(Observer):
     def observe(self, steps: Sequence[StepRecord]) -> None:
         text = io.StringIO(newline="")
         rows = csv.writer(text, lineterminator="\n")
-        for one in steps:
-            sent = sum(one.nbytes.values())
-            known = (one.step, one.loss, one.lr, one.grad_norm, one.tokens, one.seconds, sent, one.mem_mib)
-            rows.writerow((*known, *(one.times.get(part, 0.0) for part in PARTS)))
+        for record in steps:
+            sent = sum(record.nbytes.values())
+            known = (
+                record.step,
+                record.loss,
+                record.lr,
+                record.grad_norm,
+                record.tokens,
+                record.seconds,
+                sent,
+                record.mem_mib,
+            )
+            rows.writerow((*known, *(record.times.get(part, 0.0) for part in PARTS)))
         self._file.append(text.getvalue().encode())

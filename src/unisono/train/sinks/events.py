@@ -43,13 +43,13 @@ class _Events(Observer):
             *(
                 {
                     "kind": "step",
-                    "step": one.step,
+                    "step": record.step,
                     "rank": self._rank,
-                    "time": one.times,
-                    "bytes": one.nbytes,
-                    "ledger": one.ledger,
-                    "mem_mib": one.mem_mib,
+                    "time": record.times,
+                    "bytes": record.nbytes,
+                    "ledger": record.ledger,
+                    "mem_mib": record.mem_mib,
                 }
-                for one in steps
+                for record in steps
             )
         )

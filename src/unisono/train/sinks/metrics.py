@@ -28,18 +28,18 @@ class _Metrics(Observer):
         self._file.write(
             *(
                 {
-                    "step": one.step,
-                    "loss": one.loss,
-                    "lr": one.lr,
-                    "grad_norm": one.grad_norm,
-                    "tokens": one.tokens,
-                    "tokens_per_s": round(one.tokens / one.seconds, 1),
-                    "time": one.times,
-                    "bytes_sent": sum(one.nbytes.values()),
-                    "ledger": one.ledger,
-                    "mem_mib": one.mem_mib,
-                    **one.says,
+                    "step": record.step,
+                    "loss": record.loss,
+                    "lr": record.lr,
+                    "grad_norm": record.grad_norm,
+                    "tokens": record.tokens,
+                    "tokens_per_s": round(record.tokens / record.seconds, 1),
+                    "time": record.times,
+                    "bytes_sent": sum(record.nbytes.values()),
+                    "ledger": record.ledger,
+                    "mem_mib": record.mem_mib,
+                    **record.says,
                 }
-                for one in steps
+                for record in steps
             )
         )

@@ -71,8 +71,8 @@ class Fixed:
 
 @dataclass(slots=True)
 class Chosen:
-    """As often as is worth it. rank, store: of this rank, and what all met over. between(): mean seconds between
-    failures, and how many of them this run has seen. next: the step after which a checkpoint comes."""
+    """Save as often as failures make it worth. rank, store: of this rank, and what all met over. between(): mean
+    seconds between failures, and how many of them this run has seen. next: the step after which a checkpoint comes."""
 
     clock: Clock
     rank: int

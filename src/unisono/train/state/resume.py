@@ -67,7 +67,7 @@ def _lost(run_dir: Path, ages: Sequence[Path]) -> bool:
 
 
 def _before(run_dir: Path, folder: Path | None, named: str, steps: Iterable[int]) -> list[int]:
-    """Of these steps, the ones to resume from rather than from `folder`, in the order of `by_age`."""
+    """The steps to resume from rather than from `folder`, in the order of `by_age`."""
     if named:
         return [step for step in steps if step == step_of(Path(named))]
     top, have = pointed(run_dir), step_of(folder) if folder is not None else None

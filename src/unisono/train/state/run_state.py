@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.models.cut_chain import GraphUnit
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.spec.words import whole
 from unisono.train.state.checkpoint import Box, load, tensor_names
@@ -87,16 +87,16 @@ def kept_of(run: Run) -> list[Box]:
 
 
 def _scale_of(run: Run) -> list[Box]:
-    """The same on all ranks, so the first writes it."""
+    """The scale of the loss: all ranks have the same one, and the first writes it."""
     first = not any(run.mesh.at.values())
     return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
 
 
 class StateSource(Protocol):
-    """Where the state of a run comes from."""
+    """A source of a run's state: a checkpoint, or the memory of the other ranks."""
 
     def names(self) -> set[str]:
-        """Of all tensors that it has."""
+        """The names of all tensors that it has."""
         ...
 
     def load(self, boxes: Sequence[Box]) -> dict[str, Any]:

@@ -51,9 +51,9 @@ def departures(
     cap: int = 0,
     sliced: bool = False,
 ) -> Departures:
-    """Of all that learns on this rank. leafwise: sums wait for the tree over the leaves, so none leaves early. cap: the
-    most bytes of a bucket between hosts, 0: of no matter. sliced: see `Sync`. Every member of `dp` calls it, or it
-    hangs."""
+    """Sort all gradients of this rank into buckets. leafwise: sums wait for the tree over the leaves, so none leaves
+    early. cap: the most bytes of a bucket between hosts, 0: of no matter. sliced: see `Sync`. Every member of `dp`
+    calls it, or it hangs."""
     twins = [slot for tie in ties if len(tie.here) == 2 for slot in tie.here]
     partial: dict[frozenset[str], list[nn.Parameter]] = defaultdict(list)
     early, late = [], []

@@ -21,7 +21,7 @@ def crossing_of(member: Optimiser, optimizer: Optimizer, slots: Sequence[Slot]) 
     masters = [slot.master for slot in slots if slot.live.requires_grad and not slot.lazy]
 
     def steps_made() -> int:
-        """By the optimiser's own counter, which a checkpoint brings from under any codec and any number of replicas."""
+        """The optimiser's own counter, which a checkpoint brings along under any codec and any number of replicas."""
         counters = (optimizer.state.get(master, {}).get("step") for master in masters)
         return next(int(counter) for counter in counters if counter is not None)
 

@@ -69,7 +69,7 @@ class ByTensor:
         return torch.cat((norms, extra))
 
     def _places(self, held: Sequence[Slot], device: torch.device) -> tuple[Tensor, bool]:
-        """Where the numbers of `held` stand (int64), and whether they are all there are, in order. The same in nearly
+        """The places of the numbers of `held` (int64), and whether these are all places in order. The same in nearly
         every step, so it is not made again."""
         known, places, whole = self._known
         if len(known) != len(held) or any(a is not b for a, b in zip(known, held, strict=True)):

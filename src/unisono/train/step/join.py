@@ -25,7 +25,6 @@ from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import contributed
 from unisono.sync import POLICIES, Policy, Sync
-from unisono.sync._choice import choosing
 from unisono.train.step.batch_norm import running_norms
 from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
 from unisono.train.step.numbers import LossPlaces
@@ -108,7 +107,9 @@ def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
     slots, coder = replica.local.slots, _coder(replica)
     bound = policy.bind(slots, mesh.dp, coder)
     bound.among(mesh.world)
-    bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
+    if coder.rungs:
+        choosing = contributed("unisono.sync._choice").choosing
+        bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
     sparse = any(slot.sparse and slot.live.requires_grad for slot in slots)
     sync = contributed("unisono.train.step.rows").with_rows(bound, slots, mesh, plan.ep) if sparse else bound
     if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:

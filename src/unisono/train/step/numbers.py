@@ -33,7 +33,7 @@ def not_numbers(step: int, verdict: Verdict, numbers: Numbers) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LossPlaces:
-    """Where this rank's losses stand in a `Line`.
+    """The places of this rank's losses in a `Line`.
 
     count: 1 if each rank adds up the losses of its leaves. Else the number of leaves in the global batch: each leaf has
     a place of its own, so the total does not depend on which rank computed which leaf.

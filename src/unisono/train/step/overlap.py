@@ -52,4 +52,4 @@ def drains(train: TrainConfig) -> Callable[[int], bool]:
             code="P24",
         )
     every = [n for n in (train.eval_every, train.save_every) if isinstance(n, int) and n]
-    return lambda made: made >= train.steps or any(made % n == 0 for n in every)
+    return lambda step: step >= train.steps or any(step % n == 0 for n in every)

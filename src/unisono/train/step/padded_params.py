@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.offload.streaming import only, parts_of
 
 LANES = 64  # bytes of the widest vector register
@@ -96,7 +96,7 @@ def _rest(master: nn.Parameter, stand_in: nn.Parameter) -> None:
 def _here(
     optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]
 ) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-    """Those that the optimiser steps now."""
+    """The pairs that the optimiser steps now."""
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return ((master, stand_in) for master, stand_in in pairs.items() if id(stand_in) in stepped)
 

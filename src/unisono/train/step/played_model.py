@@ -56,8 +56,8 @@ class PlayedModel:
         return self._run.replica.dtype if inputs.is_floating_point() else self._inputs.dtype
 
     def _together(self, inputs: Tensor, at: Tensor | None) -> Tensor:
-        """Of at most as many samples as a step has: leaves are dealt as in training, and what each rank of the last
-        stage has made is added to zeros."""
+        """The logits of at most as many samples as a step has. Leaves are dealt as in training, and what each rank of
+        the last stage has made is added to zeros."""
         run, window = self._run, self.window
         size, micro = run.replica.global_batch, run.replica.micro_batch
         rows = inputs.new_zeros((size, *self._inputs.shape[1:]))

@@ -166,8 +166,9 @@ def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tens
 
 
 def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:
-    """As `clip` and then the optimiser's step, to the last bit; a fused optimiser divides while it has the gradients in
-    its registers, and they need not be gone through twice. Either way the gradients are clipped afterwards."""
+    """Clip, then step, to the last bit as `clip` and the optimiser do; a fused optimiser divides while it has the
+    gradients in its registers, and they need not be gone through twice. Either way the gradients are clipped
+    afterwards."""
     grads = [values_of(s.master.grad) for s in slots if s.master.grad is not None]
     fused = optimizer.defaults.get("fused") and all(g.dtype == torch.float32 for g in grads)
     if not limit or norm <= limit or not fused or not grads:

@@ -53,7 +53,7 @@ class Held:
 
     @property
     def identity(self) -> int:
-        """The same on every rank that should hold the same numbers, and on no other."""
+        """A number that all ranks which should hold the same tensor have alike, and no other."""
         text = f"{self.name}@{self.start}+{tuple(self.tensor.shape)}:{self.tensor.dtype}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)
@@ -113,7 +113,7 @@ class Copies:
         return torch.tensor(filled, dtype=torch.int64, device=self.device)
 
     def _splits(self, sums: Sequence[int]) -> list[_Split]:
-        """The same list on every rank."""
+        """The boxes whose copies differ, the same list on every rank."""
         by: dict[int, dict[int, int]] = defaultdict(dict)  # identity → rank → checksum
         for i, (identity, value) in enumerate(zip(self.identities, sums, strict=True)):
             if identity != _ABSENT:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.config import Recipe
-from unisono.parallel.offload.lending import at_home
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.player import Leaf
 from unisono.spec.errors import UserCodeError
 from unisono.train.step.run import Run
@@ -32,7 +32,7 @@ def odd_loss(recipe: Recipe, classes: int, loss: float) -> str:
     if ":" not in recipe.model.kind or recipe.train.loss or not chance or 0.5 < loss / chance < 2:
         return ""
     return (
-        f"the first loss is {loss:.3g} nats a target, guessing among {classes} classes gives {chance:.3g}:"
+        f"the first loss is {loss:.3g} nats per target, guessing among {classes} classes gives {chance:.3g}:"
         " is the model's loss a sum over targets, not a mean, and is the model untrained?"
     )
 

@@ -163,7 +163,7 @@ class Newest:
     resumes: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """As rank 0 tells it."""
+        """The JSON object that rank 0 sends."""
         return asdict(self) | {"run_dir": str(self.run_dir) if self.run_dir is not None else None}
 
     @classmethod

@@ -28,7 +28,7 @@ class TrainOrder:
     speeds: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As ranks get it."""
+        """The JSON object that ranks get."""
         return {
             **{name: getattr(self, name) for name in self.__slots__},
             "recipe": self.recipe.model_dump_json(exclude_unset=True),

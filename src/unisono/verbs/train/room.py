@@ -176,7 +176,7 @@ def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None) -> str:
 
 
 def _put_away(ways: Sequence[tuple[str, Plan, int, int]]) -> list[tuple[str, Plan, int, int]]:
-    """The same with more and more of it on disk."""
+    """The ways with more and more of the state on disk."""
     return [
         (f"{said} offload={what}".strip(), replace(plan, offload=what), micro_batch, micros)
         for what in ("optimizer:to=disk", "params:to=disk+activations")

@@ -30,7 +30,7 @@ from unisono.programs.chaos.script import Script
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
-from unisono.spec.source import SOURCES
+from unisono.spec.source import SOURCES, counted_in
 from unisono.train.state import history
 from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
@@ -255,7 +255,9 @@ def _heard_by(screen: Screen, folder: Watched, past: sequel.Sequel | None = None
 
 def _screen(order: TrainOrder, settings: Settings) -> Screen:
     title = f"{order.recipe.name}: {order.plan}"
-    return Screen(order.plan.world, order.recipe.train.steps, title, settings.quiet, settings.color)
+    recipe = order.recipe
+    unit = counted_in(recipe.data.source)
+    return Screen(order.plan.world, recipe.train.steps, title, settings.quiet, settings.color, unit=unit)
 
 
 def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> None:
@@ -314,15 +316,17 @@ def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Se
             from unisono.report import command as report
 
             summary.update(report.run(run_dir))
-    for line in closing(summary):
+    for line in closing(summary, counted_in(recipe.data.source)):
         settings.note(line)
 
 
-def closing(summary: dict[str, Any]) -> list[str]:
-    """The last lines of a run for a person."""
+def closing(summary: dict[str, Any], unit: str = "tokens") -> list[str]:
+    """The last lines of a run for a person. unit: what its speed counts, tokens or samples."""
     loss = "" if summary["loss"] is None else f"loss {summary['loss']:.4f}   "
-    val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats a target   "
-    lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} targets/s   saved {summary['checkpoint']}"]
+    val = (
+        "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats per {unit[:-1]}   "
+    )
+    lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} {unit}/s   saved {summary['checkpoint']}"]
     if metrics := summary.get("val_metrics"):
         lines.append("metrics " + "   ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     lines += _of_bad_steps(summary)

@@ -86,7 +86,7 @@ def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> RunSpread | None:
 
 
 def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") -> RunSpread | None:
-    """The same where each replica gets leaves by its speed; None where the policy cannot be played so."""
+    """The plan where each replica gets leaves by its speed; None where the policy cannot be played so."""
     train, policy = recipe.train, member("sync", plan.sync)
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
     try:

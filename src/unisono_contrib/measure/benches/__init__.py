@@ -70,15 +70,15 @@ _UNITS = {
 
 def sizes_of(text: str) -> list[int]:
     """`4KiB,1MiB` in bytes. Raises UsageError C02."""
-    found = []
+    sizes = []
     for word in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)([A-Z]*)", word.strip().upper())
         if match is None or match[2] not in _UNITS or not int(match[1]):
             raise UsageError(
                 f"{word!r} is no size", where="--sizes", fix="--sizes 4KiB,1MiB,16MiB", code="C02"
             )
-        found.append(int(match[1]) * _UNITS[match[2]])
-    return found
+        sizes.append(int(match[1]) * _UNITS[match[2]])
+    return sizes
 
 
 def chosen(text: str | None, known: Sequence[str], flag: str) -> list[str]:

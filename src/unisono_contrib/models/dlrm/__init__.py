@@ -37,7 +37,7 @@ class DLRMConfig(ModelConfig):
     )
     table_sharding: Literal["table", "row", "column"] = Field(
         default="table",
-        description="dlrm: how ep deals the tables: whole ones | rows of each | columns of each",
+        description="dlrm: how ep shards the tables: whole ones | rows of each | columns of each",
     )
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:

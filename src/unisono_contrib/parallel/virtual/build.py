@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from unisono.parallel.site import Site, Stages
+from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.tensor import GatherVocab
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Places, Split
@@ -26,16 +26,16 @@ _LAYERS = {
 }
 
 
-def virtualize(stages: Stages, site: Site) -> None:
+def virtualize(stages: Stages, context: PassContext) -> None:
     """Compute this rank's stages by virtual shards. Raises UsageError where the model does not say how."""
-    anatomy, mesh = site.anatomy, site.mesh
+    anatomy, mesh = context.anatomy, context.mesh
     head = next((n for n, s in anatomy.splits.items() if s is Split.VOCAB_OUT), None)
     if head is None or not anatomy.cross_entropy or not anatomy.sequence:
         what = "virtual shards need a model that says how tp and cp split it, and a cross-entropy over its classes"
         fix = "sync=canonical, without shards"
         raise UsageError(what, where="plan.sync, model.kind", fix=fix, code="P12")
-    deal = VirtualDeal(site.virtual, mesh.tp, mesh.cp)
-    classes = site.shapes[f"{head}.weight"][0]
+    deal = VirtualDeal(context.virtual, mesh.tp, mesh.cp)
+    classes = context.shapes[f"{head}.weight"][0]
     here = Places.whole(anatomy.sequence).dealt(mesh.cp.index, mesh.cp.size)
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
@@ -45,7 +45,7 @@ def virtualize(stages: Stages, site: Site) -> None:
             parent, _, leaf = name.rpartition(".")
             setattr(stage.get_submodule(parent), leaf, made)
             cuts = getattr(made, "cuts", {})
-            site.cuts.update(
+            context.cuts.update(
                 {f"{name}.{key}": cut for key, cut in cuts.items() if getattr(made, key) is not None}
             )
         first = deal.cp.index * anatomy.sequence // deal.cp.size

@@ -45,8 +45,8 @@ def families() -> tuple[Family[Member], ...]:
 def family_of(text: str) -> Family[Member]:
     """The family whose member a text names, by its name, by `KEY=NAME` where several families have such a name, or
     by the base class in a user's file. Raises UsageError."""
-    name, _ = split(apart(told(text)[1])[0])
-    own, key = ".py:" in name, told(text)[0]
+    name, _ = split(apart(split_key(text)[1])[0])
+    is_file, key = ".py:" in name, split_key(text)[0]
     several = [word_of(family) for family in families() if name in family.names()]
     if not key and len(several) > 1:
         raise UsageError(
@@ -58,7 +58,7 @@ def family_of(text: str) -> Family[Member]:
     for family in families():
         if key and word_of(family) != key:
             continue
-        if own:
+        if is_file:
             try:
                 family.find(name)
             except UnfinishedClass:
@@ -74,7 +74,7 @@ def family_of(text: str) -> Family[Member]:
         f"{name} is no member of any family",
         where="flag --conformance",
         fix="FILE.py:NAME, a subclass of one of " + ", ".join(f.base.__name__ for f in families())
-        if own
+        if is_file
         else "FILE.py:NAME, or a name of ours, such as " + " ".join(families()[0].names()),
         code="C04",
     )
@@ -86,7 +86,7 @@ def word_of(family: Family[Member]) -> str:
     return key if dot else family.noun
 
 
-def told(text: str) -> tuple[str, str]:
+def split_key(text: str) -> tuple[str, str]:
     """(KEY, the rest) of `KEY=NAME:options`; ("", the text) where it says no family."""
     key, equals, rest = text.partition("=")
     return (key, rest) if equals and key in {word_of(family) for family in families()} else ("", text)
@@ -95,14 +95,14 @@ def told(text: str) -> tuple[str, str]:
 def held(text: str, folder: Path) -> Conformity:
     """The member that a text names (`topk:ratio=0.1`, `mine.py:Own`), judged. Raises UsageError for no such member."""
     family = family_of(text)
-    member = family.read(told(text)[1], "flag --conformance")
+    member = family.read(split_key(text)[1], "flag --conformance")
     # What stands around a member is made of it, and has no name of its own.
     suites, sentences = ["member"], [] if family.marks and apart(text)[1] else list(_of_any(family, member))
     file = family.noun.replace(" ", "_").replace("-", "_")
     if file in names_in(__name__):
         suites.append(family.noun)
         suite = import_module(f"{__name__}.{file}")
-        sentences += suite.faults(member, folder, told(text)[1])
+        sentences += suite.faults(member, folder, split_key(text)[1])
     return Conformity(text, family.noun, tuple(suites), tuple(sentences))
 
 

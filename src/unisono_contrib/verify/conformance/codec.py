@@ -1,9 +1,13 @@
-"""What every codec owes: one sum for all, as near as declared, the bytes declared, a memory that comes back."""
+"""What every codec owes: one sum for all, as near as declared, the bytes declared, a memory that comes back.
+
+One that says that payloads are checked makes no gradient of a payload that arrives damaged.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
@@ -11,14 +15,82 @@ from torch import Size, Tensor, nn
 from unisono.codecs import CODECS, Codec
 from unisono.codecs._watched import CodecFault, WatchedCoder, unlike
 from unisono.comm.bucket import Bucket
+from unisono.comm.group import Group, Pending
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
 from unisono.observe.span import Recorder
+from unisono.spec.errors import UserCodeError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
 from unisono.sync._drive import Drive
-from unisono_contrib.verify.conformance.codec_wire import of_wire
+
+REPLICAS = 3
+SENDER, RECEIVER = 1, 2
+
+
+class NoisyGroup:
+    """A group on one rank, in which one bit flips of what comes from one replica. noisy: in which of its gathers and
+    exchanges, counted from 0; None in none. seen: how many there were."""
+
+    def __init__(self, group: Group, sender: int, noisy: int | None) -> None:
+        self._group, self._sender, self._noisy, self.seen = group, sender, noisy, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def start_all_gather(self, out: Tensor, part: Tensor) -> Pending:
+        return self._through(out.view(self._group.size, -1), self._group.start_all_gather(out, part))
+
+    def start_exchange(self, x: Tensor) -> tuple[Tensor, Pending]:
+        rows, pending = self._group.start_exchange(x)
+        return rows, self._through(rows, pending)
+
+    def _through(self, rows: Tensor, pending: Pending) -> Pending:
+        self.seen += 1
+        return _Flipped(pending, rows[self._sender]) if self.seen - 1 == self._noisy else pending
+
+
+class _Flipped:
+    """An operation of whose result one bit is another in the end."""
+
+    def __init__(self, pending: Pending, row: Tensor) -> None:
+        self._pending, self._row = pending, row
+
+    def wait(self) -> None:
+        self._pending.wait()
+        data = self._row.view(torch.uint8)
+        data[len(data) // 3] ^= 0x10
+
+
+def of_wire(codec: Codec, shapes: Sequence[Size]) -> Iterator[str]:
+    """What is wrong with how a codec that is `checked` finds damage, if anything."""
+    if not codec.checked:
+        return
+    payloads = run(REPLICAS, lambda rank: _stepped(codec, shapes, rank, None))[RECEIVER]
+    if not payloads:
+        yield "it says that payloads are checked, and none is gathered or dealt"
+    for noisy in range(payloads):
+        try:
+            run(REPLICAS, lambda rank, noisy=noisy: _stepped(codec, shapes, rank, noisy))
+            yield f"payload {noisy} arrived with a flipped bit, and was taken"
+        except UserCodeError as error:
+            if f"replica {SENDER}" not in error.what:
+                yield f"payload {noisy} of replica {SENDER} was damaged, and the error says: {error.what}"
+
+
+def _stepped(codec: Codec, shapes: Sequence[Size], rank: int, noisy: int | None) -> int:
+    """How many payloads came in one step of one bucket."""
+    group = Mesh(Shape(dp=REPLICAS), rank, Recorder(rank), timedelta(seconds=60)).dp
+    params = {str(i): nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
+    bucket = Bucket(list(params.values()), REPLICAS)
+    heard: Any = NoisyGroup(group, SENDER, noisy if rank == RECEIVER else None)
+    drive = Drive(codec.bind(), heard, params)
+    bucket.flat.copy_(torch.randn(len(bucket.flat), generator=torch.Generator().manual_seed(rank)))
+    drive.begin(bucket)
+    drive.finish()
+    return heard.seen
+
 
 BUCKETS = (
     (Size((40, 24)), Size((24,)), Size((3, 5, 20))),
@@ -70,7 +142,7 @@ def _of_replicas(codec: Codec, dp: int) -> Iterator[str]:
 
 
 def _of_odd_numbers(codec: Codec) -> Iterator[str]:
-    zeros, overflow = ([one.sums[0] for one in _played(codec, 2, 1, filled=x)] for x in (0.0, torch.nan))
+    zeros, overflow = ([rank.sums[0] for rank in _played(codec, 2, 1, filled=x)] for x in (0.0, torch.nan))
     if any(total.count_nonzero() for sums in zeros for total in sums):
         yield "the sum of zeros is not zero"
     if any(total.isfinite().all() for sums in overflow for total in sums):
@@ -85,8 +157,8 @@ def _of_bytes(codec: Codec, seen: Sequence[_Seen], dp: int) -> Iterator[str]:
             raise CodecFault(f"work returns {work!r}; it returns a unisono.spec.work.Work")
     room = 2 * ITEM * (dp - 1) + 4 * sum(len(work.calls) for work in declared)
     for said, does, word in (
-        (sum(work.sent for work in declared), [one.sent for one in seen], "sends"),
-        (sum(work.kept for work in declared), [one.kept for one in seen], "keeps"),
+        (sum(work.sent for work in declared), [seen_by_rank.sent for seen_by_rank in seen], "sends"),
+        (sum(work.kept for work in declared), [seen_by_rank.kept for seen_by_rank in seen], "keeps"),
     ):
         rank = max(range(dp), key=lambda rank: abs(said - does[rank]))
         if abs(said - does[rank]) > room:
@@ -123,8 +195,8 @@ def _driven(
     recorder = Recorder(rank)
     group = Mesh(Shape(dp=dp), rank, recorder, timedelta(seconds=60)).dp
     held = [[nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes] for shapes in BUCKETS]
-    params = {f"{i}.{j}": p for i, some in enumerate(held) for j, p in enumerate(some)}
-    buckets = [Bucket(some, dp) for some in held]
+    params = {f"{i}.{j}": p for i, parameters in enumerate(held) for j, p in enumerate(parameters)}
+    buckets = [Bucket(parameters, dp) for parameters in held]
     drive, sums = Drive(WatchedCoder(codec.bind(), log, codec), group, params), []
     for step in range(steps):
         if anew and step == anew:
@@ -145,8 +217,13 @@ def _driven(
         drive.begin(bucket)
     drive.finish()
     sent = sum(recorder.bytes().values()) - before
-    parts = [[state.get(f"{i}.{j}/left") for j in range(len(some))] for i, some in enumerate(held)]
-    left = [torch.cat([x.flatten() for x in some if x is not None] or [torch.zeros(0)]) for some in parts]
+    parts = [
+        [state.get(f"{i}.{j}/left") for j in range(len(parameters))] for i, parameters in enumerate(held)
+    ]
+    left = [
+        torch.cat([x.flatten() for x in parameters if x is not None] or [torch.zeros(0)])
+        for parameters in parts
+    ]
     return _Seen(sums, sent, sum(x.nbytes for x in state.values()), left)
 
 
@@ -156,9 +233,9 @@ def _of_sent(codec: Codec, dp: int) -> Iterator[str]:
     seen = _played(fed, dp, STEPS)
     for bucket in range(len(BUCKETS)):
         numel = sum(shape.numel() for shape in BUCKETS[bucket])
-        given = [_gradient(rank, step, bucket, dp) for rank in range(dp) for step in range(STEPS)]
-        whole = tree_sum(given)
-        left = [_padded(one.left[bucket], dp) for one in seen]
+        gradients = [_gradient(rank, step, bucket, dp) for rank in range(dp) for step in range(STEPS)]
+        whole = tree_sum(gradients)
+        left = [_padded(seen_by_rank.left[bucket], dp) for seen_by_rank in seen]
         came = tree_sum([*(sums[bucket] for sums in seen[0].sums), *left])
         off = ((came - whole).norm() / whole.norm()).item()
         room = max(codec.error, 1e-5) if codec.linear else 1e-5
@@ -189,7 +266,7 @@ def _of_sum(codec: Codec, seen: Sequence[_Seen], dp: int) -> Iterator[str]:
         yield f"an element is off by {far:.2g} of its parameter's largest; `lost` allows {codec.lost(dp):.2g}"
 
 
-def _same(some: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> bool:
+def _same(sums: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> bool:
     return all(
-        torch.equal(a, b) for x, y in zip(some, others, strict=True) for a, b in zip(x, y, strict=True)
+        torch.equal(a, b) for x, y in zip(sums, others, strict=True) for a, b in zip(x, y, strict=True)
     )

@@ -77,12 +77,12 @@ def faults(collective: Collective, folder: Path, text: str) -> Iterator[str]:
             yield from _on_started(collective, size, folder / f"ranks{size}", text)
 
 
-def on_threads(collective: Collective, size: int, some: Sequence[OperationCase]) -> list[str]:
+def on_threads(collective: Collective, size: int, operation_cases: Sequence[OperationCase]) -> list[str]:
     """What is wrong with it between so many ranks of this process."""
 
     def rank_judged(rank: int) -> list[Judged]:
         pg: Any = dist.new_group(list(range(size)), use_local_synchronization=True)
-        return judged(collective, pg, some)
+        return judged(collective, pg, operation_cases)
 
     try:
         return compared(run(size, rank_judged))
@@ -113,15 +113,15 @@ def _on_started(collective: Collective, size: int, file: Path, text: str) -> lis
 
 def compared(ranks: Sequence[Sequence[Judged]]) -> list[str]:
     """A sentence for each fault that a rank saw, and for each sum of which one has other bits."""
-    found = []
+    faults_seen = []
     for place, (first, *_) in enumerate(zip(*ranks, strict=True)):
         for rank, mine in enumerate(ranks):
             where = f"{len(ranks)} ranks, {first.name}, rank {rank}: "
             if mine[place].fault:
-                found.append(where + mine[place].fault)
+                faults_seen.append(where + mine[place].fault)
             elif mine[place].bits != first.bits:
-                found.append(where + "other bits of the sum than rank 0's")
-    return found
+                faults_seen.append(where + "other bits of the sum than rank 0's")
+    return faults_seen
 
 
 def _serves(collective: ProgramCollective, size: int) -> bool:
@@ -146,16 +146,16 @@ def _of_programs(collective: ProgramCollective) -> Iterator[str]:
                 yield from (f"{words}: {fault}" for fault in check(program)[:1])
 
 
-def judged(collective: Collective, pg: Any, some: Sequence[OperationCase]) -> list[Judged]:
+def judged(collective: Collective, pg: Any, operation_cases: Sequence[OperationCase]) -> list[Judged]:
     """Every operation in each of these cases, as this rank sees it. Every member of the group calls it."""
     counter = _Counter(pg, pg.size())
     algorithm = collective.bind(pg, "dp")
-    found: list[Judged] = []
-    for case in some:
+    judgements: list[Judged] = []
+    for case in operation_cases:
         for attempt in (*_of_all(case, pg, algorithm), *_rooted(case, pg)):
-            found.append(_tried(attempt, case, algorithm, counter))
+            judgements.append(_tried(attempt, case, algorithm, counter))
     counter.stop()
-    return found
+    return judgements
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _of_all(case: OperationCase, pg: Any, algorithm: Algorithm) -> Iterator[_Att
     whole = part * size + (part == 13)  # a prime that the ranks do not divide, for what is not dealt
     digits = [_digits(other, part * size, case.dtype) for other in range(size)]
     drawn = [_drawn(other, whole, case.dtype) for other in range(size)]
-    mine, own = digits[rank], digits[rank][:part].clone()
+    mine, part_of_mine = digits[rank], digits[rank][:part].clone()
     # Of random numbers: near enough, and the same bits everywhere; of digits, exact.
     for name, each in (("all_reduce", digits), ("all_reduce of fractions", drawn)):
         x, more = each[rank].clone(), tree_sum(each)
@@ -246,11 +246,11 @@ def _of_all(case: OperationCase, pg: Any, algorithm: Algorithm) -> Iterator[_Att
     for later in (False, True):
         out = torch.empty_like(mine)
         yield _Attempt(
-            "all_gather" + ", later" * later, "all_gather", own,
-            lambda by, o=out, later=later: (o, by.all_gather(o, own, later)),
+            "all_gather" + ", later" * later, "all_gather", part_of_mine,
+            lambda by, o=out, later=later: (o, by.all_gather(o, part_of_mine, later)),
             torch.cat([x[:part] for x in digits]), later=later,
         )  # fmt: skip
-    dealt, scattered = torch.empty_like(mine), torch.empty_like(own)
+    dealt, scattered = torch.empty_like(mine), torch.empty_like(part_of_mine)
     of_mine = [x.view(size, part)[rank] for x in digits]
     yield _Attempt(
         "all_to_all", "all_to_all", mine, lambda by: (dealt, by.exchange(dealt, mine)), torch.cat(of_mine)
@@ -272,7 +272,7 @@ def _rooted(case: OperationCase, pg: Any) -> Iterator[_Attempt]:
         here, words = rank == root, f" with root {root}"
         x, y = each[rank].clone(), each[rank].clone()
         out, whole = torch.empty_like(parts[0]), torch.empty_like(x)
-        own, given = parts[rank], each[root] if here else None
+        my_part, source = parts[rank], each[root] if here else None
         yield _Attempt(
             "broadcast" + words, "broadcast", x,
             lambda by, x=x, root=root: (x, by.broadcast(x, root)), each[root], root=root,
@@ -284,13 +284,13 @@ def _rooted(case: OperationCase, pg: Any) -> Iterator[_Attempt]:
         )  # fmt: skip
         yield _Attempt(
             "scatter" + words, "scatter", whole,
-            lambda by, o=out, g=given, root=root: (o, by.scatter(o, g, root)),
+            lambda by, o=out, g=source, root=root: (o, by.scatter(o, g, root)),
             each[root].view(size, part)[rank], root=root,
         )  # fmt: skip
         taken = whole if here else None
         yield _Attempt(
-            "gather" + words, "gather", own,
-            lambda by, t=taken, own=own, root=root: (t, by.gather(t, own, root)),
+            "gather" + words, "gather", my_part,
+            lambda by, t=taken, my_part=my_part, root=root: (t, by.gather(t, my_part, root)),
             torch.cat(parts) if here else None, root=root,
         )  # fmt: skip
 
@@ -301,14 +301,14 @@ class _Counter:
 
     def __init__(self, pg: Any, size: int) -> None:
         self.sent, self._size, self._pg = 0, size, pg
-        own = (
+        collectives = (
             ("allreduce", "all_reduce"),
             ("all_gather_single", "all_gather"),
             ("all_to_all_single", "all_to_all"),
         )
-        self._names = ["send", *(name for name, _ in own)]
+        self._names = ["send", *(name for name, _ in collectives)]
         self.sees = isinstance(pg, ThreadGroup)  # others are not to be looked into
-        for name, op in (("send", ""), *own) if self.sees else ():
+        for name, op in (("send", ""), *collectives) if self.sees else ():
             setattr(pg, name, self._counted(getattr(pg, name), op))
 
     def stop(self) -> None:

@@ -18,18 +18,20 @@ def faults(member: DataSource, folder: Path, text: str = "") -> Iterator[str]:
     known = member.facts("byte")
     vocab = {} if known.vocab or member.gives != "tokens" else {"vocab": 1 << 16}
     model = ModelConfig(kind="any.py:model", context=8, **vocab)
-    one, two = (load(DataConfig(source=text or member.name), model) for _ in range(2))
-    told = Facts(one.vocab, one.classes, one.sample_shape)
+    first, two = (load(DataConfig(source=text or member.name), model) for _ in range(2))
+    facts = Facts(first.vocab, first.classes, first.sample_shape)
     for key in ("vocab", "classes", "sample_shape"):
-        if getattr(known, key) not in (None, getattr(told, key)):
-            yield f"it declares {key} {getattr(known, key)} and has {getattr(told, key)}"
-    if one.fingerprint != two.fingerprint or len(one.train) != len(two.train):
+        if getattr(known, key) not in (None, getattr(facts, key)):
+            yield f"it declares {key} {getattr(known, key)} and has {getattr(facts, key)}"
+    if first.fingerprint != two.fingerprint or len(first.train) != len(two.train):
         yield "loaded again, it is other data"
-    some = np.arange(min(4, len(one.train)))
-    inputs, targets = one.train.fetch(some)
-    if inputs.shape[1:] != tuple(one.sample_shape):
-        yield f"its samples have the shape {tuple(inputs.shape[1:])} and it says {tuple(one.sample_shape)}"
-    if not (torch.equal(inputs, two.train.fetch(some)[0]) and torch.equal(targets, two.train.fetch(some)[1])):
+    indices = np.arange(min(4, len(first.train)))
+    inputs, targets = first.train.fetch(indices)
+    if inputs.shape[1:] != tuple(first.sample_shape):
+        yield f"its samples have the shape {tuple(inputs.shape[1:])} and it says {tuple(first.sample_shape)}"
+    if not (
+        torch.equal(inputs, two.train.fetch(indices)[0]) and torch.equal(targets, two.train.fetch(indices)[1])
+    ):
         yield "loaded again, its samples are others"
     if member.gives == "tokens" and inputs.is_floating_point():
         yield "it says that it gives tokens, and they are no whole numbers"

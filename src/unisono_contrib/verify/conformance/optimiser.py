@@ -26,15 +26,15 @@ def faults(member: Optimiser, folder: Path, text: str = "") -> Iterator[str]:
     for optimiser, weight in zip((bare, primed), weights, strict=True):
         weight.grad = grads[0].clone()
         optimiser.step()
-    made = {k: v for k, v in bare.state[weights[0]].items() if isinstance(v, torch.Tensor)}
+    state = {k: v for k, v in bare.state[weights[0]].items() if isinstance(v, torch.Tensor)}
     named = member.state(weights[1])
-    if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in named.items()}:
-        yield f"it names the state {sorted(named)} and keeps {sorted(made)}"
+    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in named.items()}:
+        yield f"it names the state {sorted(named)} and keeps {sorted(state)}"
     if not torch.equal(*weights):
         yield "its first step from the state that it names is another than from none"
-    if member.kept != sum(v.shape == start.shape for v in made.values()):
+    if member.kept != sum(v.shape == start.shape for v in state.values()):
         yield f"it says that it keeps {member.kept} numbers of each parameter and keeps another number"
-    before, held = weights[0].detach().clone(), {k: v.double().clone() for k, v in made.items()}
+    before, held = weights[0].detach().clone(), {k: v.double().clone() for k, v in state.items()}
     weights[0].grad = grads[1].clone()
     bare.step()
     law = member.law(UpdateSizes(_LR, _DECAY, 1, 2.0**-48), before, held, grads[1], torch.zeros_like(start))

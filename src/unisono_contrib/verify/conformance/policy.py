@@ -62,9 +62,9 @@ def faults(policy: Policy, folder: Path, text: str) -> Iterator[str]:
             yield f"rank {rank} has other weights than rank 0, and it says `equal`"
     if not all(weights.isfinite().all() for weights in first.weights):
         yield "weights are not finite"
-    (one,) = _world(source, f"dp=1 micros=4 sync={text if policy.alone else 'every_step'}", 1, steps)
+    (alone,) = _world(source, f"dp=1 micros=4 sync={text if policy.alone else 'every_step'}", 1, steps)
     if policy.fidelity is not Fidelity.LOSSY:
-        for step, (mine, theirs) in enumerate(zip(first.weights, one.weights, strict=True)):
+        for step, (mine, theirs) in enumerate(zip(first.weights, alone.weights, strict=True)):
             off = ((mine - theirs).norm() / theirs.norm()).item()
             if off > (NEAR if policy.fidelity is Fidelity.ROUNDING else 0.0):
                 word = policy.fidelity.name
@@ -127,5 +127,5 @@ def _sent(recorder: Recorder) -> int:
     return sum(nbytes for (axis, _), nbytes in recorder.bytes().items() if axis == "dp")
 
 
-def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+def _same(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(tensors, others, strict=True))

@@ -32,19 +32,19 @@ def play(sink: Sink, run: RunFacts, steps: Sequence[StepRecord], together: int =
     observer = sink.open(run)
     try:
         for begin in range(0, len(steps), together):
-            some = steps[begin : begin + together]
-            for one in some[:-1]:
-                _end(observer, run, one)
-            observer.observe(some)
-            _end(observer, run, some[-1])
+            burst = steps[begin : begin + together]
+            for record in burst[:-1]:
+                _end(observer, run, record)
+            observer.observe(burst)
+            _end(observer, run, burst[-1])
     finally:
         observer.close()
 
 
-def _end(observer: Observer, run: RunFacts, one: StepRecord) -> None:
-    with run.recorder.span("forward", step=one.step):
+def _end(observer: Observer, run: RunFacts, record: StepRecord) -> None:
+    with run.recorder.span("forward", step=record.step):
         pass
-    observer.ended(one.step, False)
+    observer.ended(record.step, False)
 
 
 def faults(sink: Sink, folder: Path, text: str = "") -> Iterator[str]:
@@ -64,14 +64,18 @@ def faults(sink: Sink, folder: Path, text: str = "") -> Iterator[str]:
     play(sink, facts(resumed), steps[:8])  # killed after step 8, gone on from the checkpoint after step 5
     play(sink, facts(resumed, step=5), steps[5:])
     for name, text in _texts(resumed).items():
-        told, wanted = _steps(text), _steps(_texts(whole).get(name, ""))
-        if told != wanted:
-            yield f"{name}: resumed at step 5 it holds steps {told}, a run without a break {wanted}"
+        written, wanted = _steps(text), _steps(_texts(whole).get(name, ""))
+        if written != wanted:
+            yield f"{name}: resumed at step 5 it holds steps {written}, a run without a break {wanted}"
 
 
 def _steps(text: str) -> list[int]:
     """The steps that a text tells of, by a number that only their records have."""
-    marks = {f"{value!r}": one.step for one in records(1, 12) for value in (one.loss, one.times["forward"])}
+    marks = {
+        f"{value!r}": record.step
+        for record in records(1, 12)
+        for value in (record.loss, record.times["forward"])
+    }
     lines = [
         {marks[word] for word in re.findall(r"\d+\.\d+", line) if word in marks} for line in text.splitlines()
     ]

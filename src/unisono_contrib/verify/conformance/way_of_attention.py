@@ -31,15 +31,15 @@ def faults(way: ContextWay, folder: Path, text: str) -> Iterator[str]:
         if len({len(places) for places in held}) > 1:
             yield f"{size} ranks: they hold different numbers of positions"
         for dropout in (0.0, 0.25):
-            one = _attended(Core(Dropout(dropout)), [*range(POSITIONS)])
+            alone = _attended(Core(Dropout(dropout)), [*range(POSITIONS)])
             many = run(size, lambda rank, p=dropout, n=size: _on_rank(way, Core(Dropout(p)), rank, n))
             for at, name in enumerate(
                 ("the output", *(f"the gradient of {x}" for x in ("queries", "keys", "values")))
             ):
-                whole = torch.zeros_like(one[at])
+                whole = torch.zeros_like(alone[at])
                 for places, parts in zip(held, many, strict=True):
                     whole[:, :, places] = parts[at]
-                off = (whole - one[at]).abs().max().item()
+                off = (whole - alone[at]).abs().max().item()
                 if not off < NEAR:
                     under = "with dropout" if dropout else "without dropout"
                     yield f"{size} ranks, {under}: {name} is off by {off:.2g} from that of one device"
@@ -56,11 +56,11 @@ def _on_rank(way: ContextWay, core: Core, rank: int, size: int) -> list[Tensor]:
 def _attended(core: torch.nn.Module, positions: list[int]) -> list[Tensor]:
     """The output at these positions, and the gradients of queries, keys and values there."""
     draw = torch.Generator().manual_seed(0)
-    given = [
+    parts = [
         torch.randn(ROWS, heads, POSITIONS, WIDTH, generator=draw, dtype=torch.float64)[:, :, positions]
         for heads in (HEADS, PAIRS, PAIRS, HEADS)
     ]
-    *inputs, grad = given
+    *inputs, grad = parts
     noise = Noise(7, torch.arange(ROWS))
     out = core(*(x.requires_grad_() for x in inputs), noise)
     grads = torch.autograd.grad(out, inputs, grad)

@@ -32,10 +32,10 @@ def test_a_process_that_reads_names_it_as_well(tmp_path: Path) -> None:
     found = read(order, file, cache=tmp_path / "cache")
     assert (found.left_out, len(found.ends)) == (2, 4)
     over = "a token begins before an answer and ends in it: it counts"  # the blank before "it"
-    assert found.told == tuple(
+    assert found.notes == tuple(
         f"{what}: 3 records, the first {file}:1" for what in ("key id is not read", over)
     )
-    assert read(order, file, cache=tmp_path / "cache").told == found.told  # from the cache, too
+    assert read(order, file, cache=tmp_path / "cache").notes == found.notes  # from the cache, too
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Once
+from unisono.comm.algorithm import Once
 from unisono.comm.collectives.memory.mapping import mapped
 from unisono.comm.collectives.messages.live import InFlight, exchanged
 from unisono.comm.tags import LOANS

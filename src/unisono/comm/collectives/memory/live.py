@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Collective, Once, Pending
+from unisono.comm.algorithm import Collective, Once, Pending
 from unisono.comm.collectives.engine.live import EngineAlgorithm
 from unisono.comm.collectives.memory import LENT, passes
 from unisono.comm.collectives.memory.lending import Lending

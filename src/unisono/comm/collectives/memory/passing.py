@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Once, Pending, Several
+from unisono.comm.algorithm import Once, Pending, Several
 from unisono.comm.collectives.memory.mapping import mapped, part_of
 from unisono.comm.collectives.messages.live import InFlight, agreed
 from unisono.comm.tags import PIECES

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Once, Pending
+from unisono.comm.algorithm import Once, Pending
 from unisono.comm.collectives.memory.mapping import mapped
 from unisono.comm.collectives.messages.live import InFlight
 from unisono.comm.device import between_cpus, is_apart

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Algorithm, Done, Once, Pending
+from unisono.comm.algorithm import Algorithm, Done, Once, Pending
 from unisono.comm.collectives.messages import SMALL
 from unisono.comm.tree import tree_sum
 

@@ -18,17 +18,17 @@ class Ring:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def show(self, own: Tensor, see: See) -> None:
+    def show(self, part: Tensor, see: See) -> None:
         """see(rank, keys and values) for each rank of the group, this one first."""
-        here, group = own, self.group
+        here, group = part, self.group
         for step in range(group.size):
             arriving, pending = self._pass_on(here, step)
             see((group.index - step) % group.size, here)
             here = self._arrived(arriving, pending)
 
-    def collect(self, own: Tensor, grad_of: GradOf) -> Tensor:
+    def collect(self, part: Tensor, grad_of: GradOf) -> Tensor:
         """The sum over all ranks of grad_of(this rank, its keys and values)."""
-        here, group = own, self.group
+        here, group = part, self.group
         kept: Tensor | None = None  # what this rank adds to its own
         total: Tensor | None = None
         home: Pending | None = None

@@ -27,7 +27,7 @@ class PartsExchanged(torch.autograd.Function):
 
 
 def exchanged(parts: Tensor, group: Group) -> Tensor:
-    """As PartsExchanged, without a gradient."""
+    """Exchange parts as `PartsExchanged` does, without a gradient."""
     with group.recorder.span("comm", axis=group.axis, op="all_to_all", exposed=True):
         out, pending = group.start_exchange(parts.contiguous().view(-1))
         pending.wait()

@@ -21,7 +21,7 @@ _LONGEST = 16  # pieces of one path
 
 def _is_one(pieces: Sequence[str]) -> bool:
     """Whether what stands between plus signs is one path, all of it."""
-    before, text = (_PLUS.join(filter(None, some)).partition(":")[2] for some in (pieces[:-1], pieces))
+    before, text = (_PLUS.join(filter(None, parts)).partition(":")[2] for parts in (pieces[:-1], pieces))
     path, _ = parted(text, ())
     return len(path) > len(before) and names_something(path)
 
@@ -39,7 +39,7 @@ class SourceMixture(WordedSource):
 
     def weighed(self) -> list[tuple[float, str]]:
         """(weight, source) of each. Raises UsageError C06."""
-        found = []
+        weighed = []
         for part in self._parts():
             number, star, source = part.partition("*")
             try:
@@ -49,8 +49,8 @@ class SourceMixture(WordedSource):
             if not 0 < weight < float("inf"):
                 what = f"the weight of {source} is {number}"
                 raise UsageError(what, code="C06", where="data.source", fix="a number above 0")
-            found.append((weight, source if star else part))
-        return found
+            weighed.append((weight, source if star else part))
+        return weighed
 
     def _parts(self) -> list[str]:
         """The text of each: a plus sign between blanks may be part of a path that is there."""

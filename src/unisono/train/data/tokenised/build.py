@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 class Tokens:
     """tokens: [n], memory-mapped. ends: int64, behind each document. marks: uint8 [n], 1 for a token that counts as a
     target; None where all do. vocab: how many different tokens there can be. letters: of `char`, its vocabulary.
-    told: what a user may not expect of some records, a line each."""
+    notes: what a user may not expect of some records, a line each."""
 
     tokens: np.ndarray
     ends: np.ndarray
@@ -40,7 +40,7 @@ class Tokens:
     letters: str
     left_out: int
     folder: Path
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def tokenised(
@@ -67,8 +67,8 @@ def tokenised(
     key["order"].pop("tokenizer" if folder else "split")  # its place says nothing
 
     def make(out: Path) -> Mapping[str, Any]:
-        found = looked if looked is not None else _looked(order, places)
-        parts = [Part(*one[:4]) for one in found]
+        looks = looked if looked is not None else _looked(order, places)
+        parts = [Part(*look[:4]) for look in looks]
         count = min(workers or len(os.sched_getaffinity(0)), _MOST, max(1, len(parts)))
         return _make(order, parts, out, count, say)
 
@@ -106,8 +106,8 @@ def _looked(order: TokenOrder, places: Sequence[str]) -> list[Sequence[Any]]:
 
 
 def _make(order: TokenOrder, parts: Sequence[Part], out: Path, count: int, say: Say) -> Mapping[str, Any]:
-    begun, told = time.monotonic(), {"order": order.as_json()}
-    made: dict[int, Mapping[str, Any]] = {}
+    begun, request = time.monotonic(), {"order": order.as_json()}
+    answers: dict[int, Mapping[str, Any]] = {}
     done, total = dict.fromkeys(range(len(parts)), 0), sum(part.size for part in parts)
 
     def heard(at: int, answer: Mapping[str, Any]) -> bool:
@@ -118,26 +118,26 @@ def _make(order: TokenOrder, parts: Sequence[Part], out: Path, count: int, say: 
             return False
         if answer["bad"] and not order.skip_bad:
             raise bad_record(order, part, *answer["bad"][0])
-        made[at], done[at] = answer, part.size
+        answers[at], done[at] = answer, part.size
         return True
 
     jobs = [
-        {**told, "part": [part.place, part.start, part.stop, part.size], "out": str(out / str(i))}
+        {**request, "part": [part.place, part.start, part.stop, part.size], "out": str(out / str(i))}
         for i, part in enumerate(parts)
     ]
     served(_WORKER, count, jobs, str(out), heard)
     say(_line(done, total, order, begun) + "\n")
-    return _together(order, parts, made, out, say)
+    return _together(order, parts, answers, out, say)
 
 
 def _together(
-    order: TokenOrder, parts: Sequence[Part], made: Mapping[int, Mapping[str, Any]], out: Path, say: Say
+    order: TokenOrder, parts: Sequence[Part], answers: Mapping[int, Mapping[str, Any]], out: Path, say: Say
 ) -> Mapping[str, Any]:
-    numbers, masked = range(len(parts)), any(one["masked"] for one in made.values())
+    numbers, masked = range(len(parts)), any(answer["masked"] for answer in answers.values())
     ends, total = [], 0
     for i in numbers:
         ends.append(np.fromfile(out / f"{i}.ends", dtype=np.int64) + total)
-        total += made[i]["tokens"]
+        total += answers[i]["tokens"]
         (out / f"{i}.ends").unlink()
     np.concatenate(ends or [np.zeros(0, np.int64)]).tofile(out / "ends")
     for name, wanted in (("tokens", True), ("marks", masked)):
@@ -146,9 +146,9 @@ def _together(
             cache.joined(files, out / name)
         for file in files:
             file.unlink(missing_ok=True)
-    left_out = sum(one["left_out"] for one in made.values())
+    left_out = sum(answer["left_out"] for answer in answers.values())
     for i in numbers if left_out else ():
-        for at, why in made[i]["bad"]:
+        for at, why in answers[i]["bad"]:
             say(f"left out {place_of(order, parts[i], at)}: {why}\n")
     letters, folder, dtype = "", folder_of(order.tokenizer), width_of(order.tokenizer)
     if order.tokenizer == "char":
@@ -156,19 +156,21 @@ def _together(
     vocab = folder.vocab if folder else len(letters) or 256
     return {
         "dtype": dtype, "tokens": total, "documents": sum(map(len, ends)), "masked": masked, "vocab": vocab,
-        "letters": letters, "left_out": left_out, "told": _told(order, parts, made),
+        "letters": letters, "left_out": left_out, "told": _notes_of(order, parts, answers),
     }  # fmt: skip
 
 
-def _told(order: TokenOrder, parts: Sequence[Part], made: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _notes_of(
+    order: TokenOrder, parts: Sequence[Part], answers: Mapping[int, Mapping[str, Any]]
+) -> list[str]:
     """Each remark on records once: of how many, and where the first of them stands."""
-    found: dict[str, list[int]] = {}
+    remarks: dict[str, list[int]] = {}
     for i in range(len(parts)):
-        for remark, (count, at) in made[i]["told"].items():
-            found.setdefault(remark, [0, i, at])[0] += count
+        for remark, (count, at) in answers[i]["told"].items():
+            remarks.setdefault(remark, [0, i, at])[0] += count
     lines = [
         f"{remark}: {count:,} record{'s' * (count != 1)}, the first {place_of(order, parts[i], at)}"
-        for remark, (count, i, at) in found.items()
+        for remark, (count, i, at) in remarks.items()
     ]
     return [
         *lines[:_REMARKS],
@@ -186,7 +188,7 @@ def _numbered(path: Path) -> tuple[str, str]:
 
 
 def place_of(order: TokenOrder, part: Part, at: int) -> str:
-    """Where a record stands, for messages: a line of a file, a row of a table."""
+    """The place of a record, for messages: a line of a file, a row of a table."""
     if order.kind == JSONL:
         with open(part.place, "rb") as file:
             line, left = 1, at

@@ -43,40 +43,40 @@ class Wording:
     remarks: tuple[str, ...] = ()
 
 
-def messages_of(given: Any) -> list[Message]:
+def messages_of(value: Any) -> list[Message]:
     """Checked messages, with a role and content each; those of other spellings in ours. Raises BadRecord."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(value, list) or not value:
         raise BadRecord("its messages are no list, or an empty one")
-    return [_message(i, one) for i, one in enumerate(given)]
+    return [_message(i, message) for i, message in enumerate(value)]
 
 
-def _message(at: int, one: Any) -> Message:
-    if not isinstance(one, Mapping):
+def _message(at: int, entry: Any) -> Message:
+    if not isinstance(entry, Mapping):
         raise BadRecord(f"message {at + 1} is no object with role and content")
-    role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
+    role, content = entry.get("role", entry.get("from")), entry.get("content", entry.get("value"))
     if not isinstance(role, str) or not role:
         raise BadRecord(f"message {at + 1} has no role")
-    if not isinstance(content, str) and not (content is None and one.get("tool_calls")):
+    if not isinstance(content, str) and not (content is None and entry.get("tool_calls")):
         raise BadRecord(f"the content of message {at + 1} is no text")
-    rest = {key: value for key, value in one.items() if key not in ("from", "value")}
+    rest = {key: value for key, value in entry.items() if key not in ("from", "value")}
     return {**rest, "role": _ROLES.get(role, role), "content": content}
 
 
-def tools_of(given: Any) -> Tools:
+def tools_of(value: Any) -> Tools:
     """The tools of a record, a list or the JSON of one; None where it has none. Raises BadRecord."""
-    if isinstance(given, str) and given:
+    if isinstance(value, str) and value:
         try:
-            given = json.loads(given)
+            value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise BadRecord(f"its tools are no JSON: {error}") from error
-    if given and not isinstance(given, list):
+    if value and not isinstance(value, list):
         raise BadRecord("its tools are no list")
-    return given or None
+    return value or None
 
 
 def plain(messages: Sequence[Message], begun: bool, tools: Tools = None) -> str:
     """A line a message, `role: content`, for tokenizers that bring no template."""
-    lines = "".join(f"{one['role']}: {one['content'] or ''}\n" for one in messages)
+    lines = "".join(f"{message['role']}: {message['content'] or ''}\n" for message in messages)
     return lines + f"{ASSISTANT}: " if begun else lines
 
 
@@ -84,11 +84,11 @@ def template_of(folder: Folder) -> Write:
     """The folder's own template."""
     from transformers import AutoTokenizer
 
-    made = AutoTokenizer.from_pretrained(str(folder.folder), local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder.folder), local_files_only=True)
 
     def write(messages: Sequence[Message], begun: bool, tools: Tools = None) -> str:
         try:
-            return made.apply_chat_template(
+            return tokenizer.apply_chat_template(
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=begun
             )
         except Exception as error:  # a template may refuse in any way that it likes
@@ -108,15 +108,15 @@ class KeysRead:
 
     def ignored(self, messages: Sequence[Message], tools: Tools, weighed: bool) -> list[str]:
         """Keys of this chat that nothing reads, such as `name of messages`. weighed: its messages' weights are read."""
-        found = dict.fromkeys(key for one in messages for key in _beside(one, weighed))
-        idle = [f"{key} of messages" for key in found if not self._reads(key, messages, tools)]
+        keys = dict.fromkeys(key for message in messages for key in _beside(message, weighed))
+        idle = [f"{key} of messages" for key in keys if not self._reads(key, messages, tools)]
         return [*idle, *(["tools"] if tools and not self._reads("", messages, tools) else [])]
 
     def _reads(self, key: str, messages: Sequence[Message], tools: Tools) -> bool:
         """key: "" for the tools."""
         if key in self.changed or self.write is plain or self.tried[key] >= _TRIES:
             return key in self.changed
-        less = [{name: value for name, value in one.items() if name != key} for one in messages]
+        less = [{name: value for name, value in message.items() if name != key} for message in messages]
         try:
             same = self.write(less, False, tools if key else None) == self.write(messages, False, tools)
         except BadRecord:  # it insists on the key
@@ -134,7 +134,7 @@ def _beside(message: Message, weighed: bool) -> list[str]:
 def written(messages: Sequence[Message], write: Write, first: int = 0, tools: Tools = None) -> Wording:
     """The chat, and the words of those of its assistant's messages that are not before message `first` and do not have
     the weight 0. Raises BadRecord."""
-    turns = [i for i, one in enumerate(messages) if one["role"] == ASSISTANT and i >= first]
+    turns = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT and i >= first]
     if not turns:
         raise BadRecord(f"no message of it is by the {ASSISTANT}, so it has nothing to learn")
     turns = [i for i in turns if _weight(i, messages[i])]

@@ -55,20 +55,20 @@ class Folder:
 
     @property
     def folder(self) -> Path:
-        """Where its settings lie."""
+        """The folder of its settings."""
         return self.file.parent
 
     @property
     def vocab(self) -> int:
         """The largest number of a token, and one."""
-        made = self._read("tokenizer.json")
-        listed = made.get("model", {}).get("vocab", {})
+        file = self._read("tokenizer.json")
+        listed = file.get("model", {}).get("vocab", {})
         numbers = listed.values() if isinstance(listed, dict) else range(len(listed))
-        return 1 + max([*numbers, *(token["id"] for token in made.get("added_tokens", ()))], default=-1)
+        return 1 + max([*numbers, *(token["id"] for token in file.get("added_tokens", ()))], default=-1)
 
     @cached_property
     def digest(self) -> str:
-        """Of all that decides its tokens."""
+        """A digest of all that decides its tokens."""
         digest = blake2b(digest_size=16)
         for name in _FILES:
             path = self.file if name == "tokenizer.json" else self.folder / name
@@ -83,17 +83,17 @@ class Folder:
         ).get("eos_token")
         if isinstance(said, dict):
             said = said.get("content")
-        made = self._read("tokenizer.json")
-        known = {token["content"] for token in made.get("added_tokens", ())}
-        found = said or next((name for name in _ENDS if name in known), None)
-        if found is None:
+        file = self._read("tokenizer.json")
+        known = {token["content"] for token in file.get("added_tokens", ())}
+        end = said or next((name for name in _ENDS if name in known), None)
+        if end is None:
             raise UsageError(
                 "the tokenizer does not say which token ends a text",
                 code="D11",
                 where=str(self.file),
                 fix='data.separator = "TOKEN", one that it has',
             )
-        return found
+        return end
 
     def templated(self) -> bool:
         """Whether it says how a chat is written."""
@@ -111,7 +111,7 @@ class Folder:
 
 
 def folder_of(name: str) -> Folder | None:
-    """Of `hf:PATH`; None for our own tokenizers."""
+    """The folder of `hf:PATH`; None for our own tokenizers."""
     return Folder(name.removeprefix("hf:")) if name.startswith("hf:") else None
 
 
@@ -132,45 +132,47 @@ def encoder(name: str) -> tuple[Encode, Callable[[str], int]]:
         )
     from tokenizers import Tokenizer
 
-    made = Tokenizer.from_file(str(folder.file))
-    made.no_truncation()
-    made.no_padding()
+    tokenizer = Tokenizer.from_file(str(folder.file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     kind = {"u2": "H", "u4": "I"}[width_of(name)]
 
     def encode(texts: Sequence[str], starts: bool, special: bool) -> list[Encoded]:
         if not starts:
             return [
-                Encoded(array(kind, one.ids))
-                for one in made.encode_batch_fast(list(texts), add_special_tokens=special)
+                Encoded(array(kind, encoding.ids))
+                for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
             ]
-        found = made.encode_batch(list(texts), add_special_tokens=special)
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return [
             Encoded(
-                array(kind, one.ids), [first for first, _ in one.offsets], [end for _, end in one.offsets]
+                array(kind, encoding.ids),
+                [first for first, _ in encoding.offsets],
+                [end for _, end in encoding.offsets],
             )
-            for one in found
+            for encoding in encodings
         ]
 
     def number(token: str) -> int:
-        found = made.token_to_id(token)
-        if found is None:
+        number_of = tokenizer.token_to_id(token)
+        if number_of is None:
             raise UsageError(
                 f"the tokenizer has no token {token!r}",
                 code="D11",
                 where=str(folder.file),
                 fix="data.separator: one that it has",
             )
-        return found
+        return number_of
 
     return encode, number
 
 
 def _bytes(texts: Sequence[str], starts: bool, special: bool) -> list[Encoded]:
-    made = [text.encode() for text in texts]
+    encoded = [text.encode() for text in texts]
     if not starts:
-        return [Encoded(array("B", body)) for body in made]
+        return [Encoded(array("B", body)) for body in encoded]
     places = [[i for i, c in enumerate(text) for _ in c.encode()] for text in texts]
-    return [Encoded(array("B", body), at, at) for body, at in zip(made, places, strict=True)]
+    return [Encoded(array("B", body), at, at) for body, at in zip(encoded, places, strict=True)]
 
 
 def _characters(texts: Sequence[str], starts: bool, special: bool) -> list[Encoded]:

@@ -39,9 +39,9 @@ class TokenOrder:
         return asdict(self)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> "TokenOrder":
+    def read(cls, values: Mapping[str, Any]) -> "TokenOrder":
         """What `as_json` gave."""
-        return cls(**{**given, "fields": Fields(**given["fields"])})
+        return cls(**{**values, "fields": Fields(**values["fields"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def jsonl_records(part: Part) -> Iterator[Record]:
 def parsed(line: bytes) -> Any:
     """What a line of JSON says. Raises BadRecord."""
     try:
-        found = json.loads(line.decode("utf-8-sig"), object_pairs_hook=keys_once)
+        record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=keys_once)
     except RecursionError as error:
         raise BadRecord("no JSON that can be read: brackets are nested too deeply") from error
     except UnicodeDecodeError as error:
@@ -63,9 +63,9 @@ def parsed(line: bytes) -> Any:
     except ValueError as error:
         zeros = "; it holds zero bytes" if b"\0" in line else ""
         raise BadRecord(f"no JSON: {error}{zeros}") from error
-    if not isinstance(found, dict):
-        raise BadRecord(f"{_kind(found)}, where an object with keys is wanted")
-    return found
+    if not isinstance(record, dict):
+        raise BadRecord(f"{_kind(record)}, where an object with keys is wanted")
+    return record
 
 
 def _byte(error: UnicodeDecodeError) -> str:
@@ -170,8 +170,8 @@ def opened_dataset(name: str, split: str) -> Any:
         if Path(name).is_dir() and (
             Path(name, "state.json").exists() or Path(name, "dataset_dict.json").exists()
         ):
-            made: Any = datasets.load_from_disk(name)
-            return made[split] if isinstance(made, datasets.DatasetDict) else made
+            dataset: Any = datasets.load_from_disk(name)
+            return dataset[split] if isinstance(dataset, datasets.DatasetDict) else dataset
         return datasets.load_dataset(name, split=split)
     except Exception as error:
         why = f"{type(error).__name__}: {str(error)[:200]}"
@@ -214,16 +214,16 @@ def reader(order: TokenOrder) -> Callable[[Part], Iterator[Record]]:
 
 def writer(order: TokenOrder, chat: Callable[[], Write]) -> Callable[[Any], Wording]:
     """What makes a text of a record. chat: how chats are written, asked for with the first. Raises BadRecord."""
-    fields, made = order.fields, list[KeysRead]()
+    fields, readers = order.fields, list[KeysRead]()
 
     def chatted(record: Mapping[str, Any], messages: list[Message], first: int) -> Wording:
-        if not made:
-            made.append(KeysRead(chat()))
-        write, tools = made[0].write, tools_of(record.get(TOOLS))
-        told = _unread(made[0].ignored(messages, tools, order.answers))
+        if not readers:
+            readers.append(KeysRead(chat()))
+        write, tools = readers[0].write, tools_of(record.get(TOOLS))
+        remarks = _unread(readers[0].ignored(messages, tools, order.answers))
         if not order.answers:
-            return Wording(write(messages, False, tools), closed=write is not plain, remarks=told)
-        return replace(written(messages, write, first, tools), remarks=told)
+            return Wording(write(messages, False, tools), closed=write is not plain, remarks=remarks)
+        return replace(written(messages, write, first, tools), remarks=remarks)
 
     def text_of(record: Any) -> Wording:
         if isinstance(record, str):  # a plain file
@@ -231,11 +231,11 @@ def writer(order: TokenOrder, chat: Callable[[], Write]) -> Callable[[Any], Word
         if not isinstance(record, Mapping):
             raise BadRecord(f"{_kind(record)}, where an object with keys is wanted")
         if record.get(fields.messages) is not None:
-            found, read = chatted(record, messages_of(record[fields.messages]), 0), (fields.messages, TOOLS)
+            wording, read = chatted(record, messages_of(record[fields.messages]), 0), (fields.messages, TOOLS)
         else:
-            found, read = _worded(record, order, chatted)
+            wording, read = _worded(record, order, chatted)
         idle = [key for key, value in record.items() if key not in read and value not in (None, "", [], {})]
-        return _sound(replace(found, remarks=(*found.remarks, *_unread(idle))), order)
+        return _sound(replace(wording, remarks=(*wording.remarks, *_unread(idle))), order)
 
     return text_of
 
@@ -258,7 +258,7 @@ def _worded(record: Mapping[str, Any], order: TokenOrder, chatted: Any) -> tuple
 
 
 def _sound(text: Wording, order: TokenOrder) -> Wording:
-    """The same, if tokens can be made of it. Raises BadRecord."""
+    """Return the text itself if tokens can be made of it. Raises BadRecord."""
     try:
         text.text.encode()
     except UnicodeEncodeError as error:

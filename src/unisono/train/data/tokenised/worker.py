@@ -35,25 +35,25 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
     maker = None
     for line in sys.stdin:
-        told = json.loads(line)
+        request = json.loads(line)
         try:
-            if "look" in told:
-                answer = {"parts": look(TokenOrder.read(told["order"]), told["look"])}
+            if "look" in request:
+                answer = {"parts": look(TokenOrder.read(request["order"]), request["look"])}
             else:
-                maker = maker or Maker(TokenOrder.read(told["order"]), answers)
-                answer = maker.make(Part(*told["part"]), told["out"])
+                maker = maker or Maker(TokenOrder.read(request["order"]), answers)
+                answer = maker.make(Part(*request["part"]), request["out"])
         except UsageError as error:
             answer = {"error": {k: getattr(error, k) for k in ("what", "where", "likely", "fix", "code")}}
         except OSError as error:
             answer = {"errno": error.errno, "error": str(error), "file": str(error.filename or "")}
         except Exception as error:  # of a library that reads or cuts
-            answer = {"error": _unforeseen(told, error)}
+            answer = {"error": _unforeseen(request, error)}
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _unforeseen(told: dict[str, Any], error: Exception) -> dict[str, str]:
+def _unforeseen(request: dict[str, Any], error: Exception) -> dict[str, str]:
     """The fields of the error for what a library raised that reads or cuts."""
-    place = str(told["part"][0]) if "part" in told else ", ".join(map(str, told["look"]))
+    place = str(request["part"][0]) if "part" in request else ", ".join(map(str, request["look"]))
     fix = "a data.source without it; if it is in order, report it"
     return {"what": f"the data cannot be read: {words(error)}", "where": place, "fix": fix, "code": "D16"}
 
@@ -78,10 +78,10 @@ def look(order: TokenOrder, places: list[str]) -> list[tuple[Any, ...]]:
                 ) from error
             parts += [(place, i, i + 1, size, "") for i, size in enumerate(groups)]
         elif order.kind == DATASET:
-            made = opened_dataset(place, order.split)
-            rows, step = len(made), max(256, min(10_000, len(made) // 16 + 1))
+            dataset = opened_dataset(place, order.split)
+            rows, step = len(dataset), max(256, min(10_000, len(dataset) // 16 + 1))
             parts += [
-                (place, i, min(i + step, rows), min(step, rows - i), made._fingerprint)
+                (place, i, min(i + step, rows), min(step, rows - i), dataset._fingerprint)
                 for i in range(0, rows, step)
             ]
     return parts
@@ -91,7 +91,7 @@ class Maker:
     """Makes tokens as one order says."""
 
     def __init__(self, order: TokenOrder, answers: Any) -> None:
-        self.order, self.answers, self.told = order, answers, time.monotonic()
+        self.order, self.answers, self._said_at = order, answers, time.monotonic()
         folder = folder_of(order.tokenizer)
         try:
             self.encode, number = encoder(order.tokenizer)
@@ -119,35 +119,35 @@ class Maker:
     def make(self, part: Part, out: str) -> dict[str, Any]:
         """Write OUT.tokens, OUT.ends (int64, behind each document) and OUT.marks (1 for each token that counts, if any
         record says which do)."""
-        made = _Made()
+        result = _Made()
         with open(f"{out}.tokens", "wb") as tokens, open(f"{out}.marks", "wb") as marks:
-            for batch in self._batches(part, made):
+            for batch in self._batches(part, result):
                 self._tell(part, batch[-1][0])
                 for (at, text), cut in zip(batch, self._cut(batch), strict=True):
                     if isinstance(cut, BadRecord):
-                        made.bad.append((at, str(cut)))
+                        result.bad.append((at, str(cut)))
                     else:
-                        self._put(at, text, cut, tokens, marks, made)
-                if made.bad and not self.order.skip_bad:
+                        self._put(at, text, cut, tokens, marks, result)
+                if result.bad and not self.order.skip_bad:
                     break
-            if made.bad and self.order.kind == PLAIN:  # its beginning alone is no document
-                made.ends, made.total = array("q"), 0
+            if result.bad and self.order.kind == PLAIN:  # its beginning alone is no document
+                result.ends, result.total = array("q"), 0
                 tokens.truncate(0)
                 marks.truncate(0)
         with open(f"{out}.ends", "wb") as file:
-            file.write(made.ends)
+            file.write(result.ends)
         return {
-            "documents": len(made.ends), "tokens": made.total, "masked": made.masked, "left_out": len(made.bad),
-            "bad": sorted(made.bad)[:_NAMED], "told": made.told,
+            "documents": len(result.ends), "tokens": result.total, "masked": result.masked, "left_out": len(result.bad),
+            "bad": sorted(result.bad)[:_NAMED], "told": result.remarks,
         }  # fmt: skip
 
     def _put(
-        self, at: int, text: Wording, cut: "_Cut", tokens: BinaryIO, marks: BinaryIO, made: "_Made"
+        self, at: int, text: Wording, cut: "_Cut", tokens: BinaryIO, marks: BinaryIO, result: "_Made"
     ) -> None:
         """A document behind those before, or more of the last one."""
         if at < 0:
-            made.ends.pop()
-            made.total -= 1
+            result.ends.pop()
+            result.total -= 1
             tokens.seek(-cut.tokens.itemsize, os.SEEK_CUR)
             marks.seek(-1, os.SEEK_CUR)
         if not text.closed:
@@ -155,13 +155,13 @@ class Maker:
             cut.marks += b"\x01"
         tokens.write(cut.tokens)
         marks.write(cut.marks)
-        made.total += len(cut.tokens)
-        made.ends.append(made.total)
-        made.masked |= text.answers is not None
+        result.total += len(cut.tokens)
+        result.ends.append(result.total)
+        result.masked |= text.answers is not None
         for remark in (*text.remarks, *([_OVER] if cut.over else [])):
-            made.tell(remark, at)
+            result.tell(remark, at)
 
-    def _batches(self, part: Part, made: "_Made") -> Iterator[list[tuple[int, Wording]]]:
+    def _batches(self, part: Part, result: "_Made") -> Iterator[list[tuple[int, Wording]]]:
         """Texts of about as many characters; a bad one is noted, or ends it."""
         batch: list[tuple[int, Wording]] = []
         size = 0
@@ -171,7 +171,7 @@ class Maker:
                     raise record
                 text = self.text_of(record)
             except BadRecord as error:
-                made.bad.append((at, str(error)))
+                result.bad.append((at, str(error)))
                 if not self.order.skip_bad:
                     break
                 continue
@@ -179,7 +179,7 @@ class Maker:
                 batch.append((at, text))
                 size += len(text.text)
             else:
-                made.tell("an empty text is no document", at)
+                result.tell("an empty text is no document", at)
             if size >= _BATCH:
                 yield batch
                 batch, size = [], 0
@@ -188,15 +188,15 @@ class Maker:
 
     def _cut(self, batch: list[tuple[int, Wording]]) -> "list[_Cut | BadRecord]":
         """Tokens of each text, and of each token whether it counts."""
-        found: list[Any] = [None] * len(batch)
+        cuts: list[Any] = [None] * len(batch)
         kinds: dict[tuple[bool, bool], list[int]] = {}
         for i, (at, text) in enumerate(batch):
             kinds.setdefault((text.answers is not None, at >= 0 and not text.closed), []).append(i)
         for (masked, special), chosen in kinds.items():
             texts = [batch[i][1].text for i in chosen]
             for i, cut in zip(chosen, self._encoded(texts, masked, special), strict=True):
-                found[i] = cut if isinstance(cut, BadRecord) else self._marked(cut, batch[i][1])
-        return found
+                cuts[i] = cut if isinstance(cut, BadRecord) else self._marked(cut, batch[i][1])
+        return cuts
 
     def _encoded(self, texts: list[str], masked: bool, special: bool) -> "list[Encoded | BadRecord]":
         try:
@@ -206,7 +206,7 @@ class Maker:
                 raise
             if len(texts) == 1:
                 return [BadRecord(f"the tokenizer takes it not: {words(error)}")]
-            return [one for text in texts for one in self._encoded([text], masked, special)]
+            return [encoding for text in texts for encoding in self._encoded([text], masked, special)]
 
     def _marked(self, cut: Encoded, text: Wording) -> "_Cut":
         marks, over = (
@@ -222,8 +222,8 @@ class Maker:
 
     def _tell(self, part: Part, at: int) -> None:
         now = time.monotonic()
-        if now - self.told > _TOLD:
-            self.told = now
+        if now - self._said_at > _TOLD:
+            self._said_at = now
             print(json.dumps({"done": max(0, at - part.start)}), file=self.answers, flush=True)
 
 
@@ -238,15 +238,15 @@ class _Cut:
 
 @dataclass(slots=True)
 class _Made:
-    """What was made of a part so far. ends: behind each document. bad: (place, why). told: of each remark, how many
+    """What was made of a part so far. ends: behind each document. bad: (place, why). remarks: of each remark, how many
     records it is about, and the place of the first."""
 
     ends: "array[int]" = field(default_factory=lambda: array("q"))
     total: int = 0
     masked: bool = False
     bad: list[tuple[int, str]] = field(default_factory=list)
-    told: dict[str, list[int]] = field(default_factory=dict)
+    remarks: dict[str, list[int]] = field(default_factory=dict)
 
     def tell(self, remark: str, at: int) -> None:
         """One record more that this is to be said of."""
-        self.told.setdefault(remark, [0, at])[0] += 1
+        self.remarks.setdefault(remark, [0, at])[0] += 1

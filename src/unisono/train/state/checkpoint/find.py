@@ -33,13 +33,13 @@ def list_steps(run_dir: Path) -> dict[int, Path]:
 
     `step-000200.old-…` stands in for `step-000200` where a re-save died between its two renames.
     """
-    found: dict[int, Path] = {}
+    by_step: dict[int, Path] = {}
     folders = run_dir / FOLDER
     for path in sorted(folders.iterdir()) if folders.is_dir() else ():
         step = step_of(path)
         if step is not None and path.is_dir():
-            found.setdefault(step, path)  # the plain name sorts before its stand-in
-    return found
+            by_step.setdefault(step, path)  # the plain name sorts before its stand-in
+    return by_step
 
 
 def latest(run_dir: Path) -> Path | None:

@@ -33,7 +33,7 @@ _STALLED = 120.0  # seconds without a byte after which the end of a run waits no
 
 @dataclass(frozen=True)
 class MirrorFolder:
-    """Where a run's copies lie: `folder` on a depot. shown: the URL as it may be told."""
+    """The copies of a run: `folder` on a depot. shown: the URL as it may be told."""
 
     depot: Depot
     folder: str

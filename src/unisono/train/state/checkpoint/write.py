@@ -263,7 +263,7 @@ def discard(run_dir: Path, step: int) -> None:
 
 
 def bytes_of(pieces: Iterable[Box]) -> int:
-    """Of the tensors that will be written."""
+    """The bytes of the tensors that will be written."""
     return sum(p.tensor.numel() * p.tensor.element_size() for p in pieces if p.saved)
 
 

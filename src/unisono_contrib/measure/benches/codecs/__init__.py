@@ -80,7 +80,7 @@ class CodecsBench(Bench):
 
 def usual() -> list[str]:
     """Every codec of the family that needs no option said, and those that need error feedback with it as well."""
-    found: list[str] = []
+    texts: list[str] = []
     for name in CODECS.names():
         try:
             member = CODECS.read(name)
@@ -88,11 +88,11 @@ def usual() -> list[str]:
             continue  # it has options without a default: --codecs says them
         if member.rungs:
             continue  # it is one of the others, whichever is quickest
-        found.append(name)
+        texts.append(name)
         if member.biased and "ef" in (CODECS.marked().names() if CODECS.marks else ()):
             try:
                 CODECS.read(f"{name}+ef")
             except UsageError:
                 continue
-            found.append(f"{name}+ef")
-    return found
+            texts.append(f"{name}+ef")
+    return texts

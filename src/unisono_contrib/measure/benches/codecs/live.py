@@ -53,9 +53,9 @@ class EchoGroup(Group):
         begun = time.perf_counter_ns()
         self.first_ns = self.first_ns or begun
         self.recorder.count(self.axis, op, Engine().sent(op, x.nbytes, self.size))
-        found = answer()
+        result = answer()
         self.away += 1e-9 * (time.perf_counter_ns() - begun)
-        return found, Done()
+        return result, Done()
 
 
 def _gradient(numel: int, device: torch.device) -> Tensor:
@@ -88,76 +88,78 @@ class _Coded:
         self.whole.append(1e-9 * (ended - begun) - self.group.away)
 
 
-def rows(ctx: RankContext, place: Place, asked: Mapping[str, Any]) -> list[Row]:
+def rows(ctx: RankContext, place: Place, question: Mapping[str, Any]) -> list[Row]:
     """One for each size and codec, and for torch's hooks; of one that does not run here, one that says why. Ranks that
     others started all play it, each for itself."""
     alone = alone_in_a_group(ctx.rank)
-    return [row for nbytes in asked["sizes"] for row in _of_size(nbytes, place.device, alone, asked)]
+    return [row for nbytes in question["sizes"] for row in _of_size(nbytes, place.device, alone, question)]
 
 
 def _of_size(
-    nbytes: int, device: torch.device, alone: dist.ProcessGroup, asked: Mapping[str, Any]
+    nbytes: int, device: torch.device, alone: dist.ProcessGroup, question: Mapping[str, Any]
 ) -> list[Row]:
     numel, skipped = max(1, nbytes // 4), {}
     coded: dict[str, _Coded] = {}
-    for text in asked["members"]:
+    for text in question["members"]:
         try:
-            one = _Coded(CODECS.read(text), numel, asked["replicas"], device)
-            one()
+            timed_codec = _Coded(CODECS.read(text), numel, question["replicas"], device)
+            timed_codec()
         except (UnisonoError, RuntimeError, ValueError) as error:
             skipped[text] = str(error).splitlines()[0]
             continue
-        coded[text] = one
+        coded[text] = timed_codec
     hooks: dict[str, Callable[[], object]] = {}
     for name in HOOKS:
         try:
             hooks[name] = hook_call(name, _gradient(numel, device), alone)
         except (RuntimeError, ValueError, AssertionError, TypeError) as error:
             skipped[name] = str(error).splitlines()[0]
-    return _timed(numel, device, asked, coded, hooks) + [_not_run(name, why) for name, why in skipped.items()]
+    return _timed(numel, device, question, coded, hooks) + [
+        _not_run(name, why) for name, why in skipped.items()
+    ]
 
 
 def _timed(
-    numel: int, device: torch.device, asked: Mapping[str, Any], coded: Mapping[str, _Coded],
+    numel: int, device: torch.device, question: Mapping[str, Any], coded: Mapping[str, _Coded],
     hooks: Mapping[str, Callable[[], object]],
 ) -> list[Row]:  # fmt: skip
     source, target = torch.zeros(numel, device=device), torch.zeros(numel, device=device)
     ways: dict[str, Callable[[], object]] = {COPY: lambda: target.copy_(source)}
-    for text, one in coded.items():
-        ways[text] = one
-    times = in_turns({**ways, **hooks}, device, asked["seconds"])
+    for text, timed_codec in coded.items():
+        ways[text] = timed_codec
+    times = in_turns({**ways, **hooks}, device, question["seconds"])
     turns = len(times[COPY])
-    fp32 = Engine().sent("all_reduce", 4 * numel, asked["replicas"])
-    found: list[Row] = []
-    for text, one in coded.items():
-        encoded, whole = one.encoded[-turns:], one.whole[-turns:]
-        sent = _sent(one)
+    fp32 = Engine().sent("all_reduce", 4 * numel, question["replicas"])
+    rows: list[Row] = []
+    for text, timed_codec in coded.items():
+        encoded, whole = timed_codec.encoded[-turns:], timed_codec.whole[-turns:]
+        sent = _sent(timed_codec)
         both = {COPY: times[COPY], "encode": encoded, "whole": whole}
-        found.append(
+        rows.append(
             {
-                "codec": text, "bytes": 4 * numel, "replicas": asked["replicas"], **spread(whole),
+                "codec": text, "bytes": 4 * numel, "replicas": question["replicas"], **spread(whole),
                 "encode_seconds": spread(encoded)["seconds"], "turns": turns, "sent_bytes": sent,
-                "declared_bytes": one.declared, "ratio_vs_copy": compared(both, "encode", COPY),
+                "declared_bytes": timed_codec.declared, "ratio_vs_copy": compared(both, "encode", COPY),
                 "whole_ratio_vs_copy": compared(both, "whole", COPY), "ratio_vs_fp32": sent / fp32,
                 "skipped": None,
             }
         )  # fmt: skip
     for name in hooks:
         whole = compared(times, name, COPY)
-        found.append(
+        rows.append(
             {
                 "codec": name, "bytes": 4 * numel, "replicas": 1, **spread(times[name]), "encode_seconds": None,
                 "turns": turns, "sent_bytes": None, "declared_bytes": None, "ratio_vs_copy": None,
                 "whole_ratio_vs_copy": whole, "ratio_vs_fp32": None, "skipped": None,
             }
         )  # fmt: skip
-    return found
+    return rows
 
 
-def _sent(one: _Coded) -> int:
-    before = sum(one.group.recorder.bytes().values())
-    one()
-    return sum(one.group.recorder.bytes().values()) - before
+def _sent(timed_codec: _Coded) -> int:
+    before = sum(timed_codec.group.recorder.bytes().values())
+    timed_codec()
+    return sum(timed_codec.group.recorder.bytes().values()) - before
 
 
 def _not_run(name: str, why: str) -> Row:

@@ -48,13 +48,13 @@ class CollectivesBench(Bench):
         parser.add_argument("--collectives", metavar="LIST", help="some of the family, with options (all)")
 
     def ask(self, args: argparse.Namespace, ranks: int) -> dict[str, Any]:
-        asked = args.collectives.split(",") if args.collectives else list(COLLECTIVES.names())
-        for text in asked:
+        texts = args.collectives.split(",") if args.collectives else list(COLLECTIVES.names())
+        for text in texts:
             COLLECTIVES.read(text, "--collectives")
         if args.rounds < 0:
             raise UsageError(f"{args.rounds} rounds", where="--rounds", fix="--rounds 9", code="C02")
         ops = chosen(args.ops, OPS, "--ops")
-        return {"sizes": sizes_of(args.sizes), "ops": ops, "members": asked, "rounds": args.rounds}
+        return {"sizes": sizes_of(args.sizes), "ops": ops, "members": texts, "rounds": args.rounds}
 
     def table(self, rows: Sequence[Row]) -> list[str]:
         head = (
@@ -85,7 +85,7 @@ class CollectivesBench(Bench):
         return [*columns(head, lines), *(f"skipped  {name}: {why}" for name, why in skipped)]
 
     def charts(self, rows: Sequence[Row]) -> list[BarChart | LineChart]:
-        made: list[BarChart | LineChart] = []
+        charts: list[BarChart | LineChart] = []
         ran = [row for row in rows if row["skipped"] is None]
         for op in dict.fromkeys(row["op"] for row in ran):
             largest = max(row["bytes"] for row in ran if row["op"] == op)
@@ -94,5 +94,5 @@ class CollectivesBench(Bench):
                 for row in ran
                 if row["op"] == op and row["bytes"] == largest
             ]
-            made.append(picture.sized(f"{op} of {words.nbytes(largest)}, bytes a second", bars))
-        return made
+            charts.append(picture.sized(f"{op} of {words.nbytes(largest)}, bytes a second", bars))
+        return charts

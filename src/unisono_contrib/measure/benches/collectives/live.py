@@ -38,40 +38,40 @@ class _Vectors:
         return cls(*(torch.empty(length, device=device).zero_() for length in lengths))
 
 
-def rows(ctx: RankContext, place: Place, asked: Mapping[str, Any]) -> list[Row]:
+def rows(ctx: RankContext, place: Place, question: Mapping[str, Any]) -> list[Row]:
     """One for each operation, size and algorithm; of an algorithm that cannot be had here, one that says why."""
     bound: dict[str, Algorithm] = {}
-    found: list[Row] = []
+    rows_of_all: list[Row] = []
     world: Any = dist.group.WORLD
-    for text in asked["members"]:
+    for text in question["members"]:
         try:
             bound[text] = COLLECTIVES.read(text).bind(world, "dp")
         except UsageError as error:
-            found.append({"algorithm": text, "skipped": error.what, "ratio_vs_gloo": None})
-    for op in asked["ops"]:
-        for nbytes in asked["sizes"]:
-            found += _row(op, _Vectors.of(nbytes, ctx.world, place.device), bound, ctx, place, asked)
-    return found
+            rows_of_all.append({"algorithm": text, "skipped": error.what, "ratio_vs_gloo": None})
+    for op in question["ops"]:
+        for nbytes in question["sizes"]:
+            rows_of_all += _row(op, _Vectors.of(nbytes, ctx.world, place.device), bound, ctx, place, question)
+    return rows_of_all
 
 
 def _row(
     op: str, vectors: _Vectors, bound: Mapping[str, Algorithm], ctx: RankContext, place: Place,
-    asked: Mapping[str, Any],
+    question: Mapping[str, Any],
 ) -> list[Row]:  # fmt: skip
     ways: dict[str, Call] = {PEER: _theirs(op, vectors, ctx.rank, ctx.world)}
     sent: dict[str, int | None] = {PEER: None}
     for text, algorithm in bound.items():
         housed = op in _HOUSED and algorithm.near(place.device)
-        made = {text + ELSEWHERE * housed: _ours(op, vectors, algorithm, ctx.rank)}
+        calls = {text + ELSEWHERE * housed: _ours(op, vectors, algorithm, ctx.rank)}
         if housed:
-            made[text] = _housed(op, vectors, algorithm, ctx.rank)
-        for name, (call, mine) in sorted(made.items()):
+            calls[text] = _housed(op, vectors, algorithm, ctx.rank)
+        for name, (call, mine) in sorted(calls.items()):
             ways[name], sent[name] = call, round(agreed([float(mine)])[0])
-    times = in_turns(ways, place.device, asked["seconds"], asked["rounds"])
+    times = in_turns(ways, place.device, question["seconds"], question["rounds"])
     nbytes = vectors.whole.nbytes
     return [
         {
-            "op": op, "bytes": nbytes, "algorithm": text, "ranks": ctx.world, "hosts": len(set(asked["hosts"])),
+            "op": op, "bytes": nbytes, "algorithm": text, "ranks": ctx.world, "hosts": len(set(question["hosts"])),
             **spread(times[text]), "turns": len(times[text]),
             "bytes_s": nbytes / spread(times[text])["seconds"],
             "sent_bytes": sent[text], "least_bytes": least_bytes(op, nbytes, ctx.world),

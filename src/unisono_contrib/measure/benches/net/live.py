@@ -20,28 +20,28 @@ OURS, TCP = "backend", "tcp"
 _PATIENCE = 60.0  # seconds
 
 
-def rows(ctx: RankContext, place: Place, asked: Mapping[str, Any]) -> list[Row]:
+def rows(ctx: RankContext, place: Place, question: Mapping[str, Any]) -> list[Row]:
     """One for each pair, size, and number of ways at once; the others wait meanwhile."""
-    found: list[Row] = []
-    for one, other in asked["pairs"]:
-        with _connected(ctx, one, other) as line:
-            for nbytes in asked["sizes"]:
+    timings: list[Row] = []
+    for first, other in question["pairs"]:
+        with _connected(ctx, first, other) as line:
+            for nbytes in question["sizes"]:
                 for ways in ("one way", "both at once"):
-                    calls = _calls(ctx.rank, (one, other), nbytes, ways, place.device, line)
-                    times = in_turns(calls, place.device, asked["seconds"])
+                    calls = _calls(ctx.rank, (first, other), nbytes, ways, place.device, line)
+                    times = in_turns(calls, place.device, question["seconds"])
                     if ways == "one way":  # there and back
                         times = {name: [seconds / 2 for seconds in took] for name, took in times.items()}
                     took = spread(times[OURS])
-                    found.append(
+                    timings.append(
                         {
-                            "from": one, "to": other, "from_host": asked["hosts"][one],
-                            "to_host": asked["hosts"][other], "bytes": nbytes, "ways": ways, **took,
+                            "from": first, "to": other, "from_host": question["hosts"][first],
+                            "to_host": question["hosts"][other], "bytes": nbytes, "ways": ways, **took,
                             "bytes_s": nbytes / took["seconds"], "turns": len(times[OURS]),
                             "tcp_seconds": spread(times[TCP])["seconds"],
                             "ratio_vs_tcp": compared(times, OURS, TCP),
                         }
                     )  # fmt: skip
-    return found
+    return timings
 
 
 def _calls(
@@ -104,16 +104,16 @@ def _filled(line: socket.socket, into: bytearray) -> None:
 
 
 @contextlib.contextmanager
-def _connected(ctx: RankContext, one: int, other: int) -> Iterator[socket.socket | None]:
+def _connected(ctx: RankContext, first: int, other: int) -> Iterator[socket.socket | None]:
     """A plain connection between two ranks; None for the others. `other` listens where the first can reach it."""
-    key = f"bench/net/{one}/{other}"
+    key = f"bench/net/{first}/{other}"
     line: socket.socket | None = None
     if ctx.rank == other:
         with socket.create_server((_own_address(ctx), 0)) as door:
             door.settimeout(_PATIENCE)
             ctx.store.set(key, json.dumps(door.getsockname()))
             line, _ = door.accept()
-    elif ctx.rank == one:
+    elif ctx.rank == first:
         address, port = json.loads(ctx.store.get(key))
         line = socket.create_connection((address, port), timeout=_PATIENCE)
     if line is not None:
