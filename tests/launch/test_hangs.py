@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from tests.launch.hangs import CASES, PROGRAM, ROOT, Case, left_of, play
 from tests.ranks import World
-from unisono.launch import doctor_hang, rank_status, verdict
+from unisono.launch import doctor_hang, rank_status
 from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
 from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.rank_status import Frame, RankStatus, from_dump, status_of
+from unisono.launch.run import verdict
 
 QUICK = (
     "recipe-own-dp2-stop:model:0:8",

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from unisono.launch.nursery import Nursery
-from unisono.launch.supervise import OnEvent
+from unisono.launch.fork_server import ForkServer
+from unisono.launch.loop import OnEvent
 from unisono.library.explain import explained
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError, VerifyMismatch
@@ -116,7 +116,7 @@ def check_gradients(
 
     Raises UsageError V03 where names, shapes or functions do not fit, UserCodeError when one of the functions raises.
     """
-    with Nursery(ENTRY, path=path_of(reference)) as nursery:
+    with ForkServer(ENTRY, path=path_of(reference)) as nursery:
         terms = GradientCheck(ranks, layout or {}, shards or ranks, dtype, tokens, timeout)
         return check_with(nursery, reference, candidate, terms)
 
@@ -134,7 +134,7 @@ class GradientCheck:
 
 
 def check_with(
-    nursery: Nursery,
+    nursery: ForkServer,
     reference: Callable[[], Gradients | Sequence[Gradients]],
     candidate: Callable[[Any], Gradients],
     terms: GradientCheck,
@@ -164,7 +164,7 @@ def path_of(function: Callable[..., Any]) -> list[str]:
 
 
 def run(
-    nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float, hear: OnEvent | None = None
+    nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: float, hear: OnEvent | None = None
 ) -> list[dict[str, Any]]:
     """What each rank returned. Raises what the first to fail raised."""
     outcome = nursery.run(argument, ranks, 1, hear, timeout, "gloo")
