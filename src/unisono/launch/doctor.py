@@ -222,7 +222,7 @@ def port() -> Check:
 def together() -> list[Check]:
     """Two ranks, forked, that sum: the way that training goes."""
     try:
-        with ForkServer("unisono.launch.doctor_probe:entry") as nursery:
+        with ForkServer("unisono.launch.rank.doctor_probe:entry") as nursery:
             outcome = nursery.run(
                 {"small": 200, "large": 5}, 2, on_event=lambda rank, event: None, timeout=60.0, backend="gloo"
             )

@@ -184,7 +184,8 @@ def _moments(
     held = in_flight(plan.schedule, shape.row, plan.pp, micros)
     blocks = _blocks(model, plan, share, shape.micro_batch, e, shape.row)
     ways = in_order(model, plan, shape.row)
-    whole = held * blocks.kept + share.stem * held * activations.stem_bytes(model, *sizes, shards=shards)
+    stem = share.stem * activations.stem_bytes(model, *sizes, shards=shards)
+    whole = held * (blocks.kept + stem)
     heads = 1.0 + float(of(plan.schedule).heaped) * (held - 1.0)
     head = share.head * activations.head_bytes(model, *sizes, shards=shards) * heads
     loss = share.head * activations.loss_bytes(model, *sizes)
@@ -211,11 +212,7 @@ def _moments(
     for weights, under in blocks.between:
         grads = max(late * (ends + weights / held_weights.among), (added + late * widest) * (micros > 1))
         moments.append((beside[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
-    fewer = (
-        0.0
-        if micros > held
-        else blocks.kept + share.stem * activations.stem_bytes(model, *sizes, shards=shards)
-    )
+    fewer = 0.0 if micros > held else blocks.kept + stem
     if in_one_piece(plan, held_weights.whole, (way.zero for way in ways)):
         everything = held_weights.whole - held_weights.apart
         # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
@@ -224,9 +221,8 @@ def _moments(
         moments.append((beside[0], flat + 2.0 * everything + held_weights.dealt, sent))
     elif plan.shard > 1:
         places = behind, fewer, blocks.last, bottom - blocks.working, carry
-        moments += _scattering(
-            plan, (ways[0].zero, ways[-1].zero), share, held_weights, shape, (flat, added), places
-        )
+        zeros = ways[0].zero, ways[-1].zero
+        moments += _scattering(plan, zeros, share, held_weights, shape, (flat, added), places)
         if ways[-1].zero == 3:  # what left for the block behind this one stays until the next one leaves
             more = flat + ends + blocks.weight_grads + 2.0 * unit / held_weights.among
             moments.append((beside[1] + unit, more, top - blocks.last))
