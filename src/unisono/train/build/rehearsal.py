@@ -82,6 +82,8 @@ class Onlooker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _leaves_for_host(func, args):  # where nobody waits for it
+            return None if isinstance(args[0], list | tuple) else args[0]
         answer = self._answer(func, args, kwargs)
         if answer is not None:
             return answer
@@ -121,14 +123,6 @@ class Onlooker(TorchDispatchMode):
                 return name == "equal"
             usual = 1.0 if _in_optimiser() else 0.0  # it counts steps, and divides by what has been counted
             return usual if args[0].is_floating_point() else int(usual)
-        if (
-            name == "copy_"
-            and len(args) > 1
-            and isinstance(args[1], Tensor)
-            and args[1].is_meta
-            and not of_device
-        ):
-            return args[0]  # numbers that leave for the host, where nobody waits for them
         to = kwargs.get("device")
         if name == "_to_copy" and of_device and to is not None and has_numbers(torch.device(to)):
             self._waited()
@@ -145,6 +139,14 @@ def _frames() -> Iterator[Any]:
     while frame is not None:
         yield frame
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _leaves_for_host(func: Any, args: Any) -> bool:
+    """Whether this is a copy from tensors without numbers, one or a list, into such that have some."""
+    if getattr(getattr(func, "overloadpacket", None), "__name__", "") not in ("copy_", "_foreach_copy_"):
+        return False
+    to, source = (x[0] if isinstance(x, list | tuple) else x for x in args[:2])
+    return isinstance(source, Tensor) and source.is_meta and not to.is_meta
 
 
 def _in_optimiser() -> bool:
