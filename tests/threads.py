@@ -35,7 +35,10 @@ class Description(Channel):
 
 def context(rank: int, ranks: int, hear: OnEvent | None = None) -> RankContext:
     """What a rank on a thread is told about itself."""
-    from unisono.comm.threads import BACKEND, store  # not above: the test session itself may do without torch
+    from unisono_contrib.comm.threads import (  # not above: the test session itself may do without torch
+        BACKEND,
+        store,
+    )
 
     channel = NullChannel() if hear is None else Description(rank, hear)
     return RankContext(rank, ranks, rank, ranks, "here", 1, BACKEND, store(), channel, "token")
@@ -61,7 +64,7 @@ class ThreadForkServer:
     ) -> Outcome:
         import torch
 
-        from unisono.comm.threads import run
+        from unisono_contrib.comm.threads import run
 
         prepare = getattr(self._module, "prepare", None)
         shared = None if prepare is None else prepare(argument)
@@ -109,7 +112,7 @@ def on_threads(
     function: Callable[..., Any], ranks: int, *, timeout: float = 120.0, group: bool = True, **kwargs: Any
 ) -> list[Any]:
     """[result of each rank] of `function(ctx, **kwargs)`."""
-    from unisono.comm.threads import run
+    from unisono_contrib.comm.threads import run
 
     def live(rank: int) -> Any:
         return function(context(rank, ranks), **kwargs)

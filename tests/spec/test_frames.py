@@ -128,7 +128,10 @@ def test_a_variable_that_is_wrong_here_is_the_cause(said: str, name: str, why: s
     told = known(RuntimeError(said))
     assert (told.code, told.exit, told.where) == ("L13", 2, name) and name in told.what and why in told.what
     assert told.fix.startswith(f"unset {name}, or ")
-    assert (error_record.describe(RuntimeError(said))["code"], error_record.describe(RuntimeError(said))["echo"]) == (
+    assert (
+        error_record.describe(RuntimeError(said))["code"],
+        error_record.describe(RuntimeError(said))["echo"],
+    ) == (
         "L13",
         False,
     )

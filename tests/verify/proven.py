@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.threads import ThreadForkServer
 from unisono.config.load import load
-from unisono.verify.cover import covering
 from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
+from unisono_contrib.verify.cover import covering
 
 RECIPE = Path(__file__).parents[2] / "examples" / "proof.toml"
 

@@ -102,7 +102,7 @@ def prove_on(
     stage: ProofRanks,
     marks: Sequence[str] = (),
 ) -> list[Proof]:
-    """As `prove`, with a nursery for `stage.entry` that serves several recipes, one after the other."""
+    """Do as `prove` with a nursery for `stage.entry`, which serves several recipes, one after the other."""
     for plan in plans:
         if reason := _beyond_steps(plan):
             steady = member("sync", plan.sync).steady(plan.sync)
@@ -127,7 +127,7 @@ class _Prover:
         self._most = 1  # ranks of the largest plan
 
     def prove(self, recipe: Recipe, plans: Sequence[Plan], marks: Sequence[str]) -> list[Proof]:
-        """As the function."""
+        """Prove all plans; return the proofs in the order of the plans."""
         works = [
             self._work(i, resolve(recipe, plan), marks[i] if marks else "", f"plan-{i}")
             for i, plan in enumerate(plans)

@@ -92,7 +92,7 @@ def _step_of(run_dir: Path, lines: dict[int, dict[str, Any]], step: int | None) 
 
 
 def _cores(run_dir: Path) -> int:
-    """Of the machine that made the run: sums depend on the number of threads."""
+    """Return the cores of the machine that made the run: sums depend on the number of threads."""
     try:
         cores = json.loads((run_dir / "env.json").read_text(encoding="utf-8")).get("cores_usable")
     except (OSError, ValueError):

@@ -9,10 +9,10 @@ import torch
 
 from tests.library.catalogue import PLANS, Loop, distance, on_ranks
 from tests.threads import ThreadForkServer, context
-from unisono.comm.threads import WorldEnded, run
 from unisono.library.loop_check import ENTRY, LoopVerdict, Terms, playing
 from unisono.plan import Plan
 from unisono.spec.errors import UnisonoError
+from unisono_contrib.comm.threads import WorldEnded, run
 
 STEPS = 12  # more than any loop of the catalogue makes
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from unisono.plan.batch import batch_of
 from unisono.plan.grammar import families
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.runs import CHECKPOINTS, CONFIG, run_folder
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
@@ -190,7 +191,7 @@ def _faults(call: CommandCall, resolved: "Resolved") -> str:
     """The script that --chaos names, as ranks get it."""
     if call.args.chaos is None:
         return ""
-    from unisono.programs.chaos import script
+    script = contributed("unisono.programs.chaos.script")
 
     return script.read(call.args.chaos, resolved.plan.world, resolved.recipe.train.steps).as_text()
 

@@ -25,10 +25,9 @@ from unisono.launch.run.membership import RunSpread
 from unisono.launch.screen import Screen
 from unisono.launch.signals import StartupSignals
 from unisono.observe.files import write_whole
-from unisono.programs.chaos import sequel
-from unisono.programs.chaos.script import Script
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
+from unisono.spec.finder import contributed
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES, counted_in
 from unisono.train.state import history
@@ -41,6 +40,8 @@ from unisono.verbs.train.replan import Replanner, best_for
 from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
+
+_SEQUEL = "unisono.programs.chaos.sequel"  # of the sister package
 
 
 def run(
@@ -137,9 +138,9 @@ def _as_supervisor(
             remote.open(recipe.launch.shell, folder.path)
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank
-        script = Script.of_text(order.chaos) if order.chaos else None
+        sequel = contributed(_SEQUEL) if order.chaos else None
         known = folder.guardian.history
-        past = sequel.began(folder.path, script, known.died, known.since) if script is not None else None
+        past = sequel.began(folder.path, order.chaos, known.died, known.since) if sequel else None
         with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder, past)
             recovers = recipe.launch.recover
@@ -162,7 +163,7 @@ def _as_supervisor(
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
         summary["restarts"] = folder.guardian.history.lost + outcome.losses
-        if past is not None:
+        if sequel and past is not None:
             summary["faults"] = sequel.summed_up(sequel.what_followed(past.lines()))
         if demo:
             summary["parity"] = prover.one_line(recipe, plan)
@@ -241,7 +242,7 @@ def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> N
     raise named or UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
-def _heard_by(screen: Screen, folder: Watched, past: sequel.Sequel | None = None) -> OnEvent:
+def _heard_by(screen: Screen, folder: Watched, past: Any = None) -> OnEvent:
     """past: where faults are played."""
 
     def hear(rank: int, event: dict[str, Any]) -> None:
@@ -336,7 +337,7 @@ def closing(summary: dict[str, Any], unit: str = "tokens") -> list[str]:
             f"memory  {words.nbytes(away)} of rank 0 put away, at most; {words.nbytes(resident)} resident"
         )
     if faults := summary.get("faults"):
-        lines.append(f"faults  {sequel.in_words(faults)}")
+        lines.append(f"faults  {contributed(_SEQUEL).in_words(faults)}")
     text = summary.get("sample") or ""
     strange = text.count("\N{REPLACEMENT CHARACTER}") / max(1, len(text))
     if strange > 0.25:

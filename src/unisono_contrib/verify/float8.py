@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from unisono.config import Resolved
-from unisono.parallel.float8 import AHEAD, BACK, LEAST
 from unisono.parallel.play import StagePlayer
 from unisono.train.build.build import Place
 from unisono.train.data.dataset import Corpus
 from unisono.verify.play import start
+from unisono_contrib.parallel.float8 import AHEAD, BACK, LEAST
 
 UNIT = {AHEAD: 2.0**-4 + 2.0**-8, BACK: 2.0**-3 + 2.0**-8}  # half of an ulp, relative, after one of bf16
 _SMALL = {AHEAD: 2.0**-10, BACK: 2.0**-17}  # half of the smallest number, where a row's scale is 1

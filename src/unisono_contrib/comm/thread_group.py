@@ -82,35 +82,35 @@ class ThreadGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Handed:
         name = f"broadcast from {opts.rootRank}"
-        return self._meet(name, tensors, tensors, lambda given, out: _spread(given[opts.rootRank], out))
+        return self._meet(name, tensors, tensors, lambda inputs, out: _spread(inputs[opts.rootRank], out))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Handed:
-        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
-            for x, mine in zip(given[opts.rootRank], out, strict=True):
+        def finish(inputs: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+            for x, mine in zip(inputs[opts.rootRank], out, strict=True):
                 _spread([x], [mine])
 
         return self._meet("scatter", inputs[0] if inputs else [], outputs, finish, alike=False)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Handed:
-        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
-            out[opts.rootRank][0].copy_(_reduced([x for (x,) in given], opts.reduceOp))
+        def finish(inputs: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+            out[opts.rootRank][0].copy_(_reduced([x for (x,) in inputs], opts.reduceOp))
 
         return self._meet(f"reduce {_op_name(opts.reduceOp)} to {opts.rootRank}", tensors, tensors, finish)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Handed:
-        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
-            _spread([x for (x,) in given], [out[opts.rootRank]])
+        def finish(inputs: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+            _spread([x for (x,) in inputs], [out[opts.rootRank]])
 
         return self._meet(
             f"gather to {opts.rootRank}", inputs, outputs[0] if outputs else [], finish, alike=False
         )
 
     def barrier(self, opts: Any = None) -> Handed:
-        return self._meet("barrier", [], [], lambda given, out: None)
+        return self._meet("barrier", [], [], lambda inputs, out: None)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Handed:
-        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
-            _spread([x for (x,) in given], out)
+        def finish(inputs: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+            _spread([x for (x,) in inputs], out)
 
         return self._meet("allgather", inputs, outputs[0], finish)
 
@@ -121,9 +121,9 @@ class ThreadGroup(dist.ProcessGroup):
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         parts = list(input.view(-1).chunk(self.size()))
 
-        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+        def finish(inputs: list[list[Tensor]], out: list[list[Tensor]]) -> None:
             for i, (mine,) in enumerate(out):
-                mine.copy_(_reduced([other[i] for other in given], op))
+                mine.copy_(_reduced([other[i] for other in inputs], op))
 
         return self._meet(f"reduce_scatter {_op_name(op)}", parts, [output.view(-1)], finish)
 
@@ -145,9 +145,9 @@ class ThreadGroup(dist.ProcessGroup):
             for x, sizes in ((input, input_sizes), (output, output_sizes))
         )
 
-        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+        def finish(inputs: list[list[Tensor]], out: list[list[Tensor]]) -> None:
             for i, mine in enumerate(out):
-                _spread([other[i] for other in given], [mine])
+                _spread([other[i] for other in inputs], [mine])
 
         return self._meet("all_to_all", parts, slots, finish, alike=not (output_sizes or input_sizes))
 
@@ -164,18 +164,18 @@ class ThreadGroup(dist.ProcessGroup):
         return self._name
 
     def _meet(
-        self, name: str, given: Sequence[Tensor], out: Sequence[Tensor], finish: Finish, alike: bool = True
+        self, name: str, inputs: Sequence[Tensor], out: Sequence[Tensor], finish: Finish, alike: bool = True
     ) -> Handed:
         """This member's part of the next collective. alike: whether all members' inputs have the same sizes."""
         number, self._calls = self._calls, self._calls + 1
-        what = " ".join([name, *(f"{x.dtype} {list(x.shape)}" for x in given if alike)])
+        what = " ".join([name, *(f"{x.dtype} {list(x.shape)}" for x in inputs if alike)])
         call = self._room.calls.setdefault(number, ThreadCall(what))
         if call.what != what:
             first = self._room.ranks[next(iter(call.parts))]
             me = self._room.ranks[self._index]
             raise RuntimeError(f"rank {me} calls {what} where rank {first} calls {call.what}")
         work = Handed(f"{what} of ranks {list(self._room.ranks)}", out, self._wait)
-        call.parts[self._index] = (list(given), list(out))
+        call.parts[self._index] = (list(inputs), list(out))
         call.works.append(work)
         if len(call.parts) == self.size():
             both = [call.parts[i] for i in range(self.size())]
@@ -211,8 +211,8 @@ def _spread(values: Sequence[Tensor], out: Sequence[Sequence[Tensor]]) -> None:
                 x.copy_(value.view_as(x))
 
 
-def _reduce(op: Any, given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
-    _spread([_reduced(parts, op) for parts in zip(*given, strict=True)], out)
+def _reduce(op: Any, inputs: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+    _spread([_reduced(parts, op) for parts in zip(*inputs, strict=True)], out)
 
 
 def _reduced(parts: Sequence[Tensor], op: Any) -> Tensor:

@@ -43,7 +43,7 @@ class MLPConfig(PictureModel):
         )
 
     def build(self, facts: Facts) -> "nn.Module":
-        from unisono.models.mlp.net import MLP
+        from unisono_contrib.models.mlp.net import MLP
 
         return MLP(self, *self.targets(facts))
 

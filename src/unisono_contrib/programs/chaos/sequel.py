@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from unisono.programs.chaos.fault import FAULTS, SUPERVISOR
-from unisono.programs.chaos.script import Script
+from unisono_contrib.programs.chaos.fault import FAULTS, SUPERVISOR
+from unisono_contrib.programs.chaos.script import Script
 
 FILE = "chaos.jsonl"
 TIMES = {"detected": "detected", "meets": "meets", "met": "met", "next": "step"}
@@ -73,9 +73,10 @@ def read(run_dir: Path) -> list[Line]:
     return lines
 
 
-def began(run_dir: Path, script: Script, died: str = "", since: float = 0.0) -> Sequel:
-    """The file of a run whose supervisor begins under a script, with what is planned. died: how the supervisor before
-    it was killed, `since` when by the monotonic clock."""
+def began(run_dir: Path, text: str, died: str = "", since: float = 0.0) -> Sequel:
+    """The file of a run whose supervisor begins under a script's text, with what is planned. died: how the supervisor
+    before it was killed, `since` when by the monotonic clock."""
+    script = Script.of_text(text)
     sequel = Sequel(run_dir, script.digest)
     known = sequel.lines()
     sequel.add("script", pid=os.getpid())
@@ -106,30 +107,30 @@ def what_followed(lines: Iterable[Line]) -> list[dict[str, Any]]:
 
 def _of_launches(lines: Iterable[Line]) -> list[Line]:
     """The lines, each with how many supervisors have begun, and its epoch among those of all of them."""
-    launch, told = 0, []
+    launch, rows = 0, []
     for line in lines:
         launch += line["event"] == "script"
-        told.append({**line, "epoch": (launch, line["epoch"])} if "epoch" in line else line)
-    return told
+        rows.append({**line, "epoch": (launch, line["epoch"])} if "epoch" in line else line)
+    return rows
 
 
 def _after(injected: Line, lines: Sequence[Line], stays: bool) -> dict[str, float | None]:
-    begun, found = injected["t"], dict[str, float | None](dict.fromkeys(TIMES))
+    begun, moments = injected["t"], dict[str, float | None](dict.fromkeys(TIMES))
     losses = [line for line in lines if line["event"] == "detected" and line["t"] >= begun]
-    own = [line for line in losses if _is_of(injected["rank"], line) and not stays]
+    here = [line for line in losses if _is_of(injected["rank"], line) and not stays]
     if not losses:
-        return found
-    loss = (own or losses)[0]
-    found["detected"] = loss["t"] - begun
+        return moments
+    loss = (here or losses)[0]
+    moments["detected"] = loss["t"] - begun
     later = [line for line in lines if line["t"] >= loss["t"] and line.get("epoch", (0, -1)) >= loss["epoch"]]
     steps = [line for line in later if line["event"] == "step"]
     if steps:
         epoch = min(line["epoch"] for line in steps)
-        found["next"] = min(line["t"] for line in steps if line["epoch"] == epoch) - begun
+        moments["next"] = min(line["t"] for line in steps if line["epoch"] == epoch) - begun
         for name in ("meets", "met"):
             times = [line["t"] for line in later if line["event"] == name and line["epoch"] == epoch]
-            found[name] = max(times) - begun if times else None
-    return found
+            moments[name] = max(times) - begun if times else None
+    return moments
 
 
 def _is_of(who: int | str, loss: Line) -> bool:
@@ -139,24 +140,25 @@ def _is_of(who: int | str, loss: Line) -> bool:
 
 def summed_up(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How many faults were planned, happened, and were followed by a step; medians and greatest of the times."""
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "planned": len(rows),
         "injected": sum(row["injected"] is not None for row in rows),
     }
     lost = [row for row in rows if row["injected"] is not None and FAULTS[row["what"]].loses]
-    told |= {"losses": len(lost), "recovered": sum(row.get("next") is not None for row in lost)}
+    summary |= {"losses": len(lost), "recovered": sum(row.get("next") is not None for row in lost)}
     for name in TIMES:
         times = [row[name] for row in lost if row.get(name) is not None]
-        told[f"{name}_s"] = (
+        summary[f"{name}_s"] = (
             {"median": round(median(times), 4), "max": round(max(times), 4)} if times else None
         )
-    return told
+    return summary
 
 
-def in_words(told: Mapping[str, Any]) -> str:
+def in_words(summary: Mapping[str, Any]) -> str:
     """`20 of 20 played; 13 losses, 13 made good; 0.31 s to the next step (median), 0.62 s at most`."""
-    text = f"{told['injected']} of {told['planned']} played; {told['losses']} losses, {told['recovered']} made good"
-    step = told["next_s"]
+    text = f"{summary['injected']} of {summary['planned']} played; "
+    text += f"{summary['losses']} losses, {summary['recovered']} made good"
+    step = summary["next_s"]
     return text + (
         f"; {step['median']:.2f} s to the next step (median), {step['max']:.2f} s at most" if step else ""
     )

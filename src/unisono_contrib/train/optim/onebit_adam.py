@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from unisono.spec.training import Count
-from unisono.train.optim._frozen import FrozenAdam
+from unisono_contrib.train.optim._frozen import FrozenAdam
 
 
 class OneBitAdam(FrozenAdam):

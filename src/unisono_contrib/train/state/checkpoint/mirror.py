@@ -21,12 +21,12 @@ from typing import BinaryIO, final
 
 from unisono.observe.files import sync_folder
 from unisono.spec.doubtful import open_regular, plain
-from unisono.train.state.checkpoint.depot import Depot, bare, depot_at
 from unisono.train.state.checkpoint.find import FOLDER, step_name, step_of, verify_folder
 from unisono.train.state.checkpoint.manifest import MANIFEST, SIZE_LIMIT, decode
 from unisono.train.state.checkpoint.saver import give_way
 from unisono.train.state.checkpoint.tensorfile import Damage
 from unisono.train.state.checkpoint.write import doomed, free_bytes, no_room
+from unisono_contrib.train.state.checkpoint.depot import Depot, bare, depot_at
 
 _STALLED = 120.0  # seconds without a byte after which the end of a run waits no longer for a copy
 

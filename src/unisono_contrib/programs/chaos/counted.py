@@ -82,7 +82,7 @@ def _step(
         if counts[leaf] != 1:
             problems.append(f"step {step}: leaf {leaf} was counted {counts[leaf]} times")
     problems += [f"step {step}: there is no leaf {leaf}" for leaf in counts if not 0 <= leaf < leaves]
-    positions.update(p for place in places.values() for _, own in place for p in own)
+    positions.update(p for place in places.values() for _, part in place for p in part)
     return problems
 
 

@@ -47,12 +47,12 @@ class FrozenAdam(AdamW):
         return self.whole_steps(step)
 
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
-        from unisono.train.optim._frozen_steps import FrozenSteps
+        from unisono_contrib.train.optim._frozen_steps import FrozenSteps
 
         plain = [dict(group) for group in groups]
         return FrozenSteps(plain, lr, self.betas, self.eps, self.reach, self.whole_steps)
 
     def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
-        from unisono.train.optim._frozen_steps import first_state
+        from unisono_contrib.train.optim._frozen_steps import first_state
 
         return first_state(parameter)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from unisono.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PHASES, SUPERVISOR, Fault
 from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.words import meant, whole
+from unisono_contrib.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PHASES, SUPERVISOR, Fault
 
 DRAWN = ("kill", "stop", "cut")
 """Kinds of a random script that names none."""
@@ -111,8 +111,8 @@ def _any(drawn: random.Random, what: str, step: int, ranks: int) -> Fault:
     """One fault at a moment of a step; half of them at no moment in particular, some milliseconds later."""
     late = round(drawn.uniform(0.0, 0.02), 4) if drawn.random() < 0.5 else 0.0
     whom = [*range(ranks), *(ABOVE if FAULTS[what].loses and FAULTS[what].processes else ())]
-    made = Fault(what, drawn.choice(whom), step, phase=drawn.choice(IN_STEP), late=late)
-    return replace(made, **_defaults(what))
+    fault = Fault(what, drawn.choice(whom), step, phase=drawn.choice(IN_STEP), late=late)
+    return replace(fault, **_defaults(what))
 
 
 def _defaults(what: str) -> dict[str, Any]:
@@ -168,26 +168,26 @@ def _lines(path: Path, text: str) -> Iterator[Row]:
 
 def _tables(path: Path, text: str) -> Iterator[Row]:
     try:
-        told = toml_of(text)
+        document = toml_of(text)
     except ValueError as error:
         line = re.search(r"line (\d+)", str(error))
         raise UsageError(
             f"no TOML: {error}", where=f"{path}:{line[1]}" if line else str(path), code="C30"
         ) from error
-    if extra := set(told) - {"fault"}:
+    if extra := set(document) - {"fault"}:
         raise UsageError(
             f"unknown key {min(extra)}", where=str(path), fix="[[fault]], once a fault", code="C30"
         )
-    tables = told.get("fault", [])
+    tables = document.get("fault", [])
     starts, lines = [], text.splitlines()
     starts = [i for i, line in enumerate(lines) if _TABLE.match(line)]
     for number, said in enumerate(tables if isinstance(tables, list) else []):
         begin = starts[number] if number < len(starts) else 0
         end = starts[number + 1] if number + 1 < len(starts) else len(lines)
         keys = {
-            found[1]: f"{path}:{i + 1}"
+            match[1]: f"{path}:{i + 1}"
             for i in range(begin, end)
-            if (found := re.match(r"^\s*([\w-]+)\s*=", lines[i]))
+            if (match := re.match(r"^\s*([\w-]+)\s*=", lines[i]))
         }
         yield f"{path}:{begin + 1}", said, keys
 
@@ -226,10 +226,10 @@ def _fault(row: Row, ranks: int, steps: int, problems: list[Problem]) -> Fault |
     _when(said, steps, wrong)
     if len(problems) > before:
         return None
-    given = {key: float(v) if key in _NUMBERS else v for key, v in said.items()}
-    if given.get("who") == _LAUNCHER:
-        given["who"] = SUPERVISOR
-    return Fault(**{**_defaults(what), **given})
+    values = {key: float(v) if key in _NUMBERS else v for key, v in said.items()}
+    if values.get("who") == _LAUNCHER:
+        values["who"] = SUPERVISOR
+    return Fault(**{**_defaults(what), **values})
 
 
 def _number(key: str, value: Any, wrong: Any) -> None:

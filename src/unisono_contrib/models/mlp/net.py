@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from unisono.models.chain import Chain
 from unisono.models.init import Rule
-from unisono.models.mlp import MLPConfig
 from unisono.models.noise import Dropout, Noise
 from unisono.spec.layout import Anatomy, Split
+from unisono_contrib.models.mlp import MLPConfig
 
 
 class MLPStem(nn.Module):

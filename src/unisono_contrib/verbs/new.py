@@ -35,19 +35,22 @@ class NewVerb(RecipeVerb):
                 f"{file} does not end with .toml", where="unisono new", fix=f"{file}.toml", code="C04"
             )
         begun = _begun(dict(call.keys))
-        given = config.load(None, call.keys, environ=call.environ, base=begun, base_origin="unisono new")
-        config.resolve(given.recipe, given.plan, None, given.origins)  # what is written can be trained
-        named = given.recipe.model_copy(
-            update={"plan": str(given.plan), **({"name": file.stem} if "name" not in dict(call.keys) else {})}
+        loaded = config.load(None, call.keys, environ=call.environ, base=begun, base_origin="unisono new")
+        config.resolve(loaded.recipe, loaded.plan, None, loaded.origins)  # what is written can be trained
+        named = loaded.recipe.model_copy(
+            update={
+                "plan": str(loaded.plan),
+                **({"name": file.stem} if "name" not in dict(call.keys) else {}),
+            }
         )
         meanings = {name: key.description for name, key in keys().items()} | {
             "plan": 'how it is spread: "dp=2 pp=2", or auto; unisono plan ranks plans'
         }
         head = [f"# unisono train {file}", "# Left out, a key has the value of `unisono config show`."]
         text = recipe_toml(named, meanings, head)
-        told = {"file": str(file), "recipe": config.as_json(named)}
+        result = {"file": str(file), "recipe": config.as_json(named)}
         if call.settings.dry_run:
-            return call.would(told, text)
+            return call.would(result, text)
         try:
             with file.open("x", encoding="utf-8") as out:
                 out.write(text)
@@ -66,7 +69,7 @@ class NewVerb(RecipeVerb):
                 code="C03",
             ) from None
         call.settings.say(str(file))
-        return told
+        return result
 
 
 def _begun(flags: dict[str, str | None]) -> "Recipe | None":

@@ -35,29 +35,29 @@ class WrittenSchedule(Schedule):
         function raises."""
         where = f"schedule={self.name} pp={ranks} micros={micros}"
         try:
-            given = type(self).function(ranks, micros)
+            rows_of_user = type(self).function(ranks, micros)
         except UsageError:
             raise
         except Exception as error:
             raise of_user(error, "the timetable's function", where) from error
         try:
-            rows = read(given)
+            rows = read(rows_of_user)
             if len(rows) != ranks:
                 raise ValueError(f"it gives {len(rows)} rows for {ranks} ranks")
-            made = Timetable(rows, _placement(rows), micros)
+            table = Timetable(rows, _placement(rows), micros)
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"{self.name}: {error}", where=where, fix="a row of actions a rank", code="P13"
             ) from None
-        wrong = check(made) or unordered(made)
+        wrong = check(table) or unordered(table)
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             fix = "each F and B once a stage and micro-batch, in an order that ends; docs/pipeline.md"
             raise UsageError(f"{self.name}: {wrong[0]}{more}", where=where, fix=fix, code="P13")
-        return made
+        return table
 
     def placement(self, ranks: int) -> tuple[int, ...]:
-        return _some(type(self), ranks).placement
+        return _example(type(self), ranks).placement
 
     def serves(self, ranks: int, micros: int) -> bool:
         try:
@@ -67,15 +67,15 @@ class WrittenSchedule(Schedule):
         return True
 
     def held(self, row: int, ranks: int, micros: float) -> float:
-        made = self.timetable(ranks, int(micros))
-        return peak_held(made)[row] / len(made.owned(row))
+        table = self.timetable(ranks, int(micros))
+        return peak_held(table)[row] / len(table.owned(row))
 
     def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
         """As played, each stage of a row taking its part of the row's time."""
-        made = self.timetable(ranks, int(micros))
-        each = made.stages // ranks
-        late = weight / each if made.splits_backward else 0.0
-        placed = play_costs(made, forward / each, backward / each - late, weight=late)
+        table = self.timetable(ranks, int(micros))
+        each = table.stages // ranks
+        late = weight / each if table.splits_backward else 0.0
+        placed = play_costs(table, forward / each, backward / each - late, weight=late)
         return bubble(placed, ranks) * max(p.stop for p in placed)
 
 
@@ -92,9 +92,9 @@ def of_function(function: Function, name: str) -> type[WrittenSchedule]:
     return type(name, (WrittenSchedule,), about)
 
 
-def read(given: Rows) -> tuple[tuple[Action, ...], ...]:
+def read(table: Rows) -> tuple[tuple[Action, ...], ...]:
     """Rows as actions. An action without a stage is of the stage that has its row's number. Raises ValueError."""
-    lines = [line for line in given.splitlines() if line.strip()] if isinstance(given, str) else given
+    lines = [line for line in table.splitlines() if line.strip()] if isinstance(table, str) else table
     return tuple(tuple(_row(line, i)) for i, line in enumerate(lines))
 
 
@@ -114,14 +114,14 @@ def unordered(timetable: Timetable) -> list[str]:
 def _row(line: str | Sequence[str | Action], row: int) -> list[Action]:
     if isinstance(line, str):
         line = _PASSED_OVER.sub(" ", line).split()
-    return [one if isinstance(one, Action) else _action(one, row) for one in line]
+    return [word if isinstance(word, Action) else _action(word, row) for word in line]
 
 
 def _action(word: str, row: int) -> Action:
-    found = _ACTION.fullmatch(word)
-    if found is None:
+    match = _ACTION.fullmatch(word)
+    if match is None:
         raise ValueError(f"row {row} has {word!r}, which is none of F0, B0, W0 or, with a stage, F0/2")
-    kind, micro, stage = found.groups()
+    kind, micro, stage = match.groups()
     return Action(cast(Kind, kind), row if stage is None else int(stage), int(micro))
 
 
@@ -133,7 +133,7 @@ def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:
 
 
 @cache
-def _some(member: type[WrittenSchedule], ranks: int) -> Timetable:
+def _example(member: type[WrittenSchedule], ranks: int) -> Timetable:
     """A timetable for a number of micro-batches that the function takes: where its stages lie is told by any."""
     error: UsageError | None = None
     for micros in dict.fromkeys((2 * ranks, 4 * ranks, ranks, 8 * ranks, 1)):
@@ -148,6 +148,6 @@ def _probe(function: Function, name: str, ranks: int) -> Timetable:
     probe = type(name, (WrittenSchedule,), {"__module__": __name__, "__annotations__": {"name": ClassVar[str]},
                                     "name": name, "function": staticmethod(function)})  # fmt: skip
     try:
-        return _some(probe, ranks)
+        return _example(probe, ranks)
     except UsageError:  # said where it is asked for
         return Timetable(((),), (), 0)
