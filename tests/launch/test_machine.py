@@ -1,7 +1,6 @@
 """The state machine of a run, by itself: what always holds, and what each loss leads to."""
 
 import random
-import signal
 from typing import Any
 
 import pytest
@@ -405,7 +404,3 @@ def test_who_stands_beside_the_group_is_replaced_without_a_meeting(role: Role) -
     assert world.state.epoch == 0 and world.state.beside == (4,) and world.state.workers[4].role is role
     world.feed(events.Exited(1, KILLED))
     assert world.state.epoch == 1 and world.state.beside == (4,), "a loss in the group leaves it where it is"
-
-
-def test_signals_have_the_numbers_that_exits_name() -> None:
-    assert KILLED == -signal.SIGKILL
