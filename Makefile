@@ -56,7 +56,7 @@ fmt: .venv/ready
 docs: .venv/ready
 	.venv/bin/python docs/blocks.py
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
-	@echo "open build/site/index.html"
+	@echo "open build/site/index.html; with search: .venv/bin/python -m http.server --directory build/site"
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/step.py $(ARGS)
