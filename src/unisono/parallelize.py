@@ -203,10 +203,7 @@ def parallelize(
     _refuse_draws(anatomy, mesh)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
     schedule = SCHEDULES.read(plan.schedule)
-    measure = None
-    if schedule.measured:
-        costs = contributed("unisono.parallel.measured").measured_costs
-        measure = partial(costs, model, sample, mesh.world, dtype=dtype, device=device)
+    measure = _measured(model, sample, mesh, dtype, device) if schedule.measured else None
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure)
     store = Store(device, on_disk(plan, each := options_of(plan, tuple(blocks))), scratch)
     frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
@@ -242,6 +239,14 @@ def parallelize(
         notes=_inferred(model, plan),
         cut_names=getattr(model, "cut_names", {}),
     )
+
+
+def _measured(
+    model: nn.Module, sample: Tensor, mesh: Mesh, dtype: torch.dtype, device: torch.device
+) -> Callable[..., Costs]:
+    """What measures the seconds of each block on this machine, for schedules that cut stages by them."""
+    costs = contributed("unisono.parallel.measured").measured_costs
+    return partial(costs, model, sample, mesh.world, dtype=dtype, device=device)
 
 
 def _refuse_draws(anatomy: Anatomy, mesh: Mesh) -> None:

@@ -58,7 +58,7 @@ def test_the_core_names_its_sister_package_in_few_places() -> None:
     assert set(named) <= {
         "spec/finder.py",
         "spec/frames.py",
-        "library/deferred.py",
+        "library/user_hooks.py",
         "library/lightning.py",
         "library/trainer.py",
         "comm/threads.py",

@@ -277,10 +277,10 @@ def started() -> list[Any]:
 
 def played() -> dict[str, Any]:
     """Two updates on two ranks, which are threads, under each plan; then the suites of all toys."""
-    import unisono.launch.local
-    from tests.threads import ThreadNursery
+    import unisono.launch.fork_server
+    from tests.threads import ThreadForkServer
 
-    unisono.launch.local.Nursery = ThreadNursery  # type: ignore[attr-defined]
+    unisono.launch.fork_server.ForkServer = ThreadForkServer  # type: ignore[attr-defined]
     runs = [said("train", file, "--plan", plan, "--json") for plan, file in PLANS.items()]
     names = [word for noun in (*TOYS, "starter") for word in ("--conformance", name_of(noun))]
     used = Path(USED).read_text().splitlines()

@@ -13,7 +13,7 @@ import pytest
 from tests.launch import soak
 from tests.verbs import jobs
 from tests.verbs.jobs import Done, Job, losses, started, unisono
-from unisono.launch.recovery import LIMIT
+from unisono.launch.run.membership import LIMIT
 from unisono.observe.metrics import read_lines
 from unisono.train.state.checkpoint import read_full
 from unisono_contrib.programs.chaos import counted, sequel

@@ -115,7 +115,7 @@ def life(
         for at, batch in enumerate(_walked(data, how), 1):
             model(batch[:, None].double()).mean().backward()
             optimizer.step()
-            own = [] if job._current_batch.current.borrowed else batch.tolist()
+            own = [] if job._batch.current.borrowed else batch.tolist()
             seen.append([i for part in job.ranks.gather(own) for i in part])
             if number == leaves and at == breaks:
                 if how == "inside":

@@ -52,7 +52,7 @@ def parts(ctx: Any, plan: str) -> dict[str, Any]:
             )
             if isinstance(batch, dict) and batch["names"] != [str(int(i)) for i in own]:
                 raise ValueError("names and ids part ways")
-            seen[name].append([own.tolist(), round(job._current_batch.ratio * 60)])
+            seen[name].append([own.tolist(), round(job._batch.ratio * 60)])
         if len(data) != len(sources[name]):
             raise ValueError("the length changed")
     stream = DataLoader(Stream(), batch_size=8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unisono.comm.mesh import Mesh, Shape
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.ranks import Ranks
 from unisono.observe.span import Recorder
 from unisono.spec.errors import HangError, UsageError
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 def ranks_of(rank, world):
     recorder = Recorder(rank)
     mesh = Mesh(Shape(dp=world), rank, recorder, timedelta(seconds=60))
-    return Ranks(Exchange(mesh.data, torch.device("cpu"))), recorder
+    return Ranks(ScalarExchange(mesh.data, torch.device("cpu"))), recorder
 
 
 def passed_round(rank, world):

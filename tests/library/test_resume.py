@@ -88,7 +88,7 @@ def life(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            borrowed = job._current_batch.current.borrowed
+            borrowed = job._batch.current.borrowed
             seen.append([] if borrowed else i.tolist())
             if job.step == stop:
                 job.save(folder, {"epoch": epoch})
@@ -190,7 +190,7 @@ def joined(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            seen.append([] if job._current_batch.current.borrowed else i.tolist())
+            seen.append([] if job._batch.current.borrowed else i.tolist())
             if job.step == stop:
                 job.save(folder, {"epoch": epoch})
                 return {"seen": seen}

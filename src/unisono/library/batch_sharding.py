@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from unisono.comm.device import is_apart
 from unisono.library.batches import cut, digest, digest_of, glance_at, samples_in
 from unisono.library.current_batch import CurrentBatch, Walk, part
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.explain import explained
 from unisono.library.modes import unwatched
 from unisono.library.randomness import (
@@ -39,12 +39,12 @@ Context = Callable[[], AbstractContextManager[None]]
 
 
 def states_now(generators: Sequence[torch.Generator]) -> list[Any]:
-    """Of torch's, Python's and NumPy's generators, and of these, as JSON values."""
+    """Return the states of torch's, Python's and NumPy's generators, and of these, as JSON values."""
     return [all_states(), *own_states(generators)]
 
 
 def own_states(generators: Sequence[torch.Generator]) -> list[str]:
-    """Of generators of a loader's own, as JSON values."""
+    """Return the states of a loader's own generators, as JSON values."""
     return [g.get_state().numpy().tobytes().hex() for g in generators]
 
 
@@ -125,9 +125,8 @@ class Slices:
         self._seed, self._keyed = seed, by_sample
         self.before: Context = nullcontext  # around what draws for the order
         self.walk, self.skip = Walk(0, 0), 0
-        self.latest: deque[tuple[int, int, int, int]] = (
-            deque()
-        )  # of the newest walk: (low, high, all, digest)
+        # Of the newest walk: (low, high, all, digest).
+        self.latest: deque[tuple[int, int, int, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -166,18 +165,14 @@ class ShardedLoader:
         self,
         data: Any,
         current_batch: CurrentBatch,
-        exchange: Exchange,
+        exchange: ScalarExchange,
         streams: Streams,
         number: int,
         seed: int,
     ) -> None:
         _refuse(data)
-        self._current_batch, self._exchange, self._streams, self._source = (
-            current_batch,
-            exchange,
-            streams,
-            data,
-        )
+        self._batch, self._exchange = current_batch, exchange
+        self._streams, self._source = streams, data
         self._slices: Slices | None = None
         self._data = data
         self._walk, self._start = Walk(number, -1), []
@@ -210,13 +205,13 @@ class ShardedLoader:
                     if first:
                         self._agree(chain)
                     first = False
-                    self._current_batch.fetched(batch, low, high, count, walk, chain)
+                    self._batch.fetched(batch, low, high, count, walk, chain)
                     self._streams.to_own()
                     yield batch
                     self._streams.to_script()
                 exhausted = True
             finally:  # also where the loop leaves a pass early: it begins another then
-                if self._current_batch.ended(walk, exhausted):
+                if self._batch.ended(walk, exhausted):
                     self._streams.to_script()
 
     def __getattr__(self, name: str) -> Any:
@@ -246,7 +241,7 @@ class ShardedLoader:
         self._going_on = {"pass": self._walk.number + 1, "place": batches}
 
     def _batches(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[tuple[Any, int, int, int, int]]:
-        """Of each batch that is left of this pass: it, low, high, all samples, and the order so far."""
+        """Yield what is left of this pass: each batch, low, high, its samples on all ranks, the order so far."""
         skip = going_on.get("place", 0)
         before = self._begin(going_on)
         if walk.number:
@@ -303,7 +298,7 @@ class ShardedLoader:
                     fix="yield tensors (or tuples, lists, dicts of them) whose dim 0 counts the samples",
                     code="J03",
                 )
-            low, high = part(count, self._current_batch.index, self._current_batch.size)
+            low, high = part(count, self._batch.index, self._batch.size)
             whole = high - low == count
             rows = batch if whole else cut(batch, count, *((low, high) if high > low else (0, 1)))
             yield rows, low, high, count, glance_at(batch) if number else digest_of(batch)

@@ -58,9 +58,8 @@ class BatchTracer(TorchDispatchMode):
         self._traces = Traces()
         self._batches, self._samples, self._weighed = 0, 0, False
         self.old: list[Container[Tensor]] = []
-        self.watch: Callable[[Any], object] = lambda hooks: (
-            None
-        )  # shown the hooks of tensors that are no parameters
+        # Shown the hooks of tensors that are no parameters.
+        self.watch: Callable[[Any], object] = lambda hooks: None
         self.on, self.read = False, ""
         self._looks, self._operations, self._read_at = False, 0, 0
 
@@ -199,7 +198,7 @@ def _results_of(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | N
     """An operation with arguments that its rule does not expect leaves no trace."""
     try:
         return traced(call, is_pointwise)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
         return [None] * len(call.outs)
 
 
@@ -216,7 +215,7 @@ class LossWatcher(TorchFunctionMode):
         self.sharded: Callable[[Tensor], bool] = lambda x: False  # whether it is a parameter that is dealt
 
     def switch(self, on: bool) -> None:
-        """On or off."""
+        """Switch it on or off."""
         if self._following is not None:
             self._following.switch(on)
         if on or self.on:
@@ -266,7 +265,7 @@ class LossWatcher(TorchFunctionMode):
         return gradients
 
     def _of_gradient(self, by: SampleTrace | None, loss: SampleTrace) -> SampleTrace:
-        """Of a gradient by something of which `by` is known."""
+        """Return the trace of a gradient. by: the trace of what it is a gradient by."""
         if by is not None and by.dim is not None:
             return by
         return SampleTrace(loss.batch, loss.samples, dim=None, reduced="gradient", met=loss.met)

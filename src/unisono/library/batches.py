@@ -38,12 +38,12 @@ def samples_in(batch: Any) -> int:
 
 
 def digest_of(batch: Any) -> int:
-    """Of all numbers of a batch."""
+    """Return a digest of all numbers of a batch."""
     return digest(b"".join(_bytes(x) for x in leaves_of(batch) if is_array(x)))
 
 
 def glance_at(batch: Any) -> int:
-    """Of shapes, and of the ends of arrays on the CPU: enough to see that batches come in another order."""
+    """Return a digest of shapes, and of the ends of arrays on the CPU: it shows that batches come in another order."""
     seen = [repr(tuple(x.shape)).encode() for x in leaves_of(batch) if is_array(x)]
     for x in leaves_of(batch):
         if is_array(x) and not (isinstance(x, Tensor) and is_apart(x)):

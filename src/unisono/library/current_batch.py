@@ -61,9 +61,8 @@ class BatchShard:
     guessed: bool = False  # whether ranks may have taken different batches for it
     aside: bool = False  # whether a thread of the loop's fetched it
     drawn: int = field(default=0)  # how often numbers were drawn for its samples
-    dealt: tuple[
-        tuple[int, int], ...
-    ] = ()  # [low, high) of each rank, where ranks brought batches of their own
+    # [low, high) of each rank, where ranks brought batches of their own.
+    dealt: tuple[tuple[int, int], ...] = ()
 
     @property
     def borrowed(self) -> bool:
@@ -119,7 +118,7 @@ class CurrentBatch:
 
     @property
     def latest(self) -> BatchShard:
-        """Of the last forward that a backward may go through."""
+        """The batch of the last forward that a backward may go through."""
         return self._trained[-1] if self._trained else self.current
 
     def fetched(self, batch: Any, low: int, high: int, count: int, walk: Walk, chain: int) -> None:
@@ -137,7 +136,7 @@ class CurrentBatch:
         self._recent.append(self.current)
 
     def joined(self, batch: Any, counts: Sequence[int], walk: Walk, chain: int) -> None:
-        """As `fetched`, of a batch of this rank's own; counts: samples of each rank's."""
+        """Do as `fetched` for a batch that this rank alone has. counts: samples of each rank's batch."""
         ends = list(accumulate(counts))
         dealt = tuple((end - count, end) for end, count in zip(ends, counts, strict=True))
         self.fetched(batch, *dealt[self.index], ends[-1], walk, chain)
@@ -208,7 +207,7 @@ class CurrentBatch:
                 )
 
     def update(self) -> None:
-        """As `backward`, where gradients were made without one: they are of the batches that came since the last."""
+        """Do as `backward` where gradients were made without one: they belong to the batches since the last update."""
         self._trained = [
             b for b in self._trained if not any(b is old for old in self._spent)
         ] or self._trained[-1:]

@@ -18,7 +18,7 @@ from unisono.spec.errors import UsageError
 PACK_BYTES = 16 << 20
 
 
-class Exchange:
+class ScalarExchange:
     """Exchanges of a few numbers over the data ranks; `device` is where the backend wants them."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
@@ -78,7 +78,7 @@ def decoded(data: bytes) -> Any:
     return _decode(json.loads(data[8 : 8 + size]), memoryview(data)[8 + size :])
 
 
-def from_main(value: Any, exchange: Exchange, source: int = 0) -> Any:
+def from_main(value: Any, exchange: ScalarExchange, source: int = 0) -> Any:
     """The value of the rank at index `source`, on every rank."""
     group, device = exchange.group, exchange.device
     if group.size == 1:
@@ -90,7 +90,7 @@ def from_main(value: Any, exchange: Exchange, source: int = 0) -> Any:
     return value if group.index == source else decoded(line.cpu().numpy().tobytes())
 
 
-def of_each(value: Any, exchange: Exchange) -> list[Any]:
+def of_each(value: Any, exchange: ScalarExchange) -> list[Any]:
     """Every rank's value, by rank, on every rank."""
     group, device = exchange.group, exchange.device
     if group.size == 1:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unisono.library.batch_tracer import BatchTracer, LossWatcher
 from unisono.library.batches import digest, digest_of, leaves_of
 from unisono.library.current_batch import CurrentBatch
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.notices import Notices
 from unisono.library.randomness import Streams
 from unisono.library.user_hooks import watch, watch_functions, watch_modules
@@ -32,16 +32,12 @@ class FirstSteps:
         self,
         current_batch: CurrentBatch,
         streams: Streams,
-        exchange: Exchange,
+        exchange: ScalarExchange,
         notify: Notices,
         following: BatchTracer,
     ) -> None:
-        self._current_batch, self._streams, self._exchange, self._notify = (
-            current_batch,
-            streams,
-            exchange,
-            notify,
-        )
+        self._batch, self._streams = current_batch, streams
+        self._exchange, self._notify = exchange, notify
         self._steps_made: list[int] = []
         self._outputs: dict[Node, None] = {}
         self._following = following
@@ -95,7 +91,7 @@ class FirstSteps:
                 self._following.take_for_samples(x)
 
     def judge(self, gradients: Sequence[Tensor]) -> None:
-        """Of gradients that no backward made, which have met as means: whether they are means. Every rank calls it."""
+        """Tell where gradients that no backward made are no means, though ranks average them. Every rank calls it."""
         traces = [trace for grad in gradients if (trace := self._following.of(grad)) is not None]
         met = next((trace.met for trace in traces if trace.met), "")
         if met or not (traces or self._judged):
@@ -134,7 +130,7 @@ class FirstSteps:
         self._paths, self._terms, self._uncounted = [], [], False
 
     def _loss(self, loss: Tensor) -> None:
-        batch = self._current_batch.latest
+        batch = self._batch.latest
         if not batch.count or loss.grad_fn is None:
             return
         trace = self._following.of(loss)
@@ -151,8 +147,8 @@ class FirstSteps:
 
 
 def way_of(root: Node, until: Collection[Node] = (), most: int = 4096) -> tuple[str, dict[Node, str]]:
-    """Of a graph: its operations, in one order, and the names of autograd functions of the script's own. until: nodes
-    behind which it is not looked into."""
+    """Return the operations of a graph, in one order, and the script's own autograd functions, by node. until: nodes
+    behind which the graph is not read."""
     todo, seen, kinds, functions = [root], {root}, [], {}
     while todo and len(kinds) < most:
         node = todo.pop()
@@ -177,7 +173,7 @@ def _own_function(node: Node) -> str:
 
 
 def _shapes_of(node: Node) -> list[torch.Size]:
-    """Of what an autograd function has returned."""
+    """Return the shapes of what an autograd function has returned."""
     return [output.shape for output in node._input_metadata]
 
 

@@ -59,13 +59,13 @@ class Joined:
     """The forward of one batch norm, over the group. A copy of the module has one of its own."""
 
     def __init__(self, module: _BatchNorm, group: Group, current_batch: CurrentBatch) -> None:
-        self._module, self._group, self._current_batch = module, group, current_batch
+        self._module, self._group, self._batch = module, group, current_batch
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _forward(self._module, self._group, self._current_batch, x)
+        return _forward(self._module, self._group, self._batch, x)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Joined":
-        return Joined(memo.get(id(self._module), self._module), self._group, self._current_batch)
+        return Joined(memo.get(id(self._module), self._module), self._group, self._batch)
 
 
 def join_batches(model: nn.Module, group: Group, current_batch: CurrentBatch) -> None:
@@ -101,9 +101,8 @@ def _forward(module: _BatchNorm, group: Group, current_batch: CurrentBatch, x: T
     wide = x if x.dtype == torch.float64 else x.float()
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
-    here = (
-        1.0 if current_batch.ratio else 0.0
-    )  # a rank without samples computes on a borrowed one, which does not count
+    # A rank without samples computes on a borrowed one, which does not count.
+    here = 1.0 if current_batch.ratio else 0.0
     values = here * x.numel() / x.shape[1]
     line = _Sum.apply(
         torch.cat([wide.sum(dims) * here, wide.new_full((1,), values)]), group, current_batch.ratio

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
 from unisono.library.current_batch import CurrentBatch
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.user_hooks import DeferredHooks, begin_all
 from unisono.parallel.params import Slot, local_of
 from unisono.parallel.shard import ShardScatter
@@ -139,14 +139,13 @@ class LoopGradients:
         current_batch: CurrentBatch,
         over: Callable[[], None],
         meet: Callable[[], None],
-        exchange: Exchange,
+        exchange: ScalarExchange,
     ) -> None:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
-        self._current_batch, self._over, self._before = current_batch, over, meet
+        self._batch, self._over, self._before = current_batch, over, meet
         self._meets, self._exchange = dp.size > 1, exchange
-        self._met: dict[
-            int, tuple[int, Any]
-        ] = {}  # by parameter, the gradient that was left: where, and whether
+        # By parameter, the gradient that was left: where, and whether.
+        self._met: dict[int, tuple[int, Any]] = {}
         self._alone = False  # whether ranks have been seen to make gradients of their own
         self._running = self._holding = self._behind = False
         several = self._meets or shard.size > 1
@@ -161,7 +160,7 @@ class LoopGradients:
 
     @property
     def slots(self) -> list[Slot]:
-        """Of the parameters that are trained."""
+        """The slots of the parameters that are trained."""
         return self._gradients.slots
 
     @property
@@ -198,10 +197,10 @@ class LoopGradients:
         if not (fresh or looking or self._alone) or self._same(self._held()):
             return None
         self._alone = True
-        self._current_batch.update()
+        self._batch.update()
         for grad in self._held():
-            if self._current_batch.ratio:
-                grad.mul_(self._current_batch.ratio)
+            if self._batch.ratio:
+                grad.mul_(self._batch.ratio)
             else:
                 grad.zero_()
         self._hooked = []
@@ -246,7 +245,7 @@ class LoopGradients:
         if not self._running and is_asked_for(live):
             return None
         self._begin()
-        ratio = self._current_batch.ratio
+        ratio = self._batch.ratio
         if ratio == 1.0:
             return None
         return grad * ratio if ratio else torch.zeros_like(grad)  # 0 x inf is not 0
@@ -254,7 +253,7 @@ class LoopGradients:
     def _weigh(self, grad: Tensor) -> None:
         """Gradients that FSDP2 is about to sum over the shards: this rank's weight applied."""
         self._begin()
-        ratio = self._current_batch.ratio
+        ratio = self._batch.ratio
         if ratio:
             grad.mul_(ratio / self._shard.size)
         else:
@@ -266,7 +265,7 @@ class LoopGradients:
             return
         self._running = True
         at_end_of_backward(self._end)
-        self._current_batch.backward()
+        self._batch.backward()
         self._hooked = begin_all(self._hooks)
         if not self._meets:
             return

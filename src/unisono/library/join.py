@@ -16,7 +16,7 @@ from typing import Any
 from unisono.library.batch_sharding import as_before, generators_of, other_order, states_now
 from unisono.library.batches import cut, digest, glance_at, samples_in
 from unisono.library.current_batch import CurrentBatch, Walk
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.library.explain import explained
 from unisono.library.randomness import Streams
 from unisono.spec.errors import UsageError
@@ -32,16 +32,12 @@ class JoinedLoader:
         self,
         data: Iterable[Any],
         current_batch: CurrentBatch,
-        exchange: Exchange,
+        exchange: ScalarExchange,
         streams: Streams,
         number: int,
     ) -> None:
-        self._data, self._current_batch, self._exchange, self._streams = (
-            data,
-            current_batch,
-            exchange,
-            streams,
-        )
+        self._data, self._batch = data, current_batch
+        self._exchange, self._streams = exchange, streams
         self._walk, self._start = Walk(number, -1, over=True), []
         self._going_on: Mapping[str, Any] | None = None
 
@@ -55,17 +51,17 @@ class JoinedLoader:
             exhausted = False
             try:
                 for batch, counts, chain in self._batches(walk, going_on):
-                    self._current_batch.joined(batch, counts, walk, chain)
+                    self._batch.joined(batch, counts, walk, chain)
                     self._streams.to_own()
                     yield batch
                     self._streams.to_script()
                 exhausted = True
             finally:
-                if self._current_batch.ended(walk, exhausted):
+                if self._batch.ended(walk, exhausted):
                     self._streams.to_script()
 
     def _batches(self, walk: Walk, going_on: Mapping[str, Any]) -> Iterator[tuple[Any, list[int], int]]:
-        """Of each step that is left of this pass: a batch, the samples that count of each rank's, the order so far."""
+        """Yield for each step left of this pass: a batch, the samples of each rank that count, the order so far."""
         generators, place = generators_of(self._data), 0
         self._start = going_on.get("random") or states_now(generators)
         before = as_before(self._start, generators) if going_on else nullcontext
@@ -136,22 +132,22 @@ class JoinedLoader:
 
 
 class JoinedLoaders:
-    """Those of a job in the order in which the script makes them, and their places in checkpoints.
+    """The joined loaders of a job, in the order in which the script makes them, and their places in checkpoints.
 
     A script may make one for each pass, so a checkpoint keeps the places of those that are in use when it is saved. The
     first ones that the script has or makes after `load` go on there.
     """
 
-    def __init__(self, current_batch: CurrentBatch, exchange: Exchange, streams: Streams) -> None:
-        self._current_batch, self._exchange, self._streams = current_batch, exchange, streams
+    def __init__(self, current_batch: CurrentBatch, exchange: ScalarExchange, streams: Streams) -> None:
+        self._batch, self._exchange, self._streams = current_batch, exchange, streams
         self._count = 0
         self._alive: list[weakref.ref[JoinedLoader]] = []
         self._kept: list[Mapping[str, Any]] = []  # places that no loader has taken up yet
 
     def of(self, data: Iterable[Any]) -> JoinedLoader:
-        """One more."""
+        """Make one more loader."""
         self._count += not self._kept  # one that goes on was counted when it was made
-        loader = JoinedLoader(data, self._current_batch, self._exchange, self._streams, -self._count)
+        loader = JoinedLoader(data, self._batch, self._exchange, self._streams, -self._count)
         if self._kept:
             loader.state = self._kept.pop(0)
         self._alive = [ref for ref in self._alive if ref() is not None] + [weakref.ref(loader)]

@@ -21,26 +21,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unisono.launch.nursery import Nursery, print_output
-from unisono.launch.supervise import OnEvent
+from unisono.launch.fork_server import ForkServer, print_output
+from unisono.launch.loop import OnEvent
 from unisono.library.gradient_check import home_of, path_of, run
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
-from unisono.spec.errors import (
-    HangError,
-    PeerGone,
-    UnisonoError,
-    UsageError,
-    UserCodeError,
-    VerifyMismatch,
-)
+from unisono.spec.errors import HangError, PeerGone, UnisonoError, UsageError, UserCodeError, VerifyMismatch
 
 ENTRY = "unisono.library.proof_rank:main"
 KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
-BOUNDS = {
-    torch.float64: 1e-9,
-    torch.float32: 2e-4,
-}  # of a few steps: a mistake is larger, rounding 1e-13 or 1e-6
+# Of a few steps: a mistake is larger, rounding 1e-13 or 1e-6.
+BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-4}
 COARSE = 5e-2  # of bfloat16 and float16
 ROUNDINGS = 50.0  # how much larger an error may be than what noise of rounding's size does
 TIMEOUT = 600.0
@@ -146,36 +137,36 @@ class LoopVerdict:
 
 def prove_loop(loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
     """See `unisono.prove`. Raises what the loop raises, in one process or in several."""
-    with Nursery(ENTRY, path=path_of(loop)) as nursery:
-        return prove_loop_on(nursery, loop, plan, steps)
+    with ForkServer(ENTRY, path=path_of(loop)) as server:
+        return prove_loop_on(server, loop, plan, steps)
 
 
-def prove_loop_on(nursery: Nursery, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
-    """As `prove_loop`, on processes forked from a nursery of this module's ENTRY."""
-    with playing(nursery, home_of(loop), Terms(steps)) as verdict:
+def prove_loop_on(server: ForkServer, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
+    """Do as `prove_loop` on processes forked from a fork server of this module's ENTRY."""
+    with playing(server, home_of(loop), Terms(steps)) as verdict:
         return verdict(plan)
 
 
 @contextmanager
 def playing(
-    nursery: Nursery, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda alone: None
+    server: ForkServer, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda alone: None
 ) -> Iterator[Callable[[Plan], LoopVerdict]]:
     """A function from a plan to the verdict of the loop that `call` names: a function by `module`, `name` and `file`, a
     script by `script`, `words` and `cwd`. It is played by one process at once, which `played` is shown.
 
     Raises what the loop raises, and UsageError V05 where it has no steps to compare."""
     with tempfile.TemporaryDirectory(prefix="unisono-loop-") as name:
-        alone = play(nursery, call, Plan(), terms, Path(name, "one"))
+        alone = play(server, call, Plan(), terms, Path(name, "one"))
         _with_steps(alone, call)
         played(alone)
 
         @cache
         def noise() -> LoopPlay | None:
             with suppress(UserCodeError):  # what looks at every operation may be more than the loop bears
-                return play(nursery, call, Plan(), terms, Path(name, "noise"), noisy=True)
+                return play(server, call, Plan(), terms, Path(name, "noise"), noisy=True)
 
         def verdict(plan: Plan) -> LoopVerdict:
-            several = play(nursery, call, plan, terms, Path(name, f"plan-{len(list(Path(name).iterdir()))}"))
+            several = play(server, call, plan, terms, Path(name, f"plan-{len(list(Path(name).iterdir()))}"))
             comparison = compare(alone, several, plan)
             return comparison if comparison.passed else compare(alone, several, plan, noise())
 
@@ -192,7 +183,7 @@ def not_played(plan: Plan, error: UnisonoError) -> LoopVerdict:
 
 
 def play(
-    nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False
+    server: ForkServer, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False
 ) -> LoopPlay:
     """A loop under a plan, from the same seed. folder: for what its steps come to. Raises what the loop raises."""
     folder.mkdir()
@@ -202,7 +193,7 @@ def play(
         "steps": terms.steps, "dtype": terms.dtype, "seed": terms.seed,
     }  # fmt: skip
     hear = terms.hear if not noisy else lambda rank, event: None  # the same words once more
-    result, *_ = run(nursery, argument, ranks, terms.timeout, hear)
+    result, *_ = run(server, argument, ranks, terms.timeout, hear)
     steps = [[load_file(path) for path in sorted(folder.glob(f"{r}-[0-9]*"))] for r in range(ranks)]
     ends = [load_file(path) if (path := folder / f"{r}-end").exists() else None for r in range(ranks)]
     return LoopPlay(
@@ -287,14 +278,14 @@ def _differing(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
 
 
 def _at_the_end(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
-    """Of the weights that a loop leaves at its own end: what changed them may be no optimiser."""
+    """Compare the weights that a loop leaves at its end: something else than an optimiser may have changed them."""
     ends = [end for end in (*alone.ends, *several.ends) if end is not None]
     if len(ends) == 1 + len(several.ranks):
         yield from _of_kinds(len(alone.ranks[0]) + 1, ends[0], ends[1:], ("param",))
 
 
 def _losses(alone: LoopPlay, several: LoopPlay) -> Iterator[Difference]:
-    """In their order; of several ranks each has its part. Nothing where ranks have not made as many."""
+    """Compare losses in their order, with the sum of the ranks' parts. Yields nothing where their numbers differ."""
     whole, *ranks = [
         [(number, x) for number, step in enumerate(steps, 1) for x in of_kind(step, "loss").values()]
         for steps in (alone.ranks[0], *several.ranks)
@@ -343,7 +334,7 @@ def _bound_of(dtype: str) -> float:
 
 
 def of_kind(tensors: Step, kind: str) -> dict[str, Tensor]:
-    """Those of a kind, by their names without it."""
+    """Return the tensors of one kind, by their names without it."""
     return {key.removeprefix(f"{kind}/"): x for key, x in tensors.items() if key.startswith(f"{kind}/")}
 
 

@@ -6,7 +6,7 @@ Ranks put what they noticed together at the first updates, so that all of them s
 
 import sys
 
-from unisono.library.exchange import Exchange
+from unisono.library.exchange import ScalarExchange
 from unisono.spec.errors import Problem, UsageError
 
 KINDS = (
@@ -72,7 +72,7 @@ KINDS = (
 class Notices:
     """What was noticed on this rank and, after `settle`, on any. Called with a code, and where it was noticed."""
 
-    def __init__(self, exchange: Exchange, strict: bool) -> None:
+    def __init__(self, exchange: ScalarExchange, strict: bool) -> None:
         self._exchange, self._strict = exchange, strict
         self.said: dict[str, str] = {}
         self._noticed: dict[str, str] = {}

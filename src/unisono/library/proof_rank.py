@@ -125,9 +125,8 @@ class StepLog:
             self._models.append(model)
             for p in model.parameters():
                 if p.requires_grad and not isinstance(p, DTensor):
-                    p.register_hook(
-                        partial(self._arrived, id(p))
-                    )  # behind that of `prepare`, which weighs it
+                    # Behind that of `prepare`, which weighs it.
+                    p.register_hook(partial(self._arrived, id(p)))
             model.register_forward_pre_hook(lambda *_: self._look(False))
             model.register_forward_hook(lambda *_: self._look(True), always_call=True)
         for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
@@ -143,7 +142,7 @@ class StepLog:
     def _loss(self, loss: Tensor) -> None:
         if loss.numel() == 1 and self.jobs:
             job = self.jobs[-1]
-            ratio = job._current_batch.latest.ratio / job.mesh.data.size
+            ratio = job._batch.latest.ratio / job.mesh.data.size
             self._losses.append(loss.item() * ratio if ratio else 0.0)
 
     def _arrived(self, key: int, grad: Tensor) -> None:

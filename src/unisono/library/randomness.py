@@ -44,7 +44,7 @@ class OwnGenerator:
 
 
 def found_in(roots: Iterable[Any]) -> list[OwnGenerator]:
-    """Those that can be reached from these things."""
+    """Return the generators that can be reached from these objects."""
     todo, seen, generators = list(roots), set(), []
     while todo and len(seen) < MOST:
         value = todo.pop(0)
@@ -131,7 +131,7 @@ def seed_of(*numbers: int) -> int:
 
 
 def all_states() -> list[Any]:
-    """Of torch's (CPU), Python's and NumPy's generators, as JSON values."""
+    """Return the states of torch's (CPU), Python's and NumPy's generators, as JSON values."""
     python, (kind, keys, *rest) = random.getstate(), np.random.get_state()
     mine = torch.get_rng_state().numpy().tobytes().hex()
     return [mine, [python[0], list(python[1]), python[2]], [kind, np.asarray(keys).tolist(), *rest]]
@@ -201,7 +201,7 @@ class Streams:
 
     @property
     def state(self) -> Tensor:
-        """Of this rank's own generator on the CPU."""
+        """The state of this rank's own generator on the CPU."""
         return torch.get_rng_state() if self._inside else self._other[0]
 
     @state.setter
@@ -323,7 +323,7 @@ class Draws:
     """
 
     def __init__(self, seed: int, current_batch: CurrentBatch, step: Callable[[], int]) -> None:
-        self._seed, self._current_batch, self._step = seed, current_batch, step
+        self._seed, self._batch, self._step = seed, current_batch, step
 
     def rand(self, *size: int, **options: Any) -> Tensor:
         """Uniform in [0, 1)."""
@@ -349,7 +349,7 @@ class Draws:
 
     @unwatched()
     def _drawn(self, function: Callable[..., Tensor], size: Sequence[int], options: dict[str, Any]) -> Tensor:
-        batch = self._current_batch.expected()
+        batch = self._batch.expected()
         if not size or (batch.count and size[0] != batch.samples):
             raise UsageError(
                 f"numbers of shape {list(size)} for a batch of which {batch.samples} samples are here",

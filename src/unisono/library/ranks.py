@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unisono.comm.gone import NamedWork, WorldEnded
 from unisono.comm.group import Group, Pending
-from unisono.library.exchange import Exchange, from_main, of_each
+from unisono.library.exchange import ScalarExchange, from_main, of_each
 from unisono.library.explain import explained
 from unisono.library.modes import unwatched
 from unisono.spec.errors import HangError, UsageError
@@ -71,7 +71,7 @@ class Ranks:
     """Every rank calls each of these, but `print` and messages, or the others wait. Values are plain ones, tensors
     and arrays, in lists, tuples and dicts."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: ScalarExchange) -> None:
         self._exchange = exchange
         self.index, self.size = exchange.group.index, exchange.group.size
 
@@ -80,7 +80,7 @@ class Ranks:
         return self.index == 0
 
     def print(self, *words: Any, **options: Any) -> None:
-        """On the first rank alone."""
+        """Print on the first rank alone."""
         if self.is_main:
             print(*words, **{"file": sys.stdout, "flush": True, **options})
 
@@ -132,7 +132,7 @@ class Ranks:
         return started(self._exchange.group, out, source, within, sends=False)
 
     def sum(self, value: Any) -> Any:
-        """Of a number, or of a tensor element by element: a new tensor."""
+        """Sum a number over the ranks, or a tensor element by element into a new one."""
         return self._reduced(value, "sum")
 
     def max(self, value: Any) -> Any:

@@ -63,7 +63,7 @@ def take_whole(model: nn.Module) -> None:
 
 
 def take_whole_state(optimizer: Optimizer) -> None:
-    """The same of an optimiser that steps shards."""
+    """Have `load_state_dict` of an optimiser that steps shards take whole tensors too."""
     optimizer.register_load_state_dict_pre_hook(_dealt_state)
 
 
@@ -92,9 +92,8 @@ def _like(x: Any, p: Any) -> Any:
     return distribute_tensor(x.detach().to(device), p.device_mesh, p.placements, src_data_rank=None)
 
 
-LEAST = (
-    1 << 16
-)  # parameters of a block that is gathered by itself: below, the messages cost more than the memory
+# Parameters of a block that is gathered by itself: below, the messages cost more than the memory.
+LEAST = 1 << 16
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -187,9 +186,8 @@ def shard(
     moved = WeakTensorKeyDictionary()
     for name, old in before.items():
         moved[old] = after[name]
-        after[
-            name
-        ]._backward_hooks = old._backward_hooks  # the same dicts, so that their handles take them away
+        # The same dicts, so that their handles take them away.
+        after[name]._backward_hooks = old._backward_hooks
         after[name]._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     for optimizer in optimizers:
         repoint(optimizer, moved)
@@ -355,9 +353,8 @@ def _plain(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     copied_module = nn.Module.__new__(kind)
     memo[id(module)] = copied_module
     for name, value in module.__dict__.items():
-        if name.startswith(
-            ("__", "_is_fsdp", "_fsdp")
-        ):  # FSDP2's own notes on a module, and our __deepcopy__
+        # FSDP2's own notes on a module, and our __deepcopy__.
+        if name.startswith(("__", "_is_fsdp", "_fsdp")):
             continue
         copied_module.__dict__[name] = copy.copy(value) if name in _HOOKS else copy.deepcopy(value, memo)
     for name in _HOOKS:

@@ -288,10 +288,8 @@ class JobPlace:
             set_all_states([None, *kept["random"]], torch_too=False)
         for data, state in zip(job._dealt, kept.get("data", []), strict=False):
             data.state = state
-        for name in (
-            f"{JOINED}{job.mesh.data.index}",
-            f"{JOINED}0",
-        ):  # a rank that was not there learns of the place
+        # A rank that was not there learns of the place.
+        for name in (f"{JOINED}{job.mesh.data.index}", f"{JOINED}0"):
             if name in names:
                 job._joins.state = json.loads(read_full(checkpoint, [name])[name].numpy().tobytes())
                 break

@@ -120,8 +120,8 @@ def viewed(trace: SampleTrace, before: Shape, after: Shape) -> SampleTrace | Non
 
 
 def together(traces: Sequence[tuple[SampleTrace, int]], out: Shape, by: str) -> SampleTrace | None:
-    """Of an operation that takes entries at the same place: traces with their tensors' numbers of dims, as they are
-    broadcast to `out`. None where nothing can be said."""
+    """Return the trace of an operation that takes entries at the same place of all its arguments. traces: each with its
+    tensor's number of dims. out: the shape that they are broadcast to. None where nothing can be said."""
     first = next((part for part, _ in traces if part.dim is not None), traces[0][0])
     if any(
         (part.batch, part.samples) != (first.batch, first.samples)

@@ -315,7 +315,7 @@ RULES: dict[str, Callable[[TorchCall], Found]] = {
 
 
 def traced(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
-    """Of each output."""
+    """Return the trace of each output of a call."""
     rule = RULES.get(call.name) or (pointwise if is_pointwise else samples_first)
     result = rule(call)
     results = result if isinstance(result, Sequence) else [result]

@@ -58,7 +58,7 @@ def _is_ours(hook: Any) -> bool:
 
 
 class DeferredHooks:
-    """Those of one parameter."""
+    """The user's hooks on one parameter."""
 
     def __init__(self, p: Tensor) -> None:
         self._p, self._old = p, None
@@ -96,7 +96,7 @@ class DeferredHooks:
 
 
 def begin_all(hooks: Sequence[DeferredHooks]) -> list[DeferredHooks]:
-    """Those on which the user has hooks, as a backward begins."""
+    """Begin a backward; return the parameters on which the user has hooks."""
     hooked = [deferred for deferred in hooks if deferred.there()]
     for deferred in hooked:
         deferred.begin()
@@ -180,7 +180,7 @@ def watch(hooks: Any, following: BatchTracer, notify: Notify) -> None:
 
 
 def watch_modules(model: nn.Module, following: BatchTracer, notify: Notify) -> None:
-    """Those on the gradients of a model's modules."""
+    """Watch the hooks on the gradients of a model's modules."""
     for module in model.modules():
         for hooks in (module._backward_hooks, module._backward_pre_hooks):
             if hooks:

@@ -38,7 +38,7 @@ class HostVerb(Verb):
 
     def run(self, call: CommandCall) -> Result:
         from unisono.launch.agent import Agent, Refused
-        from unisono.launch.nursery import cores
+        from unisono.launch.local_host import cores
         from unisono.verbs.train.run import ENTRY
 
         args, settings = call.args, call.settings

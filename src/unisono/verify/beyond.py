@@ -21,7 +21,7 @@ from unisono.verify.bounds import rhythm_of
 from unisono.verify.compare import CompareTerms, Divergence
 from unisono.verify.evidence import Cause, axis_text
 from unisono.verify.stretch import ROW, Met, met_by, saved_by
-from unisono.verify.twin import Tolerance, apart, gap, largest
+from unisono.verify.twin import RunTolerance, apart, gap, largest
 
 Fault = tuple[Divergence, Cause]
 
@@ -57,7 +57,7 @@ class _Stretch:
         self.terms, self.plan, self.leaves, self.first, self.alone, self.twin, self.reach = (
             terms, plan, leaves, first, alone, twin, reach
         )  # fmt: skip
-        self.tolerance = Tolerance(terms.bounds, terms.exact, leaves)
+        self.tolerance = RunTolerance(terms.bounds, terms.exact, leaves)
 
     def row(self, rank: int, met: Met) -> Iterator[Fault]:
         """Steps from the plan's own state: what they read, then their numbers."""

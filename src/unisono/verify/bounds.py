@@ -81,12 +81,8 @@ from unisono.plan.grid import Grid
 from unisono.spec.fidelity import Fidelity
 
 FALSE_ALARM = 1e-9
-ROUNDOFF = {
-    "fp64": 2.0**-53,
-    "fp32": 2.0**-24,
-    "bf16": 2.0**-24,
-    "fp16": 2.0**-24,
-}  # of what is added and kept
+# Of what is added and kept.
+ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-24, "fp16": 2.0**-24}
 ULP = 2.0**-7  # of a bf16 number, from it to its neighbour, at most
 INT8 = 1 / 254  # of the largest of a block
 FLOAT8 = 2.0**-3  # of what products in eight bits read: gradients, in e5m2
@@ -126,16 +122,16 @@ class Bounds:
     more: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, name: str) -> float:
-        """Of the gradient of this weight."""
+        """Return the bound of the gradient of this weight."""
         return self.grad + self.more.get(name, 0.0)
 
     @property
     def most(self) -> float:
-        """Of all gradients together."""
+        """The bound of all gradients together."""
         return self.grad + max(self.more.values(), default=0.0)
 
     def total(self, terms: int) -> float:
-        """Of a sum of `terms` positive numbers, taken once more in another order."""
+        """Return the bound of a sum of `terms` positive numbers, taken once more in another order."""
         return self.spread * math.sqrt(2 * terms) * self.unit
 
     def shows_nothing(self, leaves: int) -> bool:

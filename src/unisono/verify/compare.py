@@ -107,9 +107,8 @@ class _Step:
     before: Record | None
     seen: Record
     out: Judgement
-    largest: dict[str, float] = field(
-        default_factory=dict
-    )  # of the reference's gradients before clipping, by key
+    # Of the reference's gradients before clipping, by key.
+    largest: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.largest = {key: _largest(self.ref.whole(key)) for key in self.ref.names("raw")}
@@ -149,7 +148,7 @@ class _Step:
     # Forward -----------------------------------------------------------------------------------------------------
 
     def losses(self) -> Iterator[Divergence]:
-        """Of each leaf, and of the step; the same on all ranks."""
+        """Losses of each leaf, and of the step, which is the same on all ranks."""
         ours, theirs = self.seen.leaves(), self.ref.leaves()
         for first in sorted(ours.keys() & theirs.keys()):
             for leaf in ours[first]:

@@ -62,7 +62,7 @@ def ratio(got: Tensor, want: Tensor, slack: float) -> float | None:
 
 
 def plan_sizes(plan: Plan, leaves: int) -> dict[str, int]:
-    """In words → a size of the plan, or a product of two, or the micro-batches of a global batch; ones left out."""
+    """Return the plan's sizes above one, by their names: of axes, of two axes together, micro-batches, ranks."""
     sizes = {axis: getattr(plan, axis) for axis in (*AXES, "ep") if getattr(plan, axis) > 1}
     for a, b in combinations(list(sizes), 2):
         sizes[f"{a}*{b}"] = sizes[a] * sizes[b]
@@ -187,7 +187,7 @@ class Evidence:
         return joined(self.held[name], self.want[name].shape)
 
     def copies(self, name: str) -> list[list[RecordedBox]]:
-        """As `copies_of`."""
+        """Return the boxes of a tensor, each with all ranks that hold it."""
         return copies_of(self.held[name])
 
     def gap(self, part: RecordedBox, name: str, factor: float = 1.0) -> float:

@@ -47,7 +47,7 @@ def many(names: Sequence[str]) -> str:
 
 
 def are(names: Sequence[str]) -> str:
-    """The same with a verb."""
+    """Return `many` with its verb."""
     return f"{many(names)} {'is' if len(names) == 1 else 'are'}"
 
 
@@ -102,9 +102,8 @@ def _foreign(ev: Evidence, names: Sequence[str]) -> Cause | None:
 def _of_all_parts(ev: Evidence, name: str, axis: str) -> bool:
     parts = [p for p in ev.held[name] if p.tensor.numel()]
     for p in parts:
-        peers = {
-            q.start: q for q in parts if all(q.at[a] == p.at[a] for a in p.at if a != axis)
-        }  # with a part of their own
+        # With a part of their own.
+        peers = {q.start: q for q in parts if all(q.at[a] == p.at[a] for a in p.at if a != axis)}
         boxes = [box_of(ev.want[name], q) for q in peers.values()]
         if len(boxes) < 2 or any(box.shape != p.tensor.shape for box in boxes):
             return False

@@ -100,7 +100,7 @@ def judge_plan(
 
 
 def _notes(bounds: Bounds) -> Iterator[str]:
-    """On weights that are held to less than the others."""
+    """Yield a note on weights that are held to less than the others."""
     if bounds.more:
         yield (
             f"the model itself reads {len(bounds.more)} weights in float32, {min(bounds.more)} among them: their"

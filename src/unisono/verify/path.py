@@ -56,7 +56,7 @@ def path_of(model: nn.Module) -> tuple[int, int]:
 
 
 def _places(model: nn.Module) -> int:
-    """Of a sample, over which the gradient of a weight is added up."""
+    """Return the places of a sample over which the gradient of a weight is added up."""
     anatomy = getattr(model, "anatomy", None)
     return getattr(anatomy, "sequence", 0) or getattr(anatomy, "terms", 0) or 1
 

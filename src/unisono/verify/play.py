@@ -82,12 +82,12 @@ class Updating:
 
     @property
     def scaler(self) -> Unscaled:
-        """That of the update inside."""
+        """The scaler of the update inside."""
         return self.inner.scaler
 
     @property
     def optimizer(self) -> Optimizer:
-        """That of the update inside."""
+        """The optimiser of the update inside."""
         return self.inner.optimizer
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
@@ -226,7 +226,7 @@ def tokens_of(resolved: Resolved, corpus: Corpus, step: int) -> list[tuple[froze
 
 
 def _fetched(feed: Feed, resolved: Resolved, step: int, leaves: range) -> list[Leaf]:
-    """Those of all steps that make step `step` of the proof."""
+    """Fetch the leaves of all steps that make step `step` of the proof."""
     return [leaf for at in steps_of(resolved.plan, step) for leaf in feed.fetch(at, leaves)]
 
 

@@ -63,64 +63,83 @@ def main(
     a cause stay outside of it.
     """
     for number, job in enumerate(argument["jobs"]):
-        recipe = Recipe.model_validate_json(job["recipe"])
-        resolved = resolve(recipe, job["plan"], ctx.world)
+        resolved = resolve(Recipe.model_validate_json(job["recipe"]), job["plan"], ctx.world)
         timeout = margin(resolved.recipe.launch.timeout)
-        folder, reference = Path(job["folder"]), Path(job["reference"])
         place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, timeout)
         if ctx.rank == 0:
             ctx.channel.send("begun", job=job["id"])
         match argument["do"]:
             case "reference":
-                with around(job):
-                    play_reference(resolved, place, corpus, job["steps"], folder)
-                    odd = {}
-                    if resolved.plan.arithmetic.fp8:
-                        odd = contributed("unisono.verify.float8").unlawful_products(resolved, place, corpus)
-                result = judge_reference(resolved, corpus, job["steps"], folder)
-                result |= odd if result["first"] is None else {}
+                result = _play_reference(job, resolved, place, corpus, around)
             case "prove":
                 # Ranks live on from plan to plan: each has groups of its own, under its own keys of the store.
                 connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
-                alone_resolved = resolve(recipe, job["one"])
-                alone = place_of(0, 1, 0, ctx.backend, timeout)
-                if schedule := unflushed(resolved.plan):
-                    stale = contributed("unisono.verify.stale")
-                    steps = max(job["steps"], stale.FLOWING)
-                    with around(job):
-                        stale.play_stale(resolved, place, corpus, steps, folder)
-                    if ctx.world > 1:
-                        dist.destroy_process_group()
-                    if ctx.rank == 0:
-                        result = stale.judge_stale(
-                            schedule, resolved, alone_resolved, alone, corpus, steps, folder
-                        )
-                        ctx.channel.send("done", job=job["id"], result=result)
-                    continue
-                result = {}
-                with around(job):
-                    run = play_plan(resolved, place, corpus, job["steps"], folder, reference)
-                _tell(ctx, run.local.notes)
-                if ctx.rank == 0:
-                    result = judge_plan(resolved, corpus, job["steps"], folder, reference)
-                right = not run.mesh.world.all_reduce(
-                    torch.tensor(float(result.get("first") is not None))
-                ).item()
-                if right:
-                    with around(job):
-                        play_stretch(run, resolved, place, corpus, folder)
-                        run.mesh.world.barrier()
-                if ctx.world > 1:
-                    dist.destroy_process_group()
-                if right and ctx.rank == 0:
-                    result |= judge_stretch(
-                        resolved, alone_resolved, alone, corpus, job["steps"], folder, reference
-                    )
+                prove = _prove_stale if unflushed(resolved.plan) else _prove
+                result = prove(ctx, job, resolved, place, corpus, around)
             case _:
                 result = _explain(job, resolved, place, corpus)
         if ctx.rank == 0:
             ctx.channel.send("done", job=job["id"], result=result)
     return {}
+
+
+def _play_reference(
+    job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus, around: Around
+) -> dict[str, Any]:
+    folder = Path(job["folder"])
+    with around(job):
+        play_reference(resolved, place, corpus, job["steps"], folder)
+        odd = {}
+        if resolved.plan.arithmetic.fp8:
+            odd = contributed("unisono.verify.float8").unlawful_products(resolved, place, corpus)
+    result = judge_reference(resolved, corpus, job["steps"], folder)
+    return result | (odd if result["first"] is None else {})
+
+
+def _prove(
+    ctx: RankContext, job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus, around: Around
+) -> dict[str, Any]:
+    """Play and judge the steps of a plan, and the stretch behind them if they are right. The result is rank 0's."""
+    folder, reference, steps = Path(job["folder"]), Path(job["reference"]), job["steps"]
+    result: dict[str, Any] = {}
+    with around(job):
+        run = play_plan(resolved, place, corpus, steps, folder, reference)
+    _tell(ctx, run.local.notes)
+    if ctx.rank == 0:
+        result = judge_plan(resolved, corpus, steps, folder, reference)
+    wrong = torch.tensor(float(result.get("first") is not None))
+    right = not run.mesh.world.all_reduce(wrong).item()
+    if right:
+        with around(job):
+            play_stretch(run, resolved, place, corpus, folder)
+            run.mesh.world.barrier()
+    if ctx.world > 1:
+        dist.destroy_process_group()
+    if right and ctx.rank == 0:
+        result |= judge_stretch(resolved, *_one_device(ctx, job, resolved), corpus, steps, folder, reference)
+    return result
+
+
+def _prove_stale(
+    ctx: RankContext, job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus, around: Around
+) -> dict[str, Any]:
+    """Play and judge a pipeline that is not emptied between steps. The result is rank 0's."""
+    stale, folder = contributed("unisono.verify.stale"), Path(job["folder"])
+    steps = max(job["steps"], stale.FLOWING)
+    with around(job):
+        stale.play_stale(resolved, place, corpus, steps, folder)
+    if ctx.world > 1:
+        dist.destroy_process_group()
+    if ctx.rank != 0:
+        return {}
+    schedule = unflushed(resolved.plan)
+    return stale.judge_stale(schedule, resolved, *_one_device(ctx, job, resolved), corpus, steps, folder)
+
+
+def _one_device(ctx: RankContext, job: dict[str, Any], resolved: Resolved) -> tuple[Resolved, Place]:
+    """Return the plan of the one device that a plan is held to, and its place."""
+    alone = resolve(Recipe.model_validate_json(job["recipe"]), job["one"])
+    return alone, place_of(0, 1, 0, ctx.backend, margin(resolved.recipe.launch.timeout))
 
 
 def _tell(ctx: RankContext, inferred: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ from unisono.train.step.train_step import train_step
 from unisono.train.step.update import Report
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
-from unisono.verify.twin import Tolerance, apart, gap, largest, make_twin
+from unisono.verify.twin import RunTolerance, apart, gap, largest, make_twin
 
 KINDS = ("loss", "grad", "param", "optim")
 
@@ -101,7 +101,7 @@ def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
     """Re-execute all steps from the checkpoint to `task.step` on this process; the JSON object of the result."""
     exact = beside_like(task.plan) is Fidelity.EXACT
     bounds = bounds_of(task.plan, sizes_of(task.resolved, corpus))
-    comparison = _Comparison(Tolerance(bounds, exact, task.resolved.batch.leaves))
+    comparison = _Comparison(RunTolerance(bounds, exact, task.resolved.batch.leaves))
     actor = _started(task, place, corpus)
     begun = actor.run.step
     twin = actor if exact else _started(task, place, corpus)
@@ -146,7 +146,7 @@ class _Comparison:
     """The replay beside what was recorded. errors: largest relative error of each kind. allowed: its bound where it was
     largest. drift: how far the twin's loss and norm have been from the replay's."""
 
-    tolerance: Tolerance
+    tolerance: RunTolerance
     errors: dict[str, float] = field(default_factory=dict)
     allowed: dict[str, float] = field(default_factory=dict)
     drift: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "grad": 0.0})

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono import config
-from unisono.launch import local
-from unisono.launch.nursery import print_output
+from unisono.launch import fork_server
+from unisono.launch.fork_server import print_output
 from unisono.observe.metrics import read_steps
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import Settings
@@ -47,7 +47,7 @@ def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
         else:
             print_output(rank, event)
 
-    with local.start(ENTRY, 1, settings.quiet) as nursery:
+    with fork_server.start(ENTRY, 1, settings.quiet) as nursery:
         launch = resolved.recipe.launch
         outcome = nursery.run(argument, 1, threads, hear, None, launch.backend, serves=plan.world)
     if outcome.error is not None:
@@ -92,7 +92,7 @@ def _step_of(run_dir: Path, lines: dict[int, dict[str, Any]], step: int | None) 
 
 
 def _cores(run_dir: Path) -> int:
-    """Of the machine that made the run: sums depend on the number of threads."""
+    """Return the cores of the machine that made the run: sums depend on the number of threads."""
     try:
         cores = json.loads((run_dir / "env.json").read_text(encoding="utf-8")).get("cores_usable")
     except (OSError, ValueError):

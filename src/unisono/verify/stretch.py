@@ -134,7 +134,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _validate(run: Run, resolved: Resolved, feed: Any, met: Met) -> None:
-    """Where there is something to validate on."""
+    """Validate where there is something to validate on."""
     if not feed.samples:
         return
     train = resolved.recipe.train

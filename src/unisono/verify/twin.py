@@ -20,7 +20,7 @@ from unisono.verify.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class RunTolerance:
     """What may differ, relative to what it should be: nothing if `exact`. leaves: of a global batch."""
 
     bounds: Bounds
@@ -28,7 +28,7 @@ class Tolerance:
     leaves: int
 
     def number(self, kind: str, drift: float) -> float:
-        """Of a loss, the norm of a gradient or a learning rate. drift: how much the twin's differs."""
+        """Return it for a loss, a gradient's norm or a learning rate. drift: how much the twin's differs."""
         if self.exact or kind == "lr":
             return 0.0
         loss = self.bounds.loss + self.bounds.total(self.leaves)
@@ -37,7 +37,7 @@ class Tolerance:
         ) + self.bounds.spread * drift
 
     def tensor(self, name: str, drift: float, updates: int = 1) -> float:
-        """Of a tensor of a checkpoint, relative to its largest entry. updates: since the two were equal."""
+        """Return it for a tensor of a checkpoint, relative to its largest entry. updates: since both were equal."""
         if self.exact:
             return 0.0
         kept = updates * self.bounds.kept * name.startswith("model/")

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 
 def trainer(base: type, plan: str | Plan = "dp=-1", *, job: Job | None = None, strict: bool = False) -> type:
-    """A subclass of `base`, a transformers.Trainer, whose ranks share the work under a plan of `dp` and `shard`.
+    """Return a subclass of a transformers.Trainer whose ranks share the work: `trainer(Trainer, plan="dp=2")(...)`.
 
-    job: one that is there already, as `unisono.prove(loop, ...)` gives it. Raises UsageError J20 where transformers or
-    accelerate is missing, J24 for what is no Trainer.
+    base: `transformers.Trainer` or a subclass. plan: `dp` and `shard`. job: an existing job, as `unisono.prove(loop,
+    ...)` passes it. strict: as in `unisono.init`.
+
+    Raises UsageError J20 if transformers or accelerate is missing, J24 if `base` is no Trainer.
     """
     try:
         import accelerate  # noqa: F401
@@ -157,14 +159,14 @@ class TrainerOnRanks:
         return torch.tensor(total, device=device) if isinstance(count, Tensor) else total
 
     def _borrowed(self, batch: Any) -> bool:
-        known = self.job._current_batch.of(batch)
+        known = self.job._batch.of(batch)
         return known is not None and known.borrowed
 
     # steps
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """The loss is that of the global batch on every rank."""
-        batch = self.job._current_batch.of(inputs)
+        batch = self.job._batch.of(inputs)
         if (
             num_items_in_batch is not None
             and batch is not None

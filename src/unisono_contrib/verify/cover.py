@@ -30,15 +30,8 @@ RANGES = (
     "0:zero=1;1:zero=2", "1:zero=3,recompute=full", "1:tp=1",
 )  # fmt: skip
 MESH = (*AXES, "ep")  # which takes no ranks of its own
-LEAVES = (
-    8,
-    12,
-    4,
-    6,
-    2,
-    3,
-    1,
-)  # micro-batches of a step, the first that fits: few different ones, few references
+# Micro-batches of a step, the first that fits: few different ones, few references.
+LEAVES = (8, 12, 4, 6, 2, 3, 1)
 OPTIONS: Mapping[str, str] = {
     "interleaved": "v=2", "local_sgd": "h=2", "diloco": "h=2", "quorum": "k=1", "ssp": "s=1", "powersgd": "r=2",
     "topk": "ratio=0.1", "randomk": "ratio=0.1", "cast": "bf16", "optimizer": "to=disk",
@@ -110,9 +103,8 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
     for key in NAMED:
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
         if key == "collective":
-            values = tuple(
-                name for name in values if member(key, name).threaded
-            )  # mpirun would have to start them
+            # Mpirun would have to start them.
+            values = tuple(name for name in values if member(key, name).threaded)
         values += (SHARDED,) if key == "sync" else ()
         if key == "precision":
             values = _precisions(recipe, mesh, values)
@@ -157,8 +149,8 @@ def _usual() -> dict[str, object]:
 
 
 def _micros(recipe: Recipe, replicas: int) -> int | None:
-    """Of each replica, a power of two, so that most plans accumulate and canonical sums can be played; None where the
-    recipe says how large a micro-batch is, or no number fits."""
+    """Return the micro-batches of each replica, a power of two, so that most plans accumulate and canonical sums can be
+    played; None where the recipe says how large a micro-batch is, or no number fits."""
     if recipe.train.micro_batch is not None:
         return None
     fit = [n // replicas for n in LEAVES if recipe.train.global_batch % n == 0 and n % replicas == 0]

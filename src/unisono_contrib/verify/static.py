@@ -100,7 +100,7 @@ def _unlike(rank: int, rehearsed: Rehearsed, other_rank: int, other: Rehearsed) 
 
 
 def between(rows: Sequence[Sequence[Made]], row_of: Mapping[int, int]) -> Iterator[str]:
-    """What of the calls of all rows has no partner, or waits for ever, as text. rows: of one rank of each, which meet.
+    """Yield as text which calls of all rows have no partner, or wait for ever. rows: the calls of one rank of each row.
     row_of: of every rank."""
     at = [0] * len(rows)
     sent: dict[tuple[str, int, int], deque[int]] = defaultdict(deque)

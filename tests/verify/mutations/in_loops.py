@@ -35,7 +35,7 @@ def shards_added_and_not_averaged(patch):
 
     def weigh(self, grad):
         self._begin()
-        grad.mul_(self._current_batch.ratio)
+        grad.mul_(self._batch.ratio)
 
     patch(LoopGradients, "_weigh", weigh)
 

@@ -39,10 +39,10 @@ class Auto(Collective):
     @field_validator("by")
     @classmethod
     def _known(cls, text: str) -> str:
-        for choice in pick.read(text):
-            kind = COLLECTIVES.find(choice.name)
-            if issubclass(kind, Auto) or not kind.counted:
-                raise ValueError(f"{choice.name!r} is no way of messages between hosts")
+        for chosen in pick.read(text):
+            member = COLLECTIVES.find(chosen.name)
+            if issubclass(member, Auto) or not member.counted:
+                raise ValueError(f"{chosen.name!r} is no way of messages between hosts")
         return text
 
     def way(self, op: str, nbytes: int, size: int, later: bool = False) -> Collective:
@@ -73,7 +73,7 @@ class AutoAlgorithm(Algorithm):
         self._memory: MemoryAlgorithm | None = None
         self._hosts: HostsAlgorithm | None = None
         self.by = self._measured()
-        self._others = {choice.name: COLLECTIVES.read(choice.name).bind(pg, axis) for choice in self.by}
+        self._others = {chosen.name: COLLECTIVES.read(chosen.name).bind(pg, axis) for chosen in self.by}
 
     def _measured(self) -> tuple[pick.Pick, ...]:
         """What sums gradients between hosts, by size."""
@@ -178,9 +178,9 @@ class AutoAlgorithm(Algorithm):
             )
         usual = "engine" if self._hosts is None else "hierarchical in memory of each host"
         if self.by:
-            said = ", ".join(f"{choice.name} to {words.nbytes(choice.most)}" for choice in self.by)
+            picks = ", ".join(f"{chosen.name} to {words.nbytes(chosen.most)}" for chosen in self.by)
             return (
-                f"{said}, {usual} beyond for sums of gradients, messages for the rest: as measured between hosts "
+                f"{picks}, {usual} beyond for sums of gradients, messages for the rest: as measured between hosts "
                 f"(collective={self.member.name}:by={pick.written(self.by)})"
             )
         if self._hosts is not None:

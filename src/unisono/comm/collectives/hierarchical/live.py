@@ -275,9 +275,9 @@ def on_hosts(member: HierarchicalCollective, pg: dist.ProcessGroup, axis: str) -
     started(pg, "the making of shared memory", pg.allreduce, [sees]).wait()
     if sees.item() < pg.size():
         return None
-    copy = member.model_copy()
-    copy._nodes = nodes
-    return HostsAlgorithm(copy, pg, axis, *groups)
+    bound = member.model_copy()
+    bound._nodes = nodes
+    return HostsAlgorithm(bound, pg, axis, *groups)
 
 
 def _timeout_of(pg: Any) -> Any:

@@ -94,11 +94,7 @@ class Lending:
     def meet(self, loan: Loan) -> _Meeting:
         """Begin to let all members know that this one has written its own."""
         self._now += 1
-        gone = sum(
-            1 << i
-            for i, loan_there in enumerate(self._loans)
-            if not loan_there.free and loan_there.held() is None
-        )
+        gone = sum(1 << i for i, other in enumerate(self._loans) if not other.free and other.held() is None)
         mine = torch.tensor([self._loans.index(loan), gone])
         words = torch.zeros(self._pg.size(), 2, dtype=torch.int64).unbind(0)
         there = exchanged(words, [mine] * self._pg.size(), self._pg, LOANS.first)
@@ -108,7 +104,7 @@ class Lending:
         """This member's part of the sum of everybody's loan, along the tree over the members."""
         self.meet(loan).wait()
         into, index = out.view(-1), self._pg.rank()
-        whole = [memory[: loan.nbytes].view(out.dtype) for memory in loan.each]
+        whole = [buffer[: loan.nbytes].view(out.dtype) for buffer in loan.each]
         mine = [x[into.numel() * index : into.numel() * (index + 1)] for x in whole]
         step = _WARM // out.element_size()
         with torch.no_grad():

@@ -29,7 +29,7 @@ _PIECE = 1 << 15  # elements of a sum that fit into the CPU's second cache
 
 
 @dataclass
-class Meeting(Once):
+class BufferSum(Once):
     """A sum under way over `buffers`, one a member, in order; `index` is this rank's. After `wait` it is in all their
     buffers, the same bits in all."""
 
@@ -97,7 +97,7 @@ class MemoryAlgorithm(EngineAlgorithm):
         if op == dist.ReduceOp.SUM and self.holds(x):
             if self._is_small(x):
                 return start_small_sum(x, op, self.pg)  # one round of messages, where a meeting takes two
-            return Meeting(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
+            return BufferSum(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
         if op in _OPS and passes("all_reduce", x):
             return self._room.all_reduce(x, op)
         return super().all_reduce(x, op)

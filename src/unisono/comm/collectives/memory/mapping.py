@@ -77,10 +77,10 @@ def _opened(offer: Sequence[int], nbytes: int) -> Tensor | None:
     # In another container the same numbers may be those of any file, which must not be touched.
     with suppress(OSError, RuntimeError):
         if network == _network() and _NAME in os.readlink(path) and os.stat(path).st_size == nbytes:
-            memory = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
-            if int.from_bytes(memory[:8].numpy().tobytes(), "little") == token:
-                _touch(memory)
-                return memory
+            opened = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
+            if int.from_bytes(opened[:8].numpy().tobytes(), "little") == token:
+                _touch(opened)
+                return opened
     return None
 
 

@@ -158,10 +158,8 @@ class SharedRoom:
 
             return of_all
 
-        my_part = slice(index, index + 1)
-        return Several(
-            [self._pass(parts[:, piece], mine(piece), my_part) for piece in pieces(parts[0], size)]
-        )
+        ours = slice(index, index + 1)
+        return Several([self._pass(parts[:, piece], mine(piece), ours) for piece in pieces(parts[0], size)])
 
     def _pass(self, x: Tensor, read: Read, mine: slice = slice(0, 0)) -> Passing:
         """Begin to pass x, of which nobody reads the rows `own` but this member, who has them."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import World
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.spec.errors import UsageError
 
 pytestmark = pytest.mark.timeout(120)
@@ -73,7 +73,7 @@ def shouts(ctx, count):
     print("line\n\n" * 20_000 + f"said {ctx.rank}", end="")
 
 
-def test_a_rank_knows_its_place_and_has_only_its_own_sockets(world: World, nursery: Nursery) -> None:
+def test_a_rank_knows_its_place_and_has_only_its_own_sockets(world: World, nursery: ForkServer) -> None:
     results = world(where_am_i, 3, threads=2, group=False)
     for rank, said in enumerate(results):
         assert said["rank"] == rank and said["world"] == 3 and said["local"] == [rank, 3]
@@ -92,7 +92,7 @@ def test_runs_follow_each_other_from_one_import(world: World) -> None:
     assert len(tokens) == 3
 
 
-def test_many_events_all_arrive_in_order_and_output_is_named(nursery: Nursery) -> None:
+def test_many_events_all_arrive_in_order_and_output_is_named(nursery: ForkServer) -> None:
     heard: list[tuple[int, dict]] = []
     argument = {
         "module": __name__, "file": __file__, "function": "shouts", "group": False, "kwargs": {"count": 2000}
@@ -107,7 +107,7 @@ def test_many_events_all_arrive_in_order_and_output_is_named(nursery: Nursery) -
 
 
 def test_an_error_of_the_listener_leaves_nobody_and_the_next_run_is_clean(
-    nursery: Nursery, world: World
+    nursery: ForkServer, world: World
 ) -> None:
     def choke(rank: int, event: dict) -> None:
         raise RuntimeError("the screen broke")
@@ -124,13 +124,13 @@ def test_an_error_of_the_listener_leaves_nobody_and_the_next_run_is_clean(
     assert len(world(where_am_i, 2, group=False)) == 2
 
 
-def test_no_ranks_is_refused(nursery: Nursery) -> None:
+def test_no_ranks_is_refused(nursery: ForkServer) -> None:
     with pytest.raises(UsageError, match="0 ranks"):
         nursery.run({}, 0)
 
 
 def test_what_fails_before_the_fork_is_told_whenever_it_is_asked_for() -> None:
-    with Nursery("unisono.spec.errors:nothing") as broken:
+    with ForkServer("unisono.spec.errors:nothing") as broken:
         with suppress(
             ProcessLookupError
         ):  # gone before the first run; on a busy machine, even before this line

@@ -19,7 +19,7 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module}
 
 
 @dataclass(slots=True)
-class Worker:
+class DataWorker:
     """One process. held: the beginning of an answer that has not come whole. about: the file that it works on."""
 
     process: "Popen[bytes]"
@@ -69,13 +69,13 @@ def _answer(reply: dict[str, Any], out: str) -> dict[str, Any]:
 
 
 @contextmanager
-def working(module: str, count: int) -> Iterator[list[Worker]]:
+def working(module: str, count: int) -> Iterator[list[DataWorker]]:
     """Processes that run `main` of a module and wait for orders; none is left behind."""
     command = [sys.executable, "-c", _START.format(module=module), json.dumps(sys.path)]
-    workers: list[Worker] = []
+    workers: list[DataWorker] = []
     try:
         for _ in range(count):
-            workers.append(Worker(Popen(command, stdin=PIPE, stdout=PIPE)))
+            workers.append(DataWorker(Popen(command, stdin=PIPE, stdout=PIPE)))
         yield workers
     finally:
         for worker in workers:
@@ -96,7 +96,7 @@ def served(
     heard: Callable[[int, dict[str, Any]], bool],
 ) -> None:
     """All jobs, by `count` processes that each have one at a time. heard(number of the job, an answer) → whether that
-    was its last. out: the beginning of the paths that they write. Raises what `Worker.heard` and `heard` raise."""
+    was its last. out: the beginning of the paths that they write. Raises what `DataWorker.heard` and `heard` raise."""
     with working(module, min(count, len(jobs))) as workers, DefaultSelector() as selector:
         waiting, busy, left = deque(range(len(jobs))), dict[int, int](), len(jobs)
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unisono.launch.hosts import RankHost
-from unisono.launch.reception import DOOR, Reception
-from unisono.launch.spread import Choice
+from unisono.launch.host_listener import ADDRESS_FILE, HostListener
+from unisono.launch.run.membership import Choice
 from unisono.spec.errors import UnisonoError, UsageError
 
 PATIENCE = 60.0
@@ -23,7 +22,7 @@ _LEAVE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class RequestedHost:
     """A host that is asked to join. room: how many ranks it takes."""
 
     name: str
@@ -31,25 +30,25 @@ class Guest:
 
 
 @dataclass
-class Company:
-    """reception: where hosts join. room: on this host. choice: how the run goes on with room for so many ranks. guests:
-    who was asked; others may join too."""
+class RemoteHosts:
+    """listener: where hosts join. room: on this host. choice: how the run goes on with room for so many ranks.
+    requested: who was asked; others may join too."""
 
-    reception: Reception
+    listener: HostListener
     room: int
     choice: Choice | None = None
-    guests: Sequence[Guest] = ()
+    requested: Sequence[RequestedHost] = ()
     patience: float = PATIENCE
     _since: float = field(default_factory=time.monotonic)
     _shells: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     _door: Path | None = None
 
     def open(self, shell: str, run_dir: Path) -> None:
-        """Let others join: who may read the run's folder finds the door there; guests are asked by `shell HOST
+        """Let others join: who may read the run's folder finds the door there; requested hosts are asked by `shell HOST
         COMMAND`, which hears of the token by its input. Raises UsageError U-L10 where there is no such shell."""
-        self.reception.write_door(run_dir)
-        self._door = run_dir / DOOR
-        for guest in self.guests:
+        self.listener.write_door(run_dir)
+        self._door = run_dir / ADDRESS_FILE
+        for host in self.requested:
             words = [
                 sys.executable,
                 "-m",
@@ -57,14 +56,14 @@ class Company:
                 "host",
                 "-",
                 "--ranks",
-                str(guest.room),
+                str(host.room),
                 "--name",
-                guest.name,
+                host.name,
             ]
             command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
             try:
                 process = subprocess.Popen(
-                    [*shlex.split(shell), guest.name, command],
+                    [*shlex.split(shell), host.name, command],
                     stdin=subprocess.PIPE, stdout=2, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
@@ -72,24 +71,24 @@ class Company:
                     f"cannot start anything on other hosts: {shlex.split(shell)[0]}: {error.strerror}",
                     where="launch.shell", fix="a command that runs another one on a host, such as ssh", code="L10",
                 ) from error  # fmt: skip
-            self._shells[guest.name] = process
+            self._shells[host.name] = process
             if process.stdin is not None:
-                with contextlib.suppress(OSError), process.stdin as told:
-                    told.write(json.dumps(self.reception.door).encode() + b"\n")
+                with contextlib.suppress(OSError), process.stdin as pipe:
+                    pipe.write(json.dumps(self.listener.door).encode() + b"\n")
 
     def wait(self) -> None:
         """From now on hosts have their time to come, the first time or again."""
         self._since = time.monotonic()
 
-    def next_deadline(self, begun: bool) -> float | None:
+    def next_deadline(self, has_begun: bool) -> float | None:
         """When something is to be looked at, in seconds of a monotonic clock."""
-        due = [self.reception.next_deadline(), None if begun else self._since + self.patience]
+        due = [self.listener.next_deadline(), None if has_begun else self._since + self.patience]
         return min((time_ for time_ in due if time_ is not None), default=None)
 
-    def missing(self, hosts: Iterable[RankHost], now: float) -> UnisonoError | None:
-        """Why the run cannot begin, once that is sure: who has not come."""
-        here = {host.name for host in hosts}
-        late = [guest.name for guest in self.guests if guest.name not in here]
+    def missing(self, names: Iterable[str], now: float) -> UnisonoError | None:
+        """Why the run cannot begin, once that is sure: who has not come. names: of the hosts that are there."""
+        here = set(names)
+        late = [host.name for host in self.requested if host.name not in here]
         failed = {
             name: code
             for name in late
@@ -97,17 +96,17 @@ class Company:
         }
         if not failed and now - self._since < self.patience:
             return None
-        names = ", ".join(failed or late) or "enough hosts"
+        who = ", ".join(failed or late) or "enough hosts"
         code = f": its shell left with {next(iter(failed.values()))}" if failed else ""
         return UsageError(
-            f"{names} did not join{code}", where="--hosts",
-            likely=f"nothing is started there, or it does not reach {self.reception.address}:{self.reception.port}",
+            f"{who} did not join{code}", where="--hosts",
+            likely=f"nothing is started there, or it does not reach {self.listener.address}:{self.listener.port}",
             fix="look at what was said above; ssh HOST has to work without a password", code="L10",
         )  # fmt: skip
 
     def close(self) -> None:
         """Nobody joins any more. Agents have been told to end; their shells end with them."""
-        self.reception.close()
+        self.listener.close()
         if self._door is not None:
             self._door.unlink(missing_ok=True)
         until = time.monotonic() + _LEAVE

@@ -1,4 +1,4 @@
-"""The process that imports torch once and forks ranks from it: `python -m unisono.launch.helper`.
+"""The process that imports torch once and forks ranks from it: `python -m unisono.launch.fork_server_main`.
 
 Forking is safe only from a process that has one thread, so this one imports, waits for orders, forks, and reports
 deaths; it never computes. It dies with the supervisor (PR_SET_PDEATHSIG), and ranks die with it, so that even
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch import crossing, wire
+from unisono.launch import error_record, wire
 from unisono.launch.alone import thread_count, threads_beyond
 from unisono.launch.entry import find
 from unisono.launch.parent import set_parent_death_signal
@@ -48,7 +48,7 @@ class _Helper:
         self._control, self._terms = control, terms
         self._libc = libc
         self._pid = os.getpid()
-        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, number of its seat)
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, number of the worker)
         self._order: _Order | None = None
         began = time.monotonic()
         self._rank = importlib.import_module("unisono.launch.rank.main")
@@ -80,7 +80,7 @@ class _Helper:
                     return
 
     def _bury(self, pidfd: int) -> None:
-        pid, seat = self._children.pop(pidfd)
+        pid, worker = self._children.pop(pidfd)
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
         try:
             # Before the rank is reaped its number cannot be anyone else's: the moment to end what it started.
@@ -89,7 +89,7 @@ class _Helper:
             pass
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(pidfd)
-        self._say(op="exit", seat=seat, status=status)
+        self._say(op="exit", worker=worker, status=status)
 
     def _obey(self) -> bool:
         got = wire.read_message(self._control)
@@ -98,7 +98,7 @@ class _Helper:
         message, fds = got
         if message["op"] == "run":
             self._prepare(_Order(message, message.pop("argument")))
-        elif message["op"] == "seat" and self._order is not None:
+        elif message["op"] == "spawn" and self._order is not None:
             self._fork(message, fds, self._order)
         else:
             _close([fds])
@@ -114,7 +114,7 @@ class _Helper:
             order.share = lambda: shared
         except BaseException as error:  # the supervisor reports it
             self._order = None
-            self._say(op="failed", error=crossing.describe(error))
+            self._say(op="failed", error=error_record.describe(error))
         else:
             self._ready(order)
 
@@ -125,12 +125,12 @@ class _Helper:
             text=f"reading the data started threads ({_some(names)}): each rank reads it for itself",
         )
         file = os.memfd_create("order")
-        with os.fdopen(os.dup(file), "wb") as told:
-            told.write(json.dumps({"terms": order.terms, "argument": order.argument}).encode())
+        with os.fdopen(os.dup(file), "wb") as writer:
+            writer.write(json.dumps({"terms": order.terms, "argument": order.argument}).encode())
         for kept in (file, self._control.fileno()):
             os.set_inheritable(kept, True)
         terms = json.dumps({**self._terms, "control": self._control.fileno(), "order": file})
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "unisono.launch.helper", terms])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "unisono.launch.fork_server_main", terms])
 
     def _ready(self, order: _Order, apart: bool = False) -> None:
         """Ranks may be forked. apart: each reads for itself what ranks share."""
@@ -151,14 +151,15 @@ class _Helper:
         try:
             pid = os.fork()
         except OSError as error:  # the system has no room for one more process
-            self._say(op="failed", error=crossing.describe(_unborn(message["rank"], error)))
+            record = error_record.describe(_unborn(message["rank"], error))
+            self._say(op="failed", worker=message["worker"], error=record)
             _close([ends])
             return
         if pid == 0:
             self._become(message, ends, order)
         pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = (pid, message["seat"])
-        self._say((pidfd,), op="born", seat=message["seat"], pid=pid)
+        self._children[pidfd] = (pid, message["worker"])
+        self._say((pidfd,), op="born", worker=message["worker"], pid=pid)
         _close([ends])
 
     def _become(self, message: dict[str, Any], ends: list[int], order: _Order) -> None:
@@ -192,9 +193,9 @@ def _unborn(rank: int, error: OSError) -> UsageError:
 
 def _taken(file: int) -> dict[str, Any]:
     """What the process that this one was before has left in a file."""
-    with os.fdopen(file, "rb") as told:
-        told.seek(0)
-        return json.loads(told.read())
+    with os.fdopen(file, "rb") as reader:
+        reader.seek(0)
+        return json.loads(reader.read())
 
 
 def _some(names: list[str]) -> str:
@@ -224,7 +225,7 @@ def main() -> None:
     try:
         helper = _Helper(control, terms, libc)
     except BaseException as error:  # the supervisor reports it
-        wire.send_message(control, {"op": "failed", "error": crossing.describe(error)})
+        wire.send_message(control, {"op": "failed", "error": error_record.describe(error)})
     else:
         with contextlib.suppress(OSError):  # the supervisor hung up while we spoke
             helper.serve()

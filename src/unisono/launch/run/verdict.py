@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.launch import crossing
-from unisono.launch.rank_status import RankStatus, from_dump
+from unisono.launch import error_record
+from unisono.launch.rank_status import RankStatus
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
 from unisono.spec.frames import is_foreign
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that raised (`record`) or died without a word (`status`)."""
+    """A rank that raised (`record`) or died without a word (`status`). place: the line in which a dead one was, as far
+    as its last output tells. host: where it was."""
 
     rank: int
-    record: crossing.Record | None
+    record: error_record.Record | None
     status: int = 0
+    place: str = ""
+    host: str = ""
 
     @property
     def echo(self) -> bool:
@@ -41,13 +44,18 @@ def alike(failure: Failure, failures: Sequence[Failure]) -> list[int]:
     )
 
 
-def judge(
-    failure: Failure, alike: Sequence[int], others: Sequence[int], host: str, last_lines: Sequence[str]
-) -> UnisonoError:
+def judge_all(failures: Sequence[Failure], ranks: Sequence[int]) -> UnisonoError:
+    """The error to show for a run of these ranks that ended by these failures."""
+    failure = culprit(failures)
+    same = alike(failure, failures)
+    return judge(failure, same, [rank for rank in ranks if rank not in same])
+
+
+def judge(failure: Failure, alike: Sequence[int], others: Sequence[int]) -> UnisonoError:
     """The error to show for `failure`. alike: the ranks that raised it. others: those stopped because of it."""
     if failure.record is None:
-        return _died(failure, others, host, last_lines)
-    error = crossing.revive(failure.record, failure.rank, host)
+        return _died(failure, others)
+    error = error_record.revive(failure.record, failure.rank, failure.host)
     if not error.likely and isinstance(error, UserCodeError) and error.code == "R01":
         error.likely = raised_by(alike, others)
     return error
@@ -87,15 +95,14 @@ def how_died(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequence[str]) -> UnisonoError:
-    where = from_dump(failure.rank, last_lines).place
+def _died(failure: Failure, others: Sequence[int]) -> UnisonoError:
     if failure.status >= 0:
         return UserCodeError(
             f"the process left with status {failure.status} without a word",
-            where=where,
+            where=failure.place,
             likely="something called os._exit or sys.exit underneath Python",
             rank=failure.rank,
-            host=host,
+            host=failure.host,
             code="R02",
         )
     number = -failure.status
@@ -109,11 +116,11 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
     fix = "fewer ranks, or a smaller train.micro_batch" if number == signal.SIGKILL else ""
     error = UserCodeError(
         how_died(failure.status),
-        where=where,
+        where=failure.place,
         likely=likely,
         fix=fix,
         rank=failure.rank,
-        host=host,
+        host=failure.host,
         code="R02",
     )
     error.__dict__["exit"] = 128 + number  # the contract's 128+n, for this one error
@@ -127,22 +134,22 @@ def odd_one_out(stands: Sequence[RankStatus]) -> list[RankStatus]:
     ones, and the fewer are odd; among as many, those in the less usual one; else what rank 0 does is right.
     """
     for state in ("clashed", "gone", "stopped", "silent"):
-        if found := [one for one in stands if one.state == state]:
-            return found
-    if found := [one for one in stands if one.state == "runs"]:
-        return sorted(found, key=lambda one: (-one.idle, one.rank))
-    alike = Counter((one.doing(), one.place) for one in stands)
+        if odd := [status for status in stands if status.state == state]:
+            return odd
+    if odd := [status for status in stands if status.state == "runs"]:
+        return sorted(odd, key=lambda status: (-status.idle, status.rank))
+    alike = Counter((status.doing(), status.place) for status in stands)
     order = sorted(stands, key=lambda o: (alike[o.doing(), o.place], -o.odd, o.rank == 0, o.rank))
     first = order[0]
-    return [one for one in order if (one.doing(), one.place) == (first.doing(), first.place)]
+    return [status for status in order if (status.doing(), status.place) == (first.doing(), first.place)]
 
 
 def waiting(stands: Sequence[RankStatus], odd: Sequence[RankStatus]) -> str:
     """ "ranks 0, 2 wait in all_reduce over dp": what the others are in."""
     groups: dict[str, list[int]] = {}
-    for one in stands:
-        if one not in odd:
-            groups.setdefault(one.doing(), []).append(one.rank)
+    for status in stands:
+        if status not in odd:
+            groups.setdefault(status.doing(), []).append(status.rank)
     verbs = ("called", "called") if odd[0].state == "called" else ("wait in", "waits in")
     return "; ".join(
         f"{listed(ranks)} {verbs[len(ranks) == 1]} {doing}" if doing else f"{listed(ranks)} go on"
@@ -153,9 +160,9 @@ def waiting(stands: Sequence[RankStatus], odd: Sequence[RankStatus]) -> str:
 def differing(answers: Iterable[list[Mapping[str, Any] | None]]) -> list[RankStatus]:
     """What ranks have called where their answers differ first; nothing where they agree."""
     for at in zip(*answers, strict=True):
-        told = [dict(one) for one in at if one is not None]
-        if len({one.pop("says") for one in told} - {""}) > 1:
-            return [RankStatus(**one) for one in told]
+        calls = [dict(call) for call in at if call is not None]
+        if len({call.pop("says") for call in calls} - {""}) > 1:
+            return [RankStatus(**call) for call in calls]
     return []
 
 
@@ -200,7 +207,7 @@ def hang(stands: Sequence[RankStatus], seconds: float) -> HangError:
     if first.state in ("gone", "stopped", "silent", "runs"):
         code = "H01"
     what = _HOW[first.state].format(
-        ranks=listed([one.rank for one in sorted(odd, key=lambda one: one.rank)]),
+        ranks=listed([status.rank for status in sorted(odd, key=lambda status: status.rank)]),
         is_="is" if len(odd) == 1 else "are",
         seconds=seconds,
         doing=first.doing() or "a collective",
@@ -208,9 +215,12 @@ def hang(stands: Sequence[RankStatus], seconds: float) -> HangError:
     others = waiting(stands, odd)
     if first.state in ("runs", "stopped", "silent") and first.doing():
         what += f", in {first.doing()}"
-    rest = [one for one in stands if one not in odd and one.place and not is_foreign(one.place)]
+    rest = [
+        status for status in stands if status not in odd and status.place and not is_foreign(status.place)
+    ]
     places = {
-        place: listed([one.rank for one in rest if one.place == place]) for place in (o.place for o in rest)
+        place: listed([status.rank for status in rest if status.place == place])
+        for place in (o.place for o in rest)
     }
     seen = "".join(f"; {ranks} at {place}" for place, ranks in list(places.items())[:3])
     return HangError(

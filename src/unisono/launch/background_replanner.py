@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch.spread import RunSpread
+from unisono.launch.local_host import WorkerHost
+from unisono.launch.run import events
+from unisono.launch.run.membership import RunSpread
+from unisono.launch.run.state import Phase, RunState
 
 SETTLED = 4
 """Steps after a meeting, from which on its pace is known."""
@@ -56,7 +59,7 @@ Ask = Callable[[Situation], Advice]
 
 
 @dataclass
-class Adviser:
+class BackgroundReplanner:
     """ask: may take seconds; it is called in a thread. `fileno` can be read when `answer` has something."""
 
     ask: Ask
@@ -80,39 +83,47 @@ class Adviser:
     def fileno(self) -> int:
         return self._reads
 
-    def called(self, epoch: int, changed: bool) -> None:
-        """Ranks are to meet anew. changed: in another world."""
-        self._epoch, self._called, self._met = epoch, time.monotonic(), 0.0
-        self._changed = self._changed or changed
-        self._pace.clear()
-        self._busy.clear()
+    def heard(
+        self, before: RunState, state: RunState, event: events.Event, hosts: Mapping[int, WorkerHost]
+    ) -> None:
+        """Take in what an event has made of a run's state, and ask if it is time to. hosts: by number."""
+        now = time.monotonic()
+        if state.epoch != before.epoch:  # ranks are to meet anew
+            self._epoch, self._called, self._met = state.epoch, now, 0.0
+            another = state.spread.ranks != before.spread.ranks and not state.is_advised(state.spread)
+            self._changed = self._changed or another
+            self._pace.clear()
+            self._busy.clear()
+        if state.phase is Phase.RUNNING and before.phase is Phase.MEETING:
+            self._met = now
+            if self._called:
+                self._move_s = self._met - self._called
+        if isinstance(event, events.Stepped) and event.worker in state.group:
+            self._stepped(state.workers[event.worker].rank, event.event, now)
+            self._ask_if_due(state, hosts, now)
 
-    def met(self) -> None:
-        """They have."""
-        self._met = time.monotonic()
-        if self._called:
-            self._move_s = self._met - self._called
-
-    def stepped(self, rank: int, event: Mapping[str, Any]) -> None:
-        """A rank tells of a step."""
+    def _stepped(self, rank: int, event: Mapping[str, Any], now: float) -> None:
         times = event.get("times", {})
         self._busy[rank].append(times.get("forward", 0.0) + times.get("backward", 0.0))
         if rank == 0:
-            self._pace.append((time.monotonic(), event["step"]))
+            self._pace.append((now, event["step"]))
             self._steps = event.get("steps", self._steps)
 
-    def begin(self, about: Callable[[], dict[str, Any]], spread: RunSpread) -> None:
-        """Ask, if it is time to. about(): room, per_host, hosts, rate and delay of now."""
-        now = time.monotonic()
+    def _ask_if_due(self, state: RunState, hosts: Mapping[int, WorkerHost], now: float) -> None:
         if not self._met or now - self._met < SECONDS or self._thread is not None or not self._pace:
             return
         (began, first), (ended, last) = self._pace[0], self._pace[-1]
         if last - first < SETTLED or not (self._changed or now - self._looked >= AGAIN):
             return
+        places = [worker.host for worker in state.members()]
+        used = [hosts[number] for number in set(places) if number in hosts]
         situation = Situation(
-            spread, step_s=(ended - began) / (last - first), left=max(0, self._steps - last), move_s=self._move_s,
+            state.spread, room=sum(state.room.values()), per_host=max(map(places.count, places)), hosts=len(used),
+            step_s=(ended - began) / (last - first), left=max(0, self._steps - last), move_s=self._move_s,
+            rate=min((host.rate for host in used if host.rate), default=0.0),
+            delay=max((host.delay for host in used), default=0.0),
             busy={rank: statistics.median(seen) for rank, seen in self._busy.items() if seen},
-            changed=self._changed, **about(),
+            changed=self._changed,
         )  # fmt: skip
         self._changed, self._looked, self._asked = False, now, self._epoch
         self._thread = threading.Thread(

@@ -21,37 +21,42 @@ _ECHOES = (
     "connection was likely closed",
 )
 _TOLD = ("what", "where", "likely", "fix", "code", "rank", "host")
+EMPTY: Record = {
+    **dict.fromkeys(_TOLD, ""), "code": "R01", "rank": None, "kind": "UserCodeError", "shown": "", "trace": "",
+    "shared": False, "echo": False,
+}  # fmt: skip
+"""What a record says where it says nothing."""
 
 
 def describe(error: BaseException) -> Record:
     """An error as plain data, from inside its `except` block."""
-    own = (
+    is_ours = (
         isinstance(error, errors.UnisonoError)
         or frames.is_crowded(error)
         or frames.at_fault(error) != ("", "")
     )
     gone = isinstance(error, errors.PeerGone)
-    echo = gone or (not own and is_echo(type(error).__name__, str(error)))
+    echo = gone or (not is_ours and is_echo(type(error).__name__, str(error)))
     if gone:
-        told = frames.known(error)
+        known = frames.known(error)
     elif echo and "timed out" in str(error).lower():  # the watchdog itself was kept from speaking
         likely = "a rank is stopped or slow: look at the others"
-        told = errors.HangError(frames.words(error), where=frames.place(error), likely=likely)
+        known = errors.HangError(frames.words(error), where=frames.place(error), likely=likely)
     elif echo:
-        told = errors.UserCodeError(frames.words(error), where=frames.place(error), likely=ECHO, code="R03")
+        known = errors.UserCodeError(frames.words(error), where=frames.place(error), likely=ECHO, code="R03")
     else:
-        told = frames.known(error)
+        known = frames.known(error)
     record: Record = {
-        "kind": type(told).__name__,
-        **{key: getattr(told, key) for key in _TOLD},
-        "where": told.where or frames.place(error),
-        "shown": told.shown,
-        "trace": told.trace or frames.whole(error),
-        "shared": told.shared,
+        "kind": type(known).__name__,
+        **{key: getattr(known, key) for key in _TOLD},
+        "where": known.where or frames.place(error),
+        "shown": known.shown,
+        "trace": known.trace or frames.whole(error),
+        "shared": known.shared,
         "echo": echo,
     }
-    if isinstance(told, errors.ConfigProblems):
-        record["problems"] = [asdict(problem) for problem in told.problems]
+    if isinstance(known, errors.ConfigProblems):
+        record["problems"] = [asdict(problem) for problem in known.problems]
     return record
 
 
@@ -71,7 +76,7 @@ def revive(record: Record, rank: int | None, host: str) -> errors.UnisonoError:
     """The error as the supervisor raises it, of rank `rank` unless it names another."""
     if "problems" in record:
         error: errors.UnisonoError = errors.ConfigProblems(
-            [errors.Problem(**one) for one in record["problems"]]
+            [errors.Problem(**problem) for problem in record["problems"]]
         )
     else:
         kind = getattr(errors, record["kind"], None)
