@@ -83,7 +83,7 @@ def test_what_is_asked_for_is_what_sums_gradients(name: str, kind: str) -> None:
 
 
 def test_memory_that_not_all_see_is_refused_by_all_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_made", lambda nbytes, token: -1)
+    monkeypatch.setattr(memory, "_anonymous_file", lambda nbytes, token: -1)
 
     def refused(rank):
         with pytest.raises(UsageError) as error:
@@ -97,7 +97,7 @@ def test_memory_that_not_all_see_is_refused_by_all_in_words(monkeypatch: pytest.
 
 
 def test_auto_says_that_ranks_do_not_see_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_made", lambda nbytes, token: -1)
+    monkeypatch.setattr(memory, "_anonymous_file", lambda nbytes, token: -1)
 
     def said(rank):
         dp = dp_of(rank, 2, "auto")

@@ -119,7 +119,7 @@ def test_where_memory_ends_each_has_its_own_and_the_same_result(monkeypatch: pyt
 
 
 def test_nothing_is_lent_where_ranks_do_not_see_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "_made", lambda nbytes, token: -1)
+    monkeypatch.setattr(mapping, "_anonymous_file", lambda nbytes, token: -1)
 
     def own(rank):
         group = shard_of(rank, 2)

@@ -55,14 +55,14 @@ def test_everybody_has_the_sum_to_the_same_bit(world, ranks):
 
 def far(ctx):
     """One rank is elsewhere, or has no such memory, or another file has the number of its own."""
-    made, network, found = memory._made, memory._network, []
-    for broken in ("_network", "_made", "token"):
-        memory._made, memory._network = made, network
+    made, network, found = memory._anonymous_file, memory._network, []
+    for broken in ("_network", "_anonymous_file", "token"):
+        memory._anonymous_file, memory._network = made, network
         if ctx.rank == 1 and broken == "_network":
             memory._network = lambda: -5
         elif ctx.rank == 1:
-            none = broken == "_made"
-            memory._made = lambda nbytes, token, none=none: -1 if none else made(nbytes, token ^ 1)
+            none = broken == "_anonymous_file"
+            memory._anonymous_file = lambda nbytes, token, none=none: -1 if none else made(nbytes, token ^ 1)
         dp = dp_of(ctx)
         before = len(os.listdir("/proc/self/fd"))
         buffer = dp.buffer(100, torch.empty(0)).fill_(ctx.rank + 1.0)

@@ -76,7 +76,7 @@ def test_what_is_small_or_elsewhere_is_sent(monkeypatch: pytest.MonkeyPatch) -> 
         group = pp_of(rank, 2)
         small = slots.slots_of(group, slots.LARGE - 1, torch.device("cpu"))
         with monkeypatch.context() as apart:
-            apart.setattr(mapping, "_made", lambda nbytes, token: -1)
+            apart.setattr(mapping, "_anonymous_file", lambda nbytes, token: -1)
             return small, slots.slots_of(group, slots.LARGE, torch.device("cpu"))
 
     assert worlds.run(2, none) == [(None, None)] * 2

@@ -9,6 +9,11 @@ import pytest
 
 from tests.house.source import CORE_FILES, place_of
 
+STEP = (
+    "--name alone --data.source stdlib --model.kind gpt --model.n_layer 1 --model.n_head 1 --model.d_model 16"
+    " --model.context 16 --train.steps 1 --train.global_batch 2 --train.micro_batch 2 --train.eval_every 0"
+    " --out.report false --plan dp=1 --quiet"
+)
 NONE = 'raise ModuleNotFoundError("not installed", name="unisono_contrib")\n'
 
 
@@ -32,7 +37,7 @@ def ran(environ: dict[str, str], folder: Path, *words: str) -> subprocess.Comple
         ["--help"],
         ["config", "show", "--demo"],
         ["plan", "--demo", "--cluster", "dgx-a100:1", "--top", "1"],
-        ["train", "--demo", "--train.steps", "1", "--train.eval_every", "0", "--plan", "pp=1", "--quiet"],
+        ["train", *STEP.split()],
     ],
     ids=lambda words: words[0].strip("-"),
 )

@@ -263,7 +263,7 @@ def play_cluster(one: tuple[str, str]) -> str:
     name, text = one
     if text:
         _written("cluster.toml", text)
-    if pools.is_mixture(name):
+    if clusters.is_mixture(name):
         return f"a mixture of {len(pools.mixture(name).pools)}"
     try:
         found: Any = clusters.cluster(name)

@@ -12,7 +12,7 @@ import pytest
 from tests.ports import kept_port
 from tests.verbs import bad_inputs, odd_inputs
 from tests.verbs.odd_inputs import NAMES, OUTSIDE, SAID, Outside, Said
-from unisono.train.data.sources.mixture import SourceMixture
+from unisono_contrib.train.data.sources.mixture import SourceMixture
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -14,11 +14,11 @@ from unisono.models.noise import Dropout
 from unisono.parallel import online, positions
 from unisono.parallel.attend.gather.live import Gathered
 from unisono.parallel.attend.ring.live import Ring
-from unisono.parallel.attend.ulysses import live as ulysses
 from unisono.parallel.params import slots_of
 from unisono.spec.layout import Places
 from unisono.train.step import join
 from unisono.train.step.numbers import LossPlaces
+from unisono_contrib.parallel.attend.ulysses import live as ulysses
 
 LONG = {**WIDE, "model.context": 24}
 ROTATE, AT, TAKEN, BLOCK = net.rotate, Dropout.at, positions._taken, online.block

@@ -18,6 +18,6 @@ class UlyssesWay(ContextWay):
     by_heads = True
 
     def bind(self, core: "nn.Module", group: "Group", positions: int) -> "nn.Module":
-        from unisono.parallel.attend.ulysses.live import ExchangedCore
+        from unisono_contrib.parallel.attend.ulysses.live import ExchangedCore
 
         return ExchangedCore(core, group)
