@@ -23,7 +23,7 @@ import lab
 from cpu_truth import MODELS, between, calibrated, played
 
 from unisono.config import Loaded, Recipe
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.plan import Plan
 from unisono.planner import search
 from unisono.planner.clusters import cluster
@@ -49,7 +49,7 @@ LIMIT, NEAR = 0.05, 4 / 3
 class Field:
     """Where plans are played: ranks of one model on these hosts, for so many seconds of steps."""
 
-    nursery: Nursery
+    nursery: ForkServer
     recipe: Recipe
     ranks: int
     hosts: tuple[str, ...]
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of the near ones, in turns (default 3)")
     options = parser.parse_args()
     given, worst = cluster(options.cluster) if options.cluster else None, 0.0
-    with Nursery("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
         for name, ranks, megabits in (CASES[i] for i in options.cases):
             link = f"{megabits:.0f} Mbit/s" if megabits else "loopback"
             if megabits and not lab.possible():

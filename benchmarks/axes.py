@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 
 GOAL = 0.95
 RANKS = 2
@@ -76,7 +76,7 @@ def main() -> int:
             "  ms a step: theirs  ours   losses"
         )
     rows = []
-    with Nursery("race:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("race:main", path=[str(Path(__file__).parent)]) as nursery:
         for plan, peer in chosen:
             rows.append(raced(nursery, plan, peer, options))
             if not options.json:
@@ -89,7 +89,7 @@ def main() -> int:
     return 0
 
 
-def raced(nursery: Nursery, plan: str, peer: str, options: argparse.Namespace) -> dict[str, Any]:
+def raced(nursery: ForkServer, plan: str, peer: str, options: argparse.Namespace) -> dict[str, Any]:
     """One row of the table, of two builds, of which each loop is made first once."""
     argument = {
         "recipe": (UNEVEN if peer == "even-cut" else RECIPE).model_dump_json(exclude_unset=True),

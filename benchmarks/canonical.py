@@ -20,7 +20,7 @@ from typing import Any
 
 from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
 from unisono.config.write import recipe_toml
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.plan import Plan
 from unisono.recipes.demo import demo
 
@@ -151,7 +151,7 @@ def cost(blocks: int, steps: int, policy: str, plans: Sequence[str]) -> list[dic
     """Step time of the policy over that of every_step, 10 M parameters, blocks of steps in turn in the same ranks."""
     model = ModelConfig(n_layer=5, n_head=8, d_model=400, context=128)
     rows = []
-    with Nursery("canonical:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("canonical:main", path=[str(Path(__file__).parent)]) as nursery:
         for plan in plans:
             recipe = Recipe(model=model, train=TrainConfig(global_batch=8, micro_batch=1, steps=1000))
             argument = {

@@ -21,7 +21,7 @@ import lab
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.launch.context import RankContext
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.observe.span import Recorder
 from unisono.train.build.build import build, connect, feeds, place_of
 from unisono.train.data.load import load
@@ -96,7 +96,7 @@ def command() -> int:
     options = parser.parse_args()
     plans = [f"tp={RANKS}", *(f"tp={RANKS}:chunks={n}" for n in options.chunks)]
     print(f"{'link':<12} {'plan':<16} {'step, ms':>9} {'exposed':>8} {'ratio':>6} {'turns':>6}  loss off by")
-    with Nursery("chunks:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("chunks:main", path=[str(Path(__file__).parent)]) as nursery:
         for megabits in options.links:
             if megabits and not lab.possible():
                 print(f"{megabits:.0f} Mbit/s: skipped, needs root and the tools ip and tc")

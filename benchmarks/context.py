@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, Resolved, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.train.build.build import build, feeds, place_of
@@ -22,6 +21,7 @@ from unisono.train.data.dataset import Corpus, TokenWindows
 from unisono.train.step.train_step import targets_of
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
+from unisono_contrib.comm import threads
 
 VOCAB = 32
 

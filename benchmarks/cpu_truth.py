@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.measure.recipes import of, sized
 from unisono.config import Loaded, ModelConfig, Recipe, resolve
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.measure import calibrate
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
@@ -85,7 +85,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     heads = f"{'link':<12}{'model':<7}{'plan':<31}{'step ms':>9}{'priced':>9}"
     print(f"{heads}{'error':>8}{'MiB':>7}{'priced':>7}{'error':>8}")
-    with Nursery("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
         for megabits in options.links:
             if megabits and not lab.possible():
                 print(f"{megabits:.0f} Mbit/s: skipped, needs root and the tools ip and tc")
@@ -105,7 +105,7 @@ def of_every_kind(base: Cluster, options: argparse.Namespace) -> int:
     more than 15 % slower than the best of the four."""
     worst, errors = 0.0, list[float]()
     print(f"{'model':<9}{'plan':<16}{'step ms':>9}{'priced':>9}{'error':>8}  in turns")
-    with Nursery("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
         for name in options.kinds:
             recipe, plans = KINDS[name]
             took: dict[str, list[float]] = {plan: [] for plan in plans}
@@ -165,7 +165,7 @@ def arguments() -> argparse.Namespace:
 
 
 def played(
-    nursery: Nursery, recipe: Recipe, ranks: int, plan: str, hosts: tuple[str, ...], seconds: float
+    nursery: ForkServer, recipe: Recipe, ranks: int, plan: str, hosts: tuple[str, ...], seconds: float
 ) -> list[dict[str, Any]]:
     """What every rank saw of one plan (see `truth_rank`), played for so many seconds of steps."""
     argument = {
@@ -178,7 +178,7 @@ def played(
 
 
 def row(
-    nursery: Nursery, base: Cluster, megabits: float, hosts: tuple[str, ...], name: str, ranks: int, plan: str,
+    nursery: ForkServer, base: Cluster, megabits: float, hosts: tuple[str, ...], name: str, ranks: int, plan: str,
     options: argparse.Namespace,
 ) -> dict[str, Any]:  # fmt: skip
     """One plan, played and priced."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.spec import words
 from unisono.spec.errors import Skipped
 from unisono_contrib.lab.links import LabLink, rate_of
@@ -64,7 +64,7 @@ def main() -> int:
     begun = time.perf_counter()
     link = LabLink(options.rate)
     with (
-        Nursery("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery,
+        ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery,
         LabNetwork(options.hosts, link) as network,
     ):
         for way, steps, made in asked(options):
@@ -102,7 +102,7 @@ def asked(options: argparse.Namespace) -> list[tuple[str, int, int]]:
     return [*found, *((way, options.steps, short) for way in options.beside)]
 
 
-def played(nursery: Nursery, doors: Sequence[str], way: str, planned: int, made: int) -> dict[str, Any]:
+def played(nursery: ForkServer, doors: Sequence[str], way: str, planned: int, made: int) -> dict[str, Any]:
     """One run. points: [steps, held-out loss]."""
     codec = "plain" if way == DDP or way.startswith("torch ") else way
     told = {

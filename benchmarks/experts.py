@@ -12,13 +12,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.threads import context
-from unisono.comm.threads import run as on_threads
 from unisono.config import Recipe, load, resolve
 from unisono.observe.span import Recorder
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load as load_data
 from unisono.train.step.train_step import train
 from unisono.train.step.update import Report
+from unisono_contrib.comm.threads import run as on_threads
 
 ROOT = Path(__file__).parents[1]
 PLANS = {

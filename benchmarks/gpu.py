@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.planner.work.transformer import transformer
 
 # Dense bf16 peak in TFLOP/s, by what the makers' data sheets say; the first name that the device's name contains.
@@ -52,7 +52,7 @@ def main() -> int:
         print("no GPU here: nothing measured (--device cpu --tiny runs the same code on a processor)")
         return 0
     rows = []
-    with Nursery("race:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("race:main", path=[str(Path(__file__).parent)]) as nursery:
         for size in ["tiny"] if options.tiny else options.size:
             for peer, plan, ranks in pairs(gpus or 2, options):
                 rows.append(run_pair(nursery, size, peer, plan, ranks, options))
@@ -101,7 +101,7 @@ def pairs(ranks: int, options: argparse.Namespace) -> list[tuple[str, str, int]]
 
 
 def run_pair(
-    nursery: Nursery, size: str, peer: str, plan: str, ranks: int, options: argparse.Namespace
+    nursery: ForkServer, size: str, peer: str, plan: str, ranks: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """One row of the table."""
     model, batch = TINY if size == "tiny" else SIZES[size]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.plan import Plan
 from unisono.planner.alive import fullest
 from unisono.planner.work.transformer import transformer
@@ -79,7 +79,7 @@ def row_of(plan: str, sizes: dict[str, Any], batch: int) -> dict[str, Any]:
     recipe = Recipe(model=ModelConfig(**sizes), train=TrainConfig(global_batch=batch, steps=1000))
     resolved = resolve(recipe, plan)
     argument = {"recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan}
-    with Nursery("memory:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("memory:main", path=[str(Path(__file__).parent)]) as nursery:
         outcome = nursery.run(argument, resolved.plan.world, 1, lambda rank, event: None, 600.0)
     if outcome.error is not None:
         raise outcome.error

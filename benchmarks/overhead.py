@@ -39,8 +39,7 @@ from axes import interval
 from overhead_rank import BESIDE
 
 from unisono.config import ModelConfig, Recipe, TrainConfig
-from unisono.launch.nursery import Nursery
-from unisono.launch.recovery import Recovery
+from unisono.launch.fork_server import ForkServer
 from unisono.plan import Plan
 
 SAVED = 50
@@ -84,10 +83,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     recipe = Recipe(model=MODEL, train=train).model_dump_json(exclude_unset=True)
     argument = {"recipe": recipe, "folder": folder, **vars(given)}
     try:
-        with Nursery("overhead_rank:main", path=[str(Path(__file__).parent)]) as nursery:
-            outcome = nursery.run(
-                argument, ranks, 1, supervised.hear, 600.0, "gloo", recovery=Recovery(ranks)
-            )
+        with ForkServer("overhead_rank:main", path=[str(Path(__file__).parent)]) as nursery:
+            outcome = nursery.run(argument, ranks, 1, supervised.hear, 600.0, "gloo", recovers=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if outcome.error is not None:

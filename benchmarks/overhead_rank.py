@@ -279,8 +279,8 @@ class Saved(Blocks):
     def __init__(self, *terms: Any) -> None:
         super().__init__(*terms)
         from unisono.train.state.checkpoint import Saver
-        from unisono.train.state.checkpoint.mirror import Mirroring, place_at
         from unisono.train.state.saving import Saving
+        from unisono_contrib.train.state.checkpoint.mirror import Mirroring, place_at
 
         ctx, run, folder = self.ctx, self.run, Path(self.argument["folder"])
         mirror = None

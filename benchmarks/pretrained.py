@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from unisono.config import ModelConfig, Recipe, resolve
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 
 PLANS = ("shard=4", "tp=2 pp=2", "shard=2 tp=2", "dp=1")
 SIZES = {
@@ -129,7 +129,7 @@ def main_command() -> int:
             written(folder / "small", 1.0)
         train = {"global_batch": 4, "micro_batch": 1, "optimizer": "sgd", "momentum": 0.0}
         text = json.dumps({"model": keys, "data": {"source": f"text:{folder / 'words.txt'}"}, "train": train})
-        with Nursery("pretrained:main", path=[str(Path(__file__).parent)]) as nursery:
+        with ForkServer("pretrained:main", path=[str(Path(__file__).parent)]) as nursery:
             for plan in given.plan or PLANS:
                 ranks = resolve(Recipe.model_validate_json(text), plan).plan.world
                 argument = {"recipe": text, "plan": plan, "small": small}

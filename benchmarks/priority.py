@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.launch.context import RankContext
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.observe.span import Recorder, Span
 from unisono.spec import words
 from unisono.spec.errors import Skipped
@@ -205,7 +205,7 @@ def command() -> int:
     link = 2 * (HOSTS - 1) / HOSTS * 4 * numel * 8 / options.rate
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the start")
     with (
-        Nursery("priority:main", path=[str(Path(__file__).parent)]) as nursery,
+        ForkServer("priority:main", path=[str(Path(__file__).parent)]) as nursery,
         LabNetwork(HOSTS, LabLink(options.rate)) as network,
     ):
         asked = {

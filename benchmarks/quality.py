@@ -28,7 +28,7 @@ from typing import Any
 
 from unisono.codecs import CODECS
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.spec.errors import UsageError
 from unisono.spec.training import OPTIMISERS
 from unisono_contrib.measure.benches import columns
@@ -90,7 +90,7 @@ def main() -> int:
     runs = json.loads(kept.read_text())["runs"] if kept and kept.exists() else []
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the start", flush=True)
     begun = time.perf_counter()
-    with Nursery("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
         for seed in options.seeds:  # seed by seed, so that what is cut off has each codec once
             for way in ways:
                 if way in missing or _known(runs, way, seed, options.steps):
@@ -128,7 +128,7 @@ def _keep(kept: Path | None, runs: Sequence[Mapping[str, Any]], steps: int) -> N
         beside.replace(kept)
 
 
-def played(nursery: Nursery, way: str, seed: int, steps: int) -> dict[str, Any]:
+def played(nursery: ForkServer, way: str, seed: int, steps: int) -> dict[str, Any]:
     """One run; or why it is refused."""
     codec = way.partition("@")[0]
     ranks = 1 if codec == ALONE else RANKS

@@ -35,7 +35,7 @@ from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.config.write import resolved_toml
-from unisono.programs.chaos import sequel
+from unisono_contrib.programs.chaos import sequel
 
 PATIENCE = 30.0
 """Seconds after a fault in which a side may come back."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.codecs import CODECS
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.spec import words
 from unisono.spec.errors import Skipped, UsageError
 from unisono_contrib.lab.links import LabLink, rate_of
@@ -106,7 +106,7 @@ def main() -> int:
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the start")
     rows: list[dict[str, Any]] = []
     begun = time.perf_counter()
-    with Nursery("replay:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("replay:main", path=[str(Path(__file__).parent)]) as nursery:
         for rate in options.rates:
             for hosts in options.hosts:
                 for size in options.sizes:
@@ -128,7 +128,7 @@ def ways_of(codecs: Sequence[str], rate: float, size: str, options: argparse.Nam
 
 
 def cell(
-    nursery: Nursery, rate: float, hosts: int, size: str, ways: Sequence[str], options: argparse.Namespace
+    nursery: ForkServer, rate: float, hosts: int, size: str, ways: Sequence[str], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """One rate, number of hosts and size."""
     with LabNetwork(hosts, LabLink(rate)) as network:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 
 GOAL = 0.98
 SIZES = {
@@ -60,7 +60,7 @@ def main() -> int:
             f"{'model':<6} {'by hand':<18} {'ours':<20} {'ratio':>6}  {'quartiles':<14} {'rounds':>6}", end=""
         )
         print(f" {'by hand':>9} {'ours':>9} tokens/s   losses differ by")
-    with Nursery("race:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("race:main", path=[str(Path(__file__).parent)]) as nursery:
         for size in options.size:
             for peer, plan, ranks in PAIRS:
                 if peer in options.peer:
@@ -99,7 +99,13 @@ def arguments() -> argparse.Namespace:
 
 
 def run_pair(
-    nursery: Nursery, size: str, peer: str, plan: str, ranks: int, threads: int, options: argparse.Namespace
+    nursery: ForkServer,
+    size: str,
+    peer: str,
+    plan: str,
+    ranks: int,
+    threads: int,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """One row of the table; of a pair that ended otherwise than well, why."""
     argument = {

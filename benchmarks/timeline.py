@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.planner import artificial
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.observe import trace
 from unisono.plan import grammar
 from unisono.programs.pipeline import Action, Placed
@@ -95,7 +95,7 @@ def main() -> int:
     if not options.json:
         print("timetable    ranks  micros  stages  message   simulated    measured    step  furthest  waits: measured"
               " simulated  form")  # fmt: skip
-    with Nursery("tests.ranks:entry", path=[ROOT]) as nursery:
+    with ForkServer("tests.ranks:entry", path=[ROOT]) as nursery:
         more = beyond(nursery, options.cost * 1e-3)
         if not options.json:
             print(f"(an action takes {1e3 * more:.2f} ms beyond its stage's cost on one rank alone)")
@@ -146,7 +146,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return made
 
 
-def tried(nursery: Nursery, case: Case, steps: int) -> Beside:
+def tried(nursery: ForkServer, case: Case, steps: int) -> Beside:
     """The case, again while it is over the goal: whatever else the machine does makes waits longer, never shorter."""
     best = beside(nursery, case, steps)
     for _ in range(TRIES - 1):
@@ -157,14 +157,14 @@ def tried(nursery: Nursery, case: Case, steps: int) -> Beside:
     return best
 
 
-def beyond(nursery: Nursery, base: float) -> float:
+def beyond(nursery: ForkServer, base: float) -> float:
     """Seconds that one rank alone takes for an action of the interpreter beyond what its stage waits."""
     alone = beside(nursery, Case("accumulate", 1, MICROS, (base,), 0.0), steps=3)
     length = max(p.stop for p in alone.simulated)
     return max(0.0, length * alone.step / 100) / (2 * MICROS)
 
 
-def beside(nursery: Nursery, case: Case, steps: int) -> Beside:
+def beside(nursery: ForkServer, case: Case, steps: int) -> Beside:
     """Play a case on processes and in the simulation."""
     with tempfile.TemporaryDirectory() as folder:
         given = {
@@ -181,7 +181,7 @@ def beside(nursery: Nursery, case: Case, steps: int) -> Beside:
     return compared(case, message, simulated, measured)
 
 
-def in_ranks(nursery: Nursery, ranks: int, given: dict[str, Any]) -> list[float]:
+def in_ranks(nursery: ForkServer, ranks: int, given: dict[str, Any]) -> list[float]:
     """What `artificial.play` returns in every rank."""
     argument = {
         "module": "tests.planner.artificial", "file": str(ARTIFICIAL), "function": "play", "group": ranks > 1,

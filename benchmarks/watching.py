@@ -16,7 +16,7 @@ from typing import Any
 
 from axes import interval
 
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 
 FRESH = 5
 
@@ -81,7 +81,7 @@ if __name__ == "__main__":
     flags.add_argument("--length", type=int, default=80, help="steps of a block")
     flags.add_argument("--ranks", type=int, default=2)
     given = vars(flags.parse_args())
-    with Nursery("watching:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("watching:main", path=[str(Path(__file__).parent)]) as nursery:
         outcome = nursery.run(given, given["ranks"], 1, lambda rank, event: None, 600.0, "gloo")
     if outcome.error is not None:
         raise outcome.error

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh, Shape
 from unisono.launch.context import RankContext
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.observe.span import Recorder
 from unisono.train.build.build import connect, place_of
 
@@ -107,7 +107,7 @@ def command() -> int:
     parser.add_argument("--times", type=int, default=15, help="of each (default 15)")
     options = parser.parse_args()
     print(f"{'link':<12}{'ranks':>5}  {'bytes':>9}" + "".join(f"{op:>17}" for op in OPS) + f"{'core':>9}")
-    with Nursery("wire:main", path=[str(Path(__file__).parent)]) as nursery:
+    with ForkServer("wire:main", path=[str(Path(__file__).parent)]) as nursery:
         for megabits in options.links:
             if megabits and not lab.possible():
                 print(f"{megabits:.0f} Mbit/s: skipped, needs root and the tools ip and tc")

@@ -1,7 +1,7 @@
 """Pythons that need not import torch: `Forked(["-m", "unisono", "train"], cwd, environ)` is forked from a process that did.
 
 To a test it is what `subprocess.Popen` gives: a process of its own, in its own session, with its own streams, whose
-helper (see `unisono.launch.nursery`) is forked in the same way. What it does not have is a Python's start: where the
+helper (see `unisono.launch.local_host`) is forked in the same way. What it does not have is a Python's start: where the
 import, signals before the first line or the exit are the point, a test starts a real one.
 
 `python -m tests.forked FD` is the process that forks; it has one thread and ends when FD, a socket, is closed.
@@ -88,7 +88,7 @@ class Forked:
 
 
 def helper(argv: list[str], *, env: dict[str, str], pass_fds: list[int], **_: Any) -> Forked:
-    """In the place of `subprocess.Popen`: the helper of a Nursery that is made in this process."""
+    """In the place of `subprocess.Popen`: the process of a ForkServer that is made in this process."""
     terms = {**json.loads(argv[-1]), "parent": _server()[1]}  # with whom it dies, and who dies with us
     return Forked([*argv[1:-1], json.dumps(terms)], Path.cwd(), env, fds=pass_fds, streams=(2, 2))
 
@@ -117,7 +117,7 @@ def _server() -> tuple[socket.socket, int]:
 
 
 class _Child:
-    """What Nursery knows of its helper's process: as `subprocess.Popen`, but forked."""
+    """What ForkServer knows of its process: as `subprocess.Popen`, but forked."""
 
     def __init__(self, argv: list[str], *, env: dict[str, str], pass_fds: list[int], **_: Any) -> None:
         self._status: int | None = None
@@ -210,10 +210,10 @@ def preload() -> None:
 
 def serve(line: socket.socket) -> None:
     """Forks what is asked for, tells its number, and how it ends."""
-    import unisono.launch.nursery
+    import unisono.launch.local_host
 
     preload()
-    unisono.launch.nursery.subprocess = SimpleNamespace(Popen=_Child, DEVNULL=subprocess.DEVNULL)  # type: ignore
+    unisono.launch.local_host.subprocess = SimpleNamespace(Popen=_Child, DEVNULL=subprocess.DEVNULL)  # type: ignore
     place = ctypes.CDLL(None).getenv
     place.restype = ctypes.c_void_p
     marked = place(MARK.encode())

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.forked import helper, preload
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 
 ROOT = str(Path(__file__).parents[1])
 
@@ -56,9 +56,9 @@ def prepare(argument: dict[str, Any]) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def nursery(helpers_forked: None) -> Iterator[Nursery]:
+def nursery(helpers_forked: None) -> Iterator[ForkServer]:
     """One helper for the whole session; tests that need no Gloo group use it directly."""
-    with Nursery("tests.ranks:entry", path=[ROOT]) as made:
+    with ForkServer("tests.ranks:entry", path=[ROOT]) as made:
         yield made
 
 
@@ -67,12 +67,12 @@ def helpers_forked() -> Iterator[None]:
     """Helpers of nurseries are forked from the process that has torch imported, rather than importing it."""
     with pytest.MonkeyPatch.context() as patch:
         forked = SimpleNamespace(Popen=helper, DEVNULL=subprocess.DEVNULL)
-        patch.setattr("unisono.launch.nursery.subprocess", forked)
+        patch.setattr("unisono.launch.local_host.subprocess", forked)
         yield
 
 
 @pytest.fixture(scope="session")
-def world(nursery: Nursery) -> World:
+def world(nursery: ForkServer) -> World:
     """`world(fn, ranks, *, timeout=120, threads=1, group=True, **kwargs) -> [result of each rank]`."""
 
     def run(

@@ -1,6 +1,6 @@
 """Ranks on threads instead of processes, for tests in which processes are not the point.
 
-`ThreadNursery("module:entry")` does what `launch.nursery.Nursery` does, in this process: `entry(ctx, argument, shared)`
+`ThreadForkServer("module:entry")` does what `launch.fork_server.ForkServer` does, in this process: `entry(ctx, argument, shared)`
 on every rank, `prepare(argument)` before.
 """
 
@@ -13,8 +13,8 @@ import pytest
 from tests.ranks import World
 from unisono.config import Recipe
 from unisono.launch.context import Channel, NullChannel, RankContext
+from unisono.launch.loop import OnEvent
 from unisono.launch.outcome import Outcome
-from unisono.launch.supervise import OnEvent
 from unisono.plan import Plan
 from unisono.spec.errors import UnisonoError, UserCodeError
 from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
@@ -35,13 +35,16 @@ class Description(Channel):
 
 def context(rank: int, ranks: int, hear: OnEvent | None = None) -> RankContext:
     """What a rank on a thread is told about itself."""
-    from unisono.comm.threads import BACKEND, store  # not above: the test session itself may do without torch
+    from unisono_contrib.comm.threads import (  # not above: the test session itself may do without torch
+        BACKEND,
+        store,
+    )
 
     channel = NullChannel() if hear is None else Description(rank, hear)
     return RankContext(rank, ranks, rank, ranks, "here", 1, BACKEND, store(), channel, "token")
 
 
-class ThreadNursery:
+class ThreadForkServer:
     def __init__(self, entry: str, python: str = "", path: Sequence[str] = ()) -> None:
         module, _, name = entry.partition(":")
         self._module = importlib.import_module(module)
@@ -55,13 +58,13 @@ class ThreadNursery:
         on_event: OnEvent | None = None,
         timeout: float | None = None,
         backend: str = "auto",
-        recovery: Any = None,
+        recovers: bool = False,
         grace: float | None = None,
         **beside: Any,
     ) -> Outcome:
         import torch
 
-        from unisono.comm.threads import run
+        from unisono_contrib.comm.threads import run
 
         prepare = getattr(self._module, "prepare", None)
         shared = None if prepare is None else prepare(argument)
@@ -93,8 +96,8 @@ class ThreadNursery:
 def ranks_on_threads() -> Iterator[None]:
     """Verbs that are called in this process, by `unisono.cli.main`, start their ranks on threads of it."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("unisono.launch.local", "unisono.verify.prover"):
-            patch.setattr(f"{module}.Nursery", ThreadNursery)
+        for module in ("unisono.launch.fork_server", "unisono.verify.prover"):
+            patch.setattr(f"{module}.ForkServer", ThreadForkServer)
         yield
 
 
@@ -102,14 +105,14 @@ def prove(
     recipe: Recipe, plans: Sequence[Plan], steps: int, each: Callable[[Proof], None] = lambda proof: None
 ) -> list[Proof]:
     """As `verify.prover.prove`, with ranks on threads."""
-    return prove_on(ThreadNursery(ENTRY), recipe, plans, steps, each, stage=ProofRanks())
+    return prove_on(ThreadForkServer(ENTRY), recipe, plans, steps, each, stage=ProofRanks())
 
 
 def on_threads(
     function: Callable[..., Any], ranks: int, *, timeout: float = 120.0, group: bool = True, **kwargs: Any
 ) -> list[Any]:
     """[result of each rank] of `function(ctx, **kwargs)`."""
-    from unisono.comm.threads import run
+    from unisono_contrib.comm.threads import run
 
     def live(rank: int) -> Any:
         return function(context(rank, ranks), **kwargs)

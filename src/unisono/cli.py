@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _speak_utf8()
     open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    own = _own(words)
+    ours = _ours(words)
     settings = Settings(
-        json="--json" in own, quiet="--quiet" in own, color=_color(own), dry_run="--dry-run" in own,
+        json="--json" in ours, quiet="--quiet" in ours, color=_color(ours), dry_run="--dry-run" in ours,
         command=shlex.join(["unisono", *without_secrets(words)]), is_program=argv is None,
     )  # fmt: skip
     try:
@@ -73,7 +73,7 @@ def _speak_utf8() -> None:
         os.execve(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]], environ)
 
 
-def _own(words: Sequence[str]) -> Sequence[str]:
+def _ours(words: Sequence[str]) -> Sequence[str]:
     """Our words: those behind `--` are a command of the user's."""
     return words[: words.index("--")] if "--" in words else words
 
@@ -96,12 +96,12 @@ def _dispatch(words: list[str], settings: Settings) -> int:
     name, rest = words[at], words[:at] + words[at + 1 :]
     if name in ("help", "version") and name not in VERBS.names():  # as other programs have them
         return _dispatch([*rest, f"--{name}"], settings)
-    asks_help = "-h" in _own(rest) or "--help" in _own(rest)
+    asks_help = "-h" in _ours(rest) or "--help" in _ours(rest)
     if name in later():
         return _not_yet(name, asks_help)
     verb = _verb(name)()
     if asks_help:
-        print(verb.help(_own(rest)), end="")
+        print(verb.help(_ours(rest)), end="")
         return 0
     # With --json, what prints on the way must not spoil the one object.
     with contextlib.redirect_stdout(sys.stderr) if settings.json else contextlib.nullcontext():
@@ -167,18 +167,18 @@ def _no_verb(words: list[str]) -> int:
 
 def _failed(error: BaseException, settings: Settings) -> int:
     """Draws the error as the last thing on stderr, and leaves it in the run folder and, with --json, on stdout."""
-    told = known(error)
-    if told.shown:
-        tell(told.shown)
+    known_error = known(error)
+    if known_error.shown:
+        tell(known_error.shown)
     run_dir = getattr(error, "run_dir", None)  # of the run that it ended
     if run_dir is not None and Path(run_dir).is_dir():
         with contextlib.suppress(OSError):  # a full disk leaves the error on the screen alone
-            write_whole(Path(run_dir, "error.json"), json.dumps(told.as_dict(), indent=2) + "\n")
+            write_whole(Path(run_dir, "error.json"), json.dumps(known_error.as_dict(), indent=2) + "\n")
     if settings.json and os.environ.get("RANK", "0") == "0":  # under torchrun all ranks share one stdout
         with contextlib.suppress(OSError, UnisonoError):  # this error is the one to tell
-            answer(one_object(told.as_dict()))
-    tell(told.render())
-    return told.exit
+            answer(one_object(known_error.as_dict()))
+    tell(known_error.render())
+    return known_error.exit
 
 
 def one_object(result: Mapping[str, Any]) -> str:

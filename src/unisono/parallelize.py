@@ -14,9 +14,7 @@ from unisono.parallel.compiling import compile_blocks
 from unisono.parallel.cut import Costs, Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill, settle
-from unisono.parallel.float8 import use_float8
 from unisono.parallel.masters import keep_masters, rounding_of
-from unisono.parallel.measured import measured_costs
 from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.offload.keeping import keep_at_home
 from unisono.parallel.offload.param_streaming import lend
@@ -130,7 +128,12 @@ PASSES = (
     Pass(
         "masters", lambda context: context.plan.shard == 1 and rounding_of(context) is not None, keep_masters
     ),
-    Pass("float8", lambda context: context.plan.arithmetic.fp8, use_float8, at_once=True),
+    Pass(
+        "float8",
+        lambda context: context.plan.arithmetic.fp8,
+        _of_sister("unisono.parallel.float8", "use_float8"),
+        at_once=True,
+    ),
     Pass("recompute", wants("full"), recompute_blocks, at_once=True),
     Pass(
         "offload",
@@ -200,8 +203,8 @@ def parallelize(
     _refuse_draws(anatomy, mesh)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
     schedule = SCHEDULES.read(plan.schedule)
-    measure = partial(measured_costs, model, sample, mesh.world, dtype=dtype, device=device)
-    blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
+    measure = _measured(model, sample, mesh, dtype, device) if schedule.measured else None
+    blocks = blocks_of(model, timetable.length, schedule.blocks, measure)
     store = Store(device, on_disk(plan, each := options_of(plan, tuple(blocks))), scratch)
     frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
     where = timetable.placement, values, dtype, device, store, sample.shape[0], each
@@ -238,6 +241,14 @@ def parallelize(
     )
 
 
+def _measured(
+    model: nn.Module, sample: Tensor, mesh: Mesh, dtype: torch.dtype, device: torch.device
+) -> Callable[..., Costs]:
+    """What measures the seconds of each block on this machine, for schedules that cut stages by them."""
+    costs = contributed("unisono.parallel.measured").measured_costs
+    return partial(costs, model, sample, mesh.world, dtype=dtype, device=device)
+
+
 def _refuse_draws(anatomy: Anatomy, mesh: Mesh) -> None:
     """Raises UsageError P12 where modules of the model would draw other random numbers than one device."""
     if anatomy.drawn and mesh.world.size > 1:
@@ -250,7 +261,7 @@ def _inferred(model: nn.Module, plan: Plan) -> tuple[str, ...]:
     """What was inferred of the model, in lines; of a plain module, what `tp` deals only where the plan has it."""
     whole: str = model.anatomy.whole  # type: ignore[union-attr,assignment]
     says: tuple[str, ...] = getattr(model, "says", (f"kept whole: {whole}",) if whole else ())
-    return (*getattr(model, "told", ()), *(says if plan.tp > 1 else says[:1]))
+    return (*getattr(model, "notes", ()), *(says if plan.tp > 1 else says[:1]))
 
 
 def _slots(stages: Stages, context: PassContext) -> list[Slot]:

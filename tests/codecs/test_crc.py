@@ -10,11 +10,11 @@ from unisono.codecs import CODECS, BucketMemory, Codec
 from unisono.codecs.int8 import ByteLevels
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.sync._drive import Drive
 from unisono_contrib.codecs._marks.crc import SUM, checksum
+from unisono_contrib.comm.threads import run
 from unisono_contrib.verify.conformance.codec import NoisyGroup, of_wire
 
 pytestmark = pytest.mark.timeout(60)

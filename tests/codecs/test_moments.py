@@ -12,9 +12,9 @@ from unisono.codecs import BucketMemory, Coder, Exchange, Sum
 from unisono.codecs._moments import MOMENT, MomentCoder
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.train.optim.onebit_adam import OneBitAdam
-from unisono.train.optim.zeroone_adam import ZeroOneAdam
 from unisono.train.state.checkpoint import latest
+from unisono_contrib.train.optim.onebit_adam import OneBitAdam
+from unisono_contrib.train.optim.zeroone_adam import ZeroOneAdam
 
 pytestmark = pytest.mark.timeout(240)
 

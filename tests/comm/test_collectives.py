@@ -9,9 +9,9 @@ import torch.distributed as dist
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.collectives.memory import mapping as memory
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
+from unisono_contrib.comm.threads import run
 
 NAMES = [name for name in COLLECTIVES.names() if COLLECTIVES.find(name).threaded]
 

@@ -7,13 +7,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from unisono.comm import threads as worlds
 from unisono.comm.collectives import memory as declared
 from unisono.comm.collectives.engine import Engine
 from unisono.comm.collectives.memory import lending, live, mapping
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.tree import tree_sum
 from unisono.observe.span import Recorder
+from unisono_contrib.comm import threads as worlds
 
 pytestmark = pytest.mark.timeout(120)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.comm.collectives.memory import mapping as memory
-from unisono.comm.collectives.memory.live import Meeting
+from unisono.comm.collectives.memory.live import BufferSum
 from unisono.comm.collectives.memory.mapping import part_of
 from unisono.comm.collectives.messages import SMALL
 from unisono.comm.mesh import Mesh, Shape
@@ -38,7 +38,7 @@ def sums(ctx):
             for turn in range(3):  # what one sum leaves behind does not reach the next
                 buffer.copy_(drawn(ctx.rank, turn, size, dtype))
                 pending = dp.start_all_reduce(buffer)
-                assert isinstance(pending.pending, Meeting) == (buffer.nbytes * (ctx.world - 1) > SMALL)
+                assert isinstance(pending.pending, BufferSum) == (buffer.nbytes * (ctx.world - 1) > SMALL)
                 pending.wait()
                 whole = sum(drawn(rank, turn, size, dtype).double() for rank in range(ctx.world))
                 assert torch.allclose(buffer.double(), whole, atol=near)
@@ -70,7 +70,7 @@ def far(ctx):
         pending.wait()
         left = len(os.listdir("/proc/self/fd")) - before
         found.append(
-            [dp.near(torch.device("cpu")), isinstance(pending.pending, Meeting), buffer.sum().item(), left]
+            [dp.near(torch.device("cpu")), isinstance(pending.pending, BufferSum), buffer.sum().item(), left]
         )
     return found
 
@@ -88,7 +88,7 @@ def near_at_hand(ctx):
     part.wait()
     whole = dp.start_all_reduce(other)
     whole.wait()
-    return [isinstance(one.pending, Meeting) for one in (part, whole)], other[0].item(), buffer[0].item(), (
+    return [isinstance(one.pending, BufferSum) for one in (part, whole)], other[0].item(), buffer[0].item(), (
         len(os.listdir("/proc/self/fd")) - before
     )  # fmt: skip
 

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from tests.comm.made_up import as_hosts
-from unisono.comm import threads as worlds
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.collectives.hierarchical import live
 from unisono.comm.collectives.messages import SMALL
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.rounds import ProgramAlgorithm
 from unisono.observe.span import Recorder
+from unisono_contrib.comm import threads as worlds
 
 pytestmark = pytest.mark.timeout(120)
 NAMES = ("auto", "hierarchical")

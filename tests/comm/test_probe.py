@@ -8,10 +8,10 @@ import torch
 from tests.comm.test_collectives import dp_of, drawn
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.collectives.memory import live as memory
-from unisono.comm.threads import run
 from unisono.programs.collectives import pick
 from unisono.spec.errors import UsageError
 from unisono_contrib.comm import probe as probing
+from unisono_contrib.comm.threads import run
 
 pytestmark = pytest.mark.timeout(100)
 

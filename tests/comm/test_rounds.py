@@ -9,9 +9,9 @@ import torch.distributed as dist
 from unisono.comm import rooted, rounds
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
+from unisono_contrib.comm.threads import run
 
 PROGRAMS = [name for name in COLLECTIVES.names() if issubclass(COLLECTIVES.find(name), ProgramCollective)]
 

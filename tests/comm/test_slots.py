@@ -8,10 +8,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from unisono.comm import threads as worlds
 from unisono.comm.collectives.memory import mapping, slots
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
+from unisono_contrib.comm import threads as worlds
 
 pytestmark = pytest.mark.timeout(120)
 MOST, LEAST = 4000, 400  # bytes: of a slot, and from which on messages pass through it

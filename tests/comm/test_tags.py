@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm import tags
-from unisono.comm import threads as worlds
 from unisono.comm.collectives.memory import slots
-from unisono.comm.collectives.memory.live import Meeting
+from unisono.comm.collectives.memory.live import BufferSum
 from unisono.comm.collectives.memory.passing import SharedRoom
 from unisono.comm.collectives.messages import Messages
 from unisono.comm.collectives.messages.live import MessageAlgorithm, agreed
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.ring import start_pass
 from unisono.observe.span import Recorder
+from unisono_contrib.comm import threads as worlds
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -83,7 +83,7 @@ def waited_twice(ctx: object) -> list[str]:
     )
     shared = slots.mapped(group.pg, 1 << 12, torch.float32)
     shared[rank].fill_(1.0 + rank)
-    check("a meeting", Meeting(group.pg, shared, rank, agreed(group.pg)), shared[rank], 3.0)
+    check("a meeting", BufferSum(group.pg, shared, rank, agreed(group.pg)), shared[rank], 3.0)
     way = slots.slots_of(group, 1 << 20 << 2, torch.device("cpu"))
     whole, taken = torch.full((1 << 20,), 1.0 + rank), torch.zeros(1 << 20)
     for _ in range(2):

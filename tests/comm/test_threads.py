@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import WorldEnded, _TorchState, run, store
 from unisono.observe.span import Recorder
+from unisono_contrib.comm.threads import WorldEnded, _TorchState, run, store
 
 
 def mesh_of(rank: int, **axes: int) -> Mesh:

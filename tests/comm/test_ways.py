@@ -6,9 +6,9 @@ import torch
 
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.comm.ways import ways
 from unisono.observe.span import Recorder
+from unisono_contrib.comm.threads import run
 
 
 def test_each_axis_of_several_ranks_has_a_line() -> None:

@@ -2,13 +2,13 @@
 
 import torch
 
-from unisono.models.mlp import MLPConfig
 from unisono.spec.model import Facts
 from unisono.train.losses.cross_entropy import CrossEntropy
 from unisono.train.metrics.accuracy import Accuracy
 from unisono.train.optim.adamw import AdamW
 from unisono.train.optim.sgd import Momentum
 from unisono.train.rates.linear import Straight
+from unisono_contrib.models.mlp import MLPConfig
 from unisono_contrib.train.data.sources.digits import Handwriting
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.comm.rounds import Playing
-from unisono.comm.threads import run
+from unisono_contrib.comm.threads import run
 from unisono_contrib.verify.conformance.collective import (
     DTYPES,
     PARTS,

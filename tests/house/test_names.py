@@ -1,6 +1,7 @@
 """One word, one thing; and nobody asks for a member's name where a trait would do."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -78,3 +79,16 @@ def test_the_question_is_recognised() -> None:
     ]
     assert ("plan.sync", "canonical") in said
     assert not list(_questions(ast.parse("event.kind == 'note' or plan.recompute == 'full'")))
+
+
+def test_files_that_the_source_names_are_there() -> None:
+    """What a rank is in is told by the file of a frame, and pages lead to files: a name that moved on says nothing."""
+    named = re.compile(r"""["'`]((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)\b""")
+    gone = []
+    for path in FILES:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for name in named.findall(line):
+                places = (SOURCE, SOURCE.parent, SOURCE.parent / "unisono_contrib", SOURCE.parents[1])
+                if not name.startswith("torch/") and not any((place / name).exists() for place in places):
+                    gone.append(f"{path.relative_to(SOURCE)}:{number}: {name}")
+    assert gone == []

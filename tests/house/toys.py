@@ -110,13 +110,13 @@ TOYS = {
     "codec": Toy("unisono.codecs.plain", "Plain", "bind", _COSTS.format(moved=1 << 33)),
     "collective": Toy("unisono.comm.collectives.messages", "Messages", "bind"),
     "way of attention": Toy("unisono.parallel.attend.gather", "GatherWay", "bind"),
-    "model kind": Toy("unisono.models.mlp", "MLPConfig", "build", KIND),
+    "model kind": Toy("unisono_contrib.models.mlp", "MLPConfig", "build", KIND),
     "data source": Toy("unisono_contrib.train.data.sources.digits", "Handwriting", "load"),
     "optimiser": Toy("unisono.train.optim.sgd", "Momentum", "bind"),
     "learning-rate schedule": Toy("unisono.train.rates.linear", "Straight", "after"),
     "loss": Toy("unisono.train.losses.cross_entropy", "CrossEntropy", "bind", 'main = "taste"'),
     "metric": Toy("unisono.train.metrics.accuracy", "Accuracy", "count"),
-    "sink": Toy("unisono.train.sinks.csv", "CsvSink", "open"),
+    "sink": Toy("unisono_contrib.train.sinks.csv", "CsvSink", "open"),
 }
 
 
@@ -277,10 +277,10 @@ def started() -> list[Any]:
 
 def played() -> dict[str, Any]:
     """Two updates on two ranks, which are threads, under each plan; then the suites of all toys."""
-    import unisono.launch.local
-    from tests.threads import ThreadNursery
+    import unisono.launch.fork_server
+    from tests.threads import ThreadForkServer
 
-    unisono.launch.local.Nursery = ThreadNursery  # type: ignore[attr-defined]
+    unisono.launch.fork_server.ForkServer = ThreadForkServer  # type: ignore[attr-defined]
     runs = [said("train", file, "--plan", plan, "--json") for plan, file in PLANS.items()]
     names = [word for noun in (*TOYS, "starter") for word in ("--conformance", name_of(noun))]
     used = Path(USED).read_text().splitlines()

@@ -26,9 +26,9 @@ from statistics import median
 
 from tests.launch import soak
 from tests.verbs.jobs import Done, started
-from unisono.programs.chaos import sequel
-from unisono.programs.chaos.fault import ABOVE, HELPER, IN_STEP, SUPERVISOR, Fault
-from unisono.programs.chaos.script import Script, read
+from unisono_contrib.programs.chaos import sequel
+from unisono_contrib.programs.chaos.fault import ABOVE, HELPER, IN_STEP, SUPERVISOR, Fault
+from unisono_contrib.programs.chaos.script import Script, read
 
 PLANS = (
     "dp=4 sync=canonical",

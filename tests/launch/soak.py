@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from unisono.programs.chaos import counted, sequel
-from unisono.programs.chaos.fault import ABOVE, FAULTS
-from unisono.programs.chaos.script import DRAWN, read
+from unisono_contrib.programs.chaos import counted, sequel
+from unisono_contrib.programs.chaos.fault import ABOVE, FAULTS
+from unisono_contrib.programs.chaos.script import DRAWN, read
 
 PLANS = ("dp=4 sync=canonical", "dp=2 pp=2", "dp=2 shard=2 sync=canonical", "dp=2 shard=2")
 ROUNDING = 2e-3

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 
 
 def entry(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def main() -> None:
         if event["kind"] in ("ready", "stopping"):
             say(**event, rank=rank)
 
-    with Nursery("tests.launch.supervised:entry", path=[str(Path(__file__).parents[2])]) as nursery:
+    with ForkServer("tests.launch.supervised:entry", path=[str(Path(__file__).parents[2])]) as nursery:
         say(kind="helper", pid=nursery.pid)
         grace = {"graced": 1.5, "stuck": 1.0}.get(sys.argv[1])
         outcome = nursery.run({"how": sys.argv[1]}, 3, on_event=hear, grace=grace)

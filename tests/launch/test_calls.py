@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from tests.ranks import World
 from unisono.comm import begun
-from unisono.launch import verdict
 from unisono.launch.rank.calls import Calls, Ledger
 from unisono.launch.rank_status import RankStatus
-from unisono.launch.verdict import differing
+from unisono.launch.run import verdict
+from unisono.launch.run.verdict import differing
 from unisono.spec.errors import HangError
 
 pytestmark = pytest.mark.timeout(60)

@@ -282,7 +282,7 @@ def test_a_rank_may_keep_others_waiting_for_a_time_that_its_pace_explains() -> N
 
 
 def test_one_that_validates_alone_and_computes_has_more_patience() -> None:
-    frames = [["/x/src/unisono/train/evaluate.py", 3, "evaluate"]]
+    frames = [["/x/src/unisono/train/step/evaluate.py", 3, "evaluate"]]
     waits = seen(0, "waits", 30.0, usual=0.1, since=30.0)
     busy, asleep = seen(1, "runs", 0.0, frames=frames), seen(1, "runs", 30.0, frames=frames)
     assert doctor_hang.judge([waits, busy], None, 10.0).error is None
@@ -292,7 +292,7 @@ def test_one_that_validates_alone_and_computes_has_more_patience() -> None:
 
 
 def test_ranks_that_save_together_may_wait_for_one_that_writes() -> None:
-    frames = [["/x/src/unisono/train/checkpoint/vote.py", 9, "polls"]]
+    frames = [["/x/src/unisono/train/state/checkpoint/vote.py", 9, "polls"]]
     polls, waits = seen(0, "waits", 0.0, frames=frames), seen(1, "waits", 30.0, frames=frames)
     assert doctor_hang.judge([polls, waits], None, 10.0).error is None
     alone = doctor_hang.judge([polls, seen(1, "waits", 30.0)], None, 10.0).error

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import World
-from unisono.launch import seats, wire
-from unisono.launch.nursery import Nursery
+from unisono.launch import wire
+from unisono.launch.fork_server import ForkServer
 from unisono.launch.rank import main as rank
+from unisono.launch.worker_handle import line_pairs
 from unisono.spec.errors import ConfigProblems, HangError, Problem, UnisonoError, UsageError, UserCodeError
 
 pytestmark = pytest.mark.timeout(120)
@@ -208,16 +209,16 @@ def test_the_nursery_survives_its_runs(world: World) -> None:
 
 
 def test_an_entry_that_does_not_exist_is_one_clear_error() -> None:
-    with Nursery("unisono.spec.errors:nothing") as nursery:
+    with ForkServer("unisono.spec.errors:nothing") as nursery:
         outcome = nursery.run({}, ranks=2)
     assert isinstance(outcome.error, UsageError) and "no function nothing" in outcome.error.what
-    with Nursery("unisono.no_such_module:nothing") as nursery:
+    with ForkServer("unisono.no_such_module:nothing") as nursery:
         outcome = nursery.run({}, ranks=2)
     assert outcome.error is not None and "no_such_module" in outcome.error.what
 
 
 def test_a_rank_that_fails_before_its_entry_function_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    (store, events, output), theirs = seats.ends()
+    (store, events, output), theirs = line_pairs()
     pid = os.fork()
     if pid == 0:
         monkeypatch.setattr(rank.transport, "choose", _no_descriptor)

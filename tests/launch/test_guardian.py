@@ -13,10 +13,10 @@ import pytest
 from tests.launch import soak
 from tests.verbs import jobs
 from tests.verbs.jobs import Done, Job, losses, started, unisono
-from unisono.launch.recovery import LIMIT
+from unisono.launch.run.membership import LIMIT
 from unisono.observe.metrics import read_lines
-from unisono.programs.chaos import counted, sequel
 from unisono.train.state.checkpoint import read_full
+from unisono_contrib.programs.chaos import counted, sequel
 
 pytestmark = pytest.mark.timeout(120)
 

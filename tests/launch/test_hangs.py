@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from tests.launch.hangs import CASES, PROGRAM, ROOT, Case, left_of, play
 from tests.ranks import World
-from unisono.launch import rank_status, verdict
+from unisono.launch import doctor_hang, rank_status
 from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
 from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.rank_status import Frame, RankStatus, from_dump, status_of
+from unisono.launch.run import verdict
 
 QUICK = (
     "recipe-own-dp2-stop:model:0:8",
@@ -86,7 +87,12 @@ def test_a_rank_that_still_computes_has_more_patience(world: World) -> None:
 
 def test_what_is_known_of_files_is_of_files_that_are_there() -> None:
     house = Path(rank_status.__file__).parents[1]
-    named = [*rank_status._LAST, *(file for file, *_ in rank_status._PARTS), *rank_status._WAITS]
+    named = [
+        *doctor_hang._LONG,
+        *rank_status._LAST,
+        *(file for file, *_ in rank_status._PARTS),
+        *rank_status._WAITS,
+    ]
     ours = [file.removeprefix("unisono/") for file in named if not file.startswith(("torch/", "fsdp/"))]
     assert [file for file in ours if not (house / file).exists()] == []
 

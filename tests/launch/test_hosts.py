@@ -17,10 +17,10 @@ import torch.distributed as dist
 from tests.forked import Forked
 from tests.launch.test_recovery import RECIPE, weights
 from unisono.launch.agent import Agent
-from unisono.launch.company import Company, Guest
-from unisono.launch.nursery import Nursery
-from unisono.launch.reception import Reception
-from unisono.launch.spread import RunSpread
+from unisono.launch.fork_server import ForkServer
+from unisono.launch.host_listener import HostListener
+from unisono.launch.remote_hosts import RemoteHosts, RequestedHost
+from unisono.launch.run.membership import RunSpread
 
 pytestmark = pytest.mark.timeout(240)
 ROOT = str(Path(__file__).parents[2])
@@ -41,8 +41,8 @@ def fails(ctx: Any) -> None:
 
 def played(function: Any, room: tuple[int, int]) -> Any:
     """A function on ranks of this host and of an agent."""
-    reception = Reception.at("127.0.0.1")
-    agent = Agent(lambda: reception.door, "b", room[1], "tests.ranks:entry")
+    listener = HostListener.at("127.0.0.1")
+    agent = Agent(lambda: listener.door, "b", room[1], "tests.ranks:entry")
     argument = {"module": function.__module__, "file": __file__, "function": function.__name__, "group": True,
                 "kwargs": {}}  # fmt: skip
     printed: dict[int, int] = {}
@@ -51,17 +51,17 @@ def played(function: Any, room: tuple[int, int]) -> Any:
         if event["kind"] == "output":
             printed[rank] = max(printed.get(rank, 0), len(event["text"]))
 
-    with Nursery("tests.ranks:entry", path=[ROOT]) as nursery:
+    with ForkServer("tests.ranks:entry", path=[ROOT]) as nursery:
         thread = threading.Thread(target=agent.run)
         thread.start()
-        company = Company(reception, room[0], None, [Guest("b", room[1])])
+        remote = RemoteHosts(listener, room[0], None, [RequestedHost("b", room[1])])
         outcome = nursery.run(
             argument,
             sum(room),
             on_event=hear,
             timeout=60,
             backend="gloo",
-            company=company,
+            remote=remote,
             spread=RunSpread("", sum(room)),
         )
         thread.join(20)
@@ -145,7 +145,7 @@ def test_a_host_dies_another_comes_and_the_bits_stay(tmp_path: Path) -> None:
     run.until(lambda: run.said("there is room for 2 ranks") and run.said("met again", 2))
     told = run.end()
     assert another.wait(30) == 0, "it leaves with the run"
-    assert told["restarts"] == 1 and told["ranks"] == 2
+    assert told["restarts"] == 1 and told["ranks"] == 2, "".join(run.heard)
     assert not list(tmp_path.glob("hosts/runs/*/*/door.json")), "the door is shut"
     alone = Hosted(tmp_path / "alone", *plan).end()
     assert weights(told) == weights(alone)

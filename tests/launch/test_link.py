@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.launch import agent, link, wire
-from unisono.launch.far_host import FarHost
-from unisono.launch.lanes import Lanes
+from unisono.launch.host_listener import HostListener
 from unisono.launch.link import Broken, HostLink, Refused
-from unisono.launch.reception import Reception
+from unisono.launch.remote_host import RemoteHost
+from unisono.launch.stream_mux import StreamMux
 
 pytestmark = pytest.mark.timeout(60)
 HOST = {"name": "b", "room": 2, "cores": 4}
@@ -100,28 +100,28 @@ def test_a_frame_that_is_changed_left_out_or_sent_again_ends_the_link(payload: b
     raw.close()
 
 
-def received(reception: Reception, seconds: float = 5.0) -> list[FarHost]:
+def received(listener: HostListener, seconds: float = 5.0) -> list[RemoteHost]:
     """Who has got in."""
-    until, found = time.monotonic() + seconds, list[FarHost]()
+    until, found = time.monotonic() + seconds, list[RemoteHost]()
     while not found and time.monotonic() < until:
-        found += reception.turn()
-        reception.expire()
+        found += listener.turn()
+        listener.expire()
     return found
 
 
-def calling(reception: Reception, token: str) -> list[Any]:
+def calling(listener: HostListener, token: str) -> list[Any]:
     """What comes of a call with a token: a link or an error, in a list."""
     result: list[Any] = []
 
     def call() -> None:
         try:
-            result.append(agent.call({**reception.door, "token": token}, HOST))
+            result.append(agent.call({**listener.door, "token": token}, HOST))
         except OSError as error:
             result.append(error)
 
     thread = threading.Thread(target=call)
     thread.start()
-    hosts = received(reception, 1.0 if token != reception.token else 10.0)
+    hosts = received(listener, 1.0 if token != listener.token else 10.0)
     thread.join(10)
     return [*result, *hosts]
 
@@ -129,21 +129,21 @@ def calling(reception: Reception, token: str) -> list[Any]:
 @pytest.mark.parametrize("private", [False, True])
 def test_who_knows_the_token_gets_in_and_nobody_else(private: bool) -> None:
     said: list[str] = []
-    reception = Reception.at("127.0.0.1", private)
-    reception.refused = said.append
-    made, host = calling(reception, reception.token)
+    listener = HostListener.at("127.0.0.1", private)
+    listener.refused = said.append
+    made, host = calling(listener, listener.token)
     assert isinstance(made, HostLink) and (host.name, host.room, host.cores) == ("b", 2, 4)
-    (error,) = calling(reception, "f" * 64)
+    (error,) = calling(listener, "f" * 64)
     assert isinstance(error, Refused) and "token" in str(error)
-    assert said and "stranger" in said[0] and reception.token not in said[0]
+    assert said and "stranger" in said[0] and listener.token not in said[0]
     host.close()
     made.close()
-    reception.close()
+    listener.close()
 
 
 def test_over_tls_whatever_is_written_arrives_and_another_certificate_is_refused() -> None:
-    reception = Reception.at("127.0.0.1", private=True)
-    made, host = calling(reception, reception.token)
+    listener = HostListener.at("127.0.0.1", private=True)
+    made, host = calling(listener, listener.token)
     sent = os.urandom(3 << 20)
     got, until = b"", time.monotonic() + 20
     made.send(b"d" + bytes(4) + sent)
@@ -151,14 +151,14 @@ def test_over_tls_whatever_is_written_arrives_and_another_certificate_is_refused
         made.pay()
         got += b"".join(frame[5:] for frame in host.link.receive())
     assert got == sent
-    thread = threading.Thread(target=received, args=(reception, 1.0))
+    thread = threading.Thread(target=received, args=(listener, 1.0))
     thread.start()
     with pytest.raises(ConnectionError, match="certificate"):
-        agent.call({**reception.door, "certificate": "0" * 64}, HOST)
+        agent.call({**listener.door, "certificate": "0" * 64}, HOST)
     thread.join()
     host.close()
     made.close()
-    reception.close()
+    listener.close()
 
 
 def test_a_caller_refuses_who_does_not_know_the_token() -> None:
@@ -192,60 +192,60 @@ def test_an_answer_that_was_heard_before_opens_nothing() -> None:
 
 @given(st.binary(min_size=1, max_size=6000))
 def test_random_bytes_get_nowhere_and_keep_nobody_out(data: bytes) -> None:
-    reception = Reception.at("127.0.0.1")
-    with socket.create_connection(("127.0.0.1", reception.port)) as stranger:
+    listener = HostListener.at("127.0.0.1")
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
         stranger.sendall(data)
-        assert not received(reception, 0.02)
-    reception.close()
+        assert not received(listener, 0.02)
+    listener.close()
 
 
 @pytest.mark.parametrize(
     "said", [b"[]", b"null", b"[" * 3000, b'{"nonce": 3}', b'{"nonce": "x", "proof": null}', b"\xff"]
 )
 def test_a_greeting_of_nonsense_is_refused(said: bytes) -> None:
-    reception = Reception.at("127.0.0.1")
+    listener = HostListener.at("127.0.0.1")
     heard: list[str] = []
-    reception.refused = heard.append
-    with socket.create_connection(("127.0.0.1", reception.port)) as stranger:
+    listener.refused = heard.append
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
         stranger.sendall(wire.frame(said))
-        assert not received(reception, 0.2)
+        assert not received(listener, 0.2)
     assert heard
-    reception.close()
+    listener.close()
 
 
 def test_who_holds_the_line_is_shown_out_and_others_get_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PATIENCE", 0.2)
-    reception = Reception.at("127.0.0.1")
+    listener = HostListener.at("127.0.0.1")
     held = list[socket.socket]()
     for _ in range(80):
-        held.append(socket.create_connection(("127.0.0.1", reception.port)))
-        reception.turn()
-    assert not received(reception, 0.5)
-    made, host = calling(reception, reception.token)
+        held.append(socket.create_connection(("127.0.0.1", listener.port)))
+        listener.turn()
+    assert not received(listener, 0.5)
+    made, host = calling(listener, listener.token)
     assert isinstance(made, HostLink)
     host.close()
     for sock in held:
         sock.close()
-    reception.close()
+    listener.close()
 
 
 def test_the_door_is_for_the_owner_alone(tmp_path: Any) -> None:
-    reception = Reception.at("127.0.0.1")
+    listener = HostListener.at("127.0.0.1")
     mask = os.umask(0)
     try:
-        reception.write_door(tmp_path)
+        listener.write_door(tmp_path)
     finally:
         os.umask(mask)
     path = tmp_path / "door.json"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert json.loads(path.read_text()) == reception.door
-    reception.close()
+    assert json.loads(path.read_text()) == listener.door
+    listener.close()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=200_000)), max_size=6))
 def test_lanes_carry_whatever_is_written(pieces: list[tuple[bool, bytes]]) -> None:
     one, other, _ = linked()
-    near, far = Lanes(one), Lanes(other)
+    near, far = StreamMux(one), StreamMux(other)
     ours, ours_end = socket.socketpair()
     theirs, theirs_end = socket.socketpair()
     near.carry(7, ours_end.detach())
@@ -288,19 +288,19 @@ def test_lanes_carry_whatever_is_written(pieces: list[tuple[bool, bytes]]) -> No
 def test_a_door_for_which_there_is_no_descriptor_waits_and_is_opened_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reception = Reception.at("127.0.0.1")
-    with contextlib.closing(reception), socket.create_connection(("127.0.0.1", reception.port)) as knocks:
+    listener = HostListener.at("127.0.0.1")
+    with contextlib.closing(listener), socket.create_connection(("127.0.0.1", listener.port)) as knocks:
         monkeypatch.setattr(socket.socket, "accept", _full)
-        assert select.select([reception], [], [], 20)[0]
-        reception.turn()
-        assert not select.select([reception], [], [], 0)[0]  # nobody turns in circles
-        due = reception.next_deadline()
+        assert select.select([listener], [], [], 20)[0]
+        listener.turn()
+        assert not select.select([listener], [], [], 0)[0]  # nobody turns in circles
+        due = listener.next_deadline()
         assert due is not None and due > time.monotonic()
         monkeypatch.undo()
-        monkeypatch.setattr("unisono.launch.reception.time.monotonic", lambda: due + 1)
-        reception.expire()
-        assert select.select([reception], [], [], 20)[0]
-        reception.turn()
+        monkeypatch.setattr("unisono.launch.host_listener.time.monotonic", lambda: due + 1)
+        listener.expire()
+        assert select.select([listener], [], [], 20)[0]
+        listener.turn()
         assert knocks.recv(1)  # it is greeted
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unisono.launch import wire
 from unisono.launch.printed import BAR_EVERY, LONGEST, OutputLines
-from unisono.launch.seats import Seat, ends
+from unisono.launch.worker_handle import WorkerHandle, line_pairs
 
 
 @given(st.text("ab \r\n", max_size=60), st.integers(1, 9))
@@ -39,32 +39,32 @@ def test_what_has_no_end_is_shown_in_parts() -> None:
     assert sum(map(len, shown)) == 1000 * 8192 and max(map(len, shown)) <= LONGEST
 
 
-def seat() -> tuple[Seat, list[int]]:
-    ours, theirs = ends()
-    return Seat(1, 0, None, 0, *ours, heard=0.0), theirs  # type: ignore[arg-type]
+def worker() -> tuple[WorkerHandle, list[int]]:
+    ours, theirs = line_pairs()
+    return WorkerHandle(1, *ours), theirs
 
 
 def test_one_that_prints_without_end_is_heard_little_by_little() -> None:
-    one, (_, _, writes) = seat()
+    one, (_, _, writes) = worker()
     os.set_blocking(writes, False)
     sent = os.write(writes, b"y\n" * 20_000)
-    first, more = one.printed()
+    first, more = one.read_output()
     assert more and 0 < len(first) < sent / 4
-    rest, _ = one.printed(last=True)
+    rest, _ = one.read_output(last=True)
     assert len(first) + len(rest) == sent // 2
 
 
 def test_what_a_rank_is_told_while_it_does_not_read_comes_later_and_whole() -> None:
-    one, (_, events, _) = seat()
+    one, (_, events, _) = worker()
     for number in range(3000):
         one.tell("regroup", epoch=number, padding="x" * 200)
-    assert one.tell_on()  # more than the kernel holds
+    assert one.send_words()  # more than the kernel holds
     frames, heard, until = wire.Frames(), list[int](), time.monotonic() + 20
     with socket.socket(fileno=events) as rank:
         rank.setblocking(False)
         while len(heard) < 3000 and time.monotonic() < until:
             heard += [wire.event(one)["epoch"] for one in frames.feed(rank.recv(1 << 16))]
-            one.tell_on()
+            one.send_words()
     assert heard == [*range(3000)]
     one.tell("stop")  # it has gone
-    assert not one.tell_on()
+    assert not one.send_words()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unisono.launch.alone import thread_count, threads_beyond
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 
 pytestmark = pytest.mark.timeout(120)
 _READY = threading.Lock()
@@ -46,7 +46,7 @@ def played(pools: list[str], fails: bool = False) -> tuple[Any, list[str]]:
         if event["kind"] == "note":
             notes.append(event["text"])
 
-    with Nursery(f"{__name__}:entry", path=["."]) as nursery:
+    with ForkServer(f"{__name__}:entry", path=["."]) as nursery:
         outcome = nursery.run({"lines": 3, "pools": pools, "fails": fails}, 2, on_event=hear, timeout=60)
     return outcome, notes
 

@@ -11,16 +11,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from unisono.launch import wire
-from unisono.launch.changes import Changes
 from unisono.launch.pace import StepPace
 from unisono.launch.rank.channel import SocketChannel
-from unisono.launch.recovery import LIMIT, LOOK_EVERY, STOPPED, Recovery
-from unisono.launch.verdict import Failure
 from unisono.observe.metrics import read_lines
 from unisono.spec.errors import PeerGone
 from unisono.spec.rendezvous import RankMeeting
@@ -46,86 +42,6 @@ eval_every = 0
 [out]
 report = false
 """
-
-
-def test_a_run_that_makes_no_step_is_given_up():
-    run = Recovery(2)
-    for _ in range(LIMIT):
-        assert run.may()
-        run.change()
-    assert not run.may()
-    run.stepped(1)
-    assert run.may()
-    run.stepped(1)  # the same step again is no progress
-    assert run.changes == run.epoch == LIMIT
-
-
-def test_a_host_that_loses_its_ranks_one_by_one_is_made_good():
-    run = Recovery(8)
-    for rank in [*range(8)] * (LIMIT - 1) + [3]:
-        assert run.may()
-        run.change(lost=[rank])
-    assert not run.may()  # rank 3 once too often
-    run.stepped(1)
-    run.change(lost=[*range(8)])  # or all at once
-    assert run.may()
-
-
-def test_those_that_are_left_hold_the_run_once_all_have_trained():
-    run = Recovery(2)
-    assert not run.ready(0) and not run.begun
-    assert run.ready(1) and run.begun
-    assert not run.ready(1)  # told twice
-    run.change()
-    assert run.begun
-    run.change(anew=True)
-    assert not run.begun
-
-
-@pytest.mark.parametrize(("backend", "keep"), [("gloo", True), ("nccl", False)])
-def test_ranks_on_gpus_that_wait_for_who_is_gone_begin_anew(backend: str, keep: bool):
-    """A kernel of NCCL waits for ever, and ends with its process alone."""
-    joins: list[bool] = []
-    spread = SimpleNamespace(ranks=2, plan="dp=2", speeds=(), why="")
-    seats = [SimpleNamespace(rank=rank, paused=-1, reported=lambda: False) for rank in range(2)]
-
-    def meet_anew(recovery: Recovery, to: object, joining: bool, planned: bool, lost: list[int]) -> list[int]:
-        joins.append(joining)
-        return [1]
-
-    crew = SimpleNamespace(seats=seats, spread=spread, next_spread=lambda: spread, meet_anew=meet_anew)
-    changes = Changes(crew, Recovery(2, begun=True), lambda event: None)  # type: ignore[arg-type]
-    changes.heard(seats[0], "start", {"backend": backend})  # type: ignore[arg-type]
-    changes.meet([Failure(1, None, -signal.SIGKILL)])
-    assert joins == [keep]
-
-
-def test_a_rank_may_stand_still_once_after_a_step():
-    run = Recovery(2)
-    run.stepped(4)
-    assert run.may_hang(1) and run.may_hang(0)
-    assert not run.may_hang(1)
-    run.stepped(5)
-    assert run.may_hang(1)
-
-
-def test_a_stop_counts_when_it_lasts():
-    run = Recovery(1)
-    assert not run.stands(0, True, 1.0)
-    assert not run.stands(0, False, 1.1)
-    assert not run.stands(0, True, 1.2)
-    assert not run.stands(0, True, 1.2 + STOPPED / 2)
-    assert run.stands(0, True, 1.2 + STOPPED)
-
-
-def test_ranks_are_looked_at_after_a_while_however_often_one_speaks():
-    run, now, looks = Recovery(2), 5.0, 0
-    assert run.next_look() <= now
-    for _ in range(20):  # two seconds, a word each tenth
-        looks += run.looks(now)
-        assert run.next_look() <= now + LOOK_EVERY + 1e-9
-        now += 0.1
-    assert 2 / (LOOK_EVERY + 0.1) <= looks <= 2 / LOOK_EVERY
 
 
 class Training:

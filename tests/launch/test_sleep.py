@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launch import sleep, verdict
+from unisono.launch import sleep
 from unisono.launch.pace import ASLEEP, FIRST, LEAST, StepPace
 from unisono.launch.rank import watchdog
 from unisono.launch.rank.watchdog import Watchdog
+from unisono.launch.run import verdict
 from unisono.launch.sleep import SHARE, Sleep
 from unisono.spec.errors import UnisonoError
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,10 +16,11 @@ from tests.launch.test_link import linked
 from unisono.launch import link as links
 from unisono.launch import link_probe, wire
 from unisono.launch.agent import Agent
-from unisono.launch.far_host import FarHost
-from unisono.launch.lanes import Lanes
 from unisono.launch.link import Broken, HostLink
 from unisono.launch.link_probe import PIECE, LinkProbe
+from unisono.launch.local_host import LocalHost
+from unisono.launch.remote_host import RemoteHost
+from unisono.launch.stream_mux import StreamMux
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -96,29 +98,31 @@ class Serving:
         self.agent, self.why = Agent(dict, "b", 1, "", say=lambda text: None), ""
         self.agent._silent = silent
         self.ends = socket.socketpair(), socket.socketpair()
-        self.agent._control, self.agent._signals = (pair[0] for pair in self.ends)  # pyright: ignore
-        lanes = Lanes(HostLink.between(sock, "t", "n", "m", is_caller=True))
-        self.thread = threading.Thread(target=self._serve, args=(lanes,))
+        server = SimpleNamespace(kill=lambda: None, wait=lambda: 0)
+        self.agent._host = LocalHost("b", 1, 1, self.ends[0][0], server)  # pyright: ignore
+        self.agent._signals = self.ends[1][0]  # pyright: ignore
+        mux = StreamMux(HostLink.between(sock, "t", "n", "m", is_caller=True))
+        self.thread = threading.Thread(target=self._serve, args=(mux,))
         self.thread.start()
 
-    def _serve(self, lanes: Lanes) -> None:
+    def _serve(self, mux: StreamMux) -> None:
         try:
-            self.agent._serve(lanes)
+            self.agent._serve(mux)
         except (Broken, OSError) as error:
             self.why = str(error)
-        lanes.close()
+        mux.close()
         for pair in self.ends:
             for end in pair:
                 end.close()
 
 
-def turned(host: FarHost, seconds: float) -> float:
+def turned(host: RemoteHost, seconds: float) -> float:
     """Seconds for which the host was there, at most so many."""
     began = time.monotonic()
-    while (now := time.monotonic()) - began < seconds:
-        if not host.beat(now) or host.hear() is None:
+    while time.monotonic() - began < seconds:
+        if {"op": "gone"} in host.poll():
             break
-        host.lanes._selector.select(0.02)
+        host.mux._selector.select(0.02)
     return time.monotonic() - began
 
 
@@ -126,10 +130,10 @@ def turned(host: FarHost, seconds: float) -> float:
 def test_a_host_behind_a_slow_link_stays_and_is_measured(rate: float) -> None:
     """1 and 10 Mbit/s, where a message alone takes longer than the silence after which either side is given up."""
     with throttled(rate) as (ours, theirs):
-        host = FarHost("b", 1, 1, HostLink.between(ours, "t", "n", "m", is_caller=False), gone=0.4)
+        host = RemoteHost("b", 1, 1, HostLink.between(ours, "t", "n", "m", is_caller=False), gone=0.4)
         serving = Serving(theirs, 0.4)
-        host.say({"op": "odd", "data": "x" * int(rate)})  # a second of it
-        host.probe()
+        host.send({"op": "odd", "data": "x" * int(rate)})  # a second of it
+        host.send({"op": "probe"})
         assert turned(host, 2.5) >= 2.5, serving.why
         assert host.rate == pytest.approx(8 * rate, rel=0.35)
         host.close()
@@ -138,14 +142,14 @@ def test_a_host_behind_a_slow_link_stays_and_is_measured(rate: float) -> None:
 
 
 def test_a_host_that_says_nothing_is_gone_whatever_is_said_to_it() -> None:
-    """What ranks here write into its lanes is no sign of its life."""
+    """What ranks here write into its mux is no sign of its life."""
     near, far, _ = linked()
-    host = FarHost("b", 1, 1, near, gone=0.3)
+    host = RemoteHost("b", 1, 1, near, gone=0.3)
     ours, theirs = socket.socketpair()
-    host.lanes.carry(7, theirs.detach())
-    while host.beat(now := time.monotonic()) and now - near.heard < 5:
+    host.mux.carry(7, theirs.detach())
+    while {"op": "gone"} not in host.poll() and time.monotonic() - near.heard < 5:
         ours.send(b"x")
-        host.hear()
+    now = time.monotonic()
     assert 0.3 <= now - near.heard < 5
     host.close()
     far.close()

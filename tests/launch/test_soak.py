@@ -6,8 +6,8 @@ import pytest
 
 from tests.launch import pairs, soak
 from tests.verbs.jobs import unisono
-from unisono.programs.chaos import counted, sequel
-from unisono.programs.chaos.script import read
+from unisono_contrib.programs.chaos import counted, sequel
+from unisono_contrib.programs.chaos.script import read
 
 pytestmark = pytest.mark.timeout(240)
 PLAN = "dp=4 sync=canonical"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from unisono.comm.members import Members, Shape, assign
 from unisono.config import Recipe, resolve
-from unisono.launch.advice import Situation
-from unisono.launch.spread import among_host, places
+from unisono.launch.background_replanner import Situation
+from unisono.launch.run.membership import among_host, places
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.verbs.train.replan import LOOKS, Replanner, best_for

@@ -2,19 +2,17 @@
 
 import os
 import socket
-import time
 from typing import Any
 
 import pytest
 
 from unisono.launch import wire
-from unisono.launch.crew import Crew
-from unisono.launch.hosts import OwnHost
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
+from unisono.launch.local_host import LocalHost
+from unisono.launch.loop import EventLoop
 from unisono.launch.pace import StepPace
-from unisono.launch.seats import Seat, ends
-from unisono.launch.spread import RunSpread
-from unisono.launch.supervise import Supervision
+from unisono.launch.run.membership import RunSpread
+from unisono.launch.run.state import Terms, begin
 from unisono.spec.errors import UsageError
 
 
@@ -42,27 +40,28 @@ def test_messages_of_any_length_carry_their_files(size: int) -> None:
 
 
 def test_a_long_error_before_the_fork_is_told_and_a_long_argument_arrives() -> None:
-    with Nursery("tests.launch.test_wire:entry", path=["."]) as nursery:
+    with ForkServer("tests.launch.test_wire:entry", path=["."]) as nursery:
         outcome = nursery.run({"words": 100_000, "text": ""}, 1)
         assert outcome.exit == 2 and outcome.error is not None and outcome.error.what == "ü" * 100_000
         outcome = nursery.run({"words": 0, "text": "x" * (1 << 20)}, 2)
         assert outcome.results == [{"length": 1 << 20}] * 2
 
 
-def watched() -> tuple[Supervision, Seat, list[int]]:
-    """A supervision of one rank, its seat, and the rank's ends."""
-    control, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    host = OwnHost("h", 1, 1, control, lambda: None)
-    supervision = Supervision(lambda rank, event: None, StepPace(None), "h")
-    ours, theirs = ends()
-    seat = Seat(1, 0, host, 0, *ours, heard=time.monotonic())
-    supervision.crew = Crew(supervision.board, RunSpread("", 1), {}, {}, {0: host}, seats=[seat])
-    supervision.board.join(seat)
-    return supervision, seat, theirs
+def watched() -> tuple[EventLoop, socket.socket, list[int]]:
+    """A loop of one worker, the fork server's end of its line, and the worker's ends of its own."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host = LocalHost("h", 1, 1, ours, server=None)  # type: ignore[arg-type]
+    state = begin(Terms("h", RunSpread("", 1)))
+    loop = EventLoop(state, lambda rank, event: None, StepPace(None), {}, {}, host, lambda: host)
+    loop._join(0, host)
+    assert wire.read_message(theirs) is not None  # prepare
+    spawn = wire.read_message(theirs)
+    assert spawn is not None and spawn[0]["op"] == "spawn"
+    return loop, theirs, spawn[1]
 
 
 def test_last_words_behind_much_else_are_heard() -> None:
-    supervision, seat, (store, events, output) = watched()
+    loop, server, (store, events, output) = watched()
     os.close(output)
     rank = socket.socket(fileno=events)
     said = b"".join(
@@ -71,27 +70,25 @@ def test_last_words_behind_much_else_are_heard() -> None:
     rank.sendall(said + wire.frame(wire.dumps({"kind": "error", "error": {"what": "why", "echo": False}})))
     rank.close()
     socket.socket(fileno=store).close()
-    supervision._buried(seat, 1)
-    (failure,) = supervision.failures
-    assert failure.record == {"what": "why", "echo": False}, "not: it left without a word"
-    supervision.board.close()
+    wire.send_message(server, {"op": "exit", "worker": 1, "status": 1})
+    loop._poll(0, loop.local)
+    assert loop.state.error is not None and loop.state.error.what == "why", "not: it left without a word"
 
 
 def test_a_rank_that_does_not_read_keeps_nobody_waiting() -> None:
-    supervision, seat, theirs = watched()
+    loop, _, theirs = watched()
     answer = b"x" * (8 << 20)
-    supervision.board._reply([(1, [b"1", b"+", answer])])
-    assert seat.owed, "it returned while the rank had not read"
+    loop._reply([(1, [b"1", b"+", answer])])
+    assert loop.workers[1].to_store, "it returned while the rank had not read"
     rank = socket.socket(fileno=theirs[0])
     rank.settimeout(10)
     got = wire.Frames()
     whole: list[bytes] = []
     while not whole:
         whole = got.feed(rank.recv(1 << 20))
-        supervision.board._push(seat)
-    assert wire.split(whole[0]) == [b"1", b"+", answer] and not seat.owed
+        loop._send_answers(loop.workers[1])
+    assert wire.split(whole[0]) == [b"1", b"+", answer] and not loop.workers[1].to_store
     rank.close()
-    supervision.board.close()
 
 
 def test_what_somebody_said_is_heard_though_they_left_before_they_heard_us() -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.library.exchange import ScalarExchange
 from unisono.library.ranks import Ranks
 from unisono.observe.span import Recorder
 from unisono.spec.errors import HangError, UsageError
+from unisono_contrib.comm.threads import run
 
 pytestmark = pytest.mark.timeout(120)
 

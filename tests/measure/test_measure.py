@@ -8,10 +8,10 @@ import torch
 from tests.measure.recipes import sized
 from tests.ranks import World
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.measure import collectives, kernels, steps
 from unisono.observe.span import PARTS, Recorder
 from unisono.train.build.build import place_of
+from unisono_contrib.comm.threads import run
 
 CPU = torch.device("cpu")
 SIZES = {"n_layer": 1, "n_head": 2, "d_model": 8, "context": 4, "vocab": 16}

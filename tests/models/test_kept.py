@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.comm import threads
 from unisono.comm.members import Shape
 from unisono.comm.mesh import Mesh
 from unisono.models.gpt import GPTConfig
@@ -25,6 +24,7 @@ from unisono.planner.stack import stack
 from unisono.planner.work import activations
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.layout import Places
+from unisono_contrib.comm import threads
 
 BATCH = 3
 FIELDS: dict[str, tuple[Any, ...]] = {

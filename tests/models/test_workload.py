@@ -12,13 +12,13 @@ from unisono.config import ModelConfig
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
-from unisono.models.mlp.net import MLP
 from unisono.models.noise import Noise
 from unisono.planner.work.transformer import transformer
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
 from unisono.spec.workload import Workload
 from unisono_contrib.models.convnet.net import ConvNet
+from unisono_contrib.models.mlp.net import MLP
 
 BATCH = 3
 GPTS: list[dict[str, Any]] = [

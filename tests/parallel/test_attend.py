@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.comm import threads
 from unisono.comm.members import Shape
 from unisono.comm.mesh import Mesh
 from unisono.models.gpt import GPTConfig
@@ -17,6 +16,7 @@ from unisono.observe.span import Recorder
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
 from unisono.plan import Plan
 from unisono.spec.layout import Places
+from unisono_contrib.comm import threads
 
 CPU = torch.device("cpu")
 WAYS = CONTEXT_WAYS.names()

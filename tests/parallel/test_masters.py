@@ -45,7 +45,7 @@ def test_stages_hand_on_bf16(threads: Any, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_plans_with_bf16_parameters_are_proven(tmp_path: Path) -> None:
     plans = ["pp=2", "dp=2 shard=2 zero=2", "shard=2 pp=2", "dp=2 sync=canonical"]
-    given = recipe(tmp_path, global_batch=4, dtype="float32")
+    given = recipe(tmp_path, global_batch=4, micro_batch=1, dtype="float32")
     for proof in prove(given, [Plan.parse(f"{text} precision=bf16:params") for text in plans], steps=2):
         assert proof.passed and proof.verdict == "proven", proof
         assert proof.bit_identical == (proof.fidelity == "EXACT"), proof

@@ -8,12 +8,12 @@ import torch
 
 from tests.parallel.uneven import TIMES, uneven
 from tests.train.test_stages import on_ranks, trained, whole
-from unisono.comm import threads
 from unisono.comm.mesh import Mesh, Shape
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import cut
-from unisono.parallel.measured import measured_costs
+from unisono_contrib.comm import threads
+from unisono_contrib.parallel.measured import measured_costs
 
 TOKENS = torch.empty(4, 16, dtype=torch.int64, device="meta")
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.comm import threads
 from unisono.comm.mesh import Mesh, Shape
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
@@ -19,6 +18,7 @@ from unisono.parallel.post import Wire
 from unisono.programs.pipeline import COMPUTE, RECEIVES, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.layout import Anatomy
+from unisono_contrib.comm import threads
 
 WIDTH, BATCH, CLASSES, BLOCKS = 6, 3, 5, 9
 NAMES = SCHEDULES.names()

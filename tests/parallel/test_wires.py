@@ -120,7 +120,7 @@ def test_checks_know_what_cannot_be(tmp_path: Path) -> None:
 def test_plans_with_eight_bits_are_proven(tmp_path: Path) -> None:
     plans = ["shard=2 zero=3:gather=int8", "dp=2 shard=2 zero=3:wire=int8", "shard=2 pp=2 zero=2:wire=int8",
              "shard=2 tp=2 zero=3:scatter=int8,prefetch=1"]  # fmt: skip
-    given = recipe(tmp_path, global_batch=4)
+    given = recipe(tmp_path, global_batch=4, micro_batch=1)
     gathered, *scattered = prove(given, [Plan.parse(text) for text in plans], steps=2)
     assert gathered.passed and gathered.fidelity == "LOSSY" and gathered.max_rel_err["grad"] < 1e-12, gathered
     for proof in scattered:

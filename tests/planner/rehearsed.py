@@ -15,7 +15,7 @@ from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.model import Facts
 from unisono.train.build.rehearsal import Rehearsed, rehearse
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
-from unisono.verify.cover import covering
+from unisono_contrib.verify.cover import covering
 
 # Sizes that every number of ranks in the covering set divides, so that nothing is filled up.
 _GPT = {"n_layer": 4, "n_head": 24, "d_model": 96, "context": 24, "vocab": 48, "d_ff": 192}

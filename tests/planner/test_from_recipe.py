@@ -56,8 +56,8 @@ def test_what_is_named_is_not_assumed(tmp_path: Path, capsys: pytest.CaptureFixt
     told = answered(["plan", str(recipe), "--cluster", "dgx-a100"], capsys)
     assert all(row["assumed"] == [] and "bf16" not in row["plan"] for row in told["plans"])
     got = config.load(None, [("train.dtype", "float64"), ("train.global_batch", "8")])
-    assert assuming(got, Plan(), cluster("dgx-a100")) == (Plan(precision="fp64"), ())
-    both = assuming(config.load(None, []), Plan(), mixture("dgx-a100+dgx-v100"))
+    assert assuming(got, Plan(), [cluster("dgx-a100")]) == (Plan(precision="fp64"), ())
+    both = assuming(config.load(None, []), Plan(), mixture("dgx-a100+dgx-v100").pools)
     assert both[0].precision == "fp16" and "v100" in both[1][0]
 
 

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner import general
 from unisono.planner.clusters import cluster
@@ -14,12 +13,13 @@ from unisono.planner.price import price
 from unisono.planner.pricing import closed, verdict
 from unisono.planner.simulate import PlanRequest, simulate
 from unisono.planner.stack import stack
-from unisono.planner.work.networks import Network, cut, kept_by, longest_share
+from unisono.planner.work.networks import Network, cut, longest_share
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
 from unisono_contrib.models.convnet import convnet
 from unisono_contrib.models.convnet.resnet import resnet
 from unisono_contrib.models.dlrm import dlrm
+from unisono_contrib.models.mlp import mlp
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))
 NETWORKS = {
@@ -175,8 +175,6 @@ def test_a_model_that_says_nothing_of_itself_is_one_unit() -> None:
     """As `train` plays a user's module without an anatomy: gathered at once, and not cut."""
     network = NETWORKS["mlp"]
     whole, plan = network.whole, Plan.parse("shard=8")
-    [stage] = kept_by(whole, plan)
-    assert stage.units == () and stage.rim == network.workload.parameters
     assert general.problems(whole, Plan.parse("pp=2")) and not general.problems(whole, plan)
     one, several = (price(each, plan, WHERE, STACK, micro_batch=1, micros=1) for each in (whole, network))
     assert one.arithmetic == pytest.approx(several.arithmetic)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.planner.rehearsed import corpus, model, recipe
-from unisono.comm import threads
 from unisono.config import resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
@@ -20,6 +19,7 @@ from unisono.planner.work.blocks import block
 from unisono.planner.work.stage import OURS
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.step.train_step import train_step
+from unisono_contrib.comm import threads
 from unisono_contrib.planner.work.grid_kept import block_bytes, head_bytes, stem_bytes
 
 SAMPLES = 24  # one micro-batch is the whole batch

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.golden.planner.questions import MODELS, place
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
@@ -21,13 +20,11 @@ MODEL = gpt(16, 16, 2048, 2048)
 def answer(
     text: str, where: str = "dgx-a100:2", made: str = "plain", gib: float = 0.0, micros: int = 8
 ) -> PlanResult:
-    on = cluster(where) if where != "laptop:4" else place(where)
+    on = cluster(where)
     if gib:
         on = replace(on, device=replace(on.device, memory=gib * 2.0**30))
-    model = MODEL if where != "laptop:4" else MODELS["small"]
-    precision = "bf16" if where != "laptop:4" else "fp32"
-    plan = Plan.parse(f"{text} precision={precision} micros={micros}")
-    return simulate(PlanRequest(model, plan, on, stack(made), 2, micros))  # type: ignore[arg-type]
+    plan = Plan.parse(f"{text} precision=bf16 micros={micros}")
+    return simulate(PlanRequest(MODEL, plan, on, stack(made), 2, micros))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -52,16 +49,6 @@ def test_a_range_of_all_blocks_costs_what_saying_it_of_the_plan_costs(
     for axis, traffic in one.price.comm.items():
         assert other.price.comm[axis].bytes == pytest.approx(traffic.bytes, rel=1e-12)
     assert other.price.recompute == pytest.approx(one.price.recompute, rel=1e-9)
-
-
-@pytest.mark.parametrize("text", ["pp=2 dp=2", "shard=2 tp=2", "pp=4", "shard=4 zero=3"])
-def test_on_a_host_too(text: str) -> None:
-    one, other = (
-        answer(f"{text} {how}", "laptop:4", "plain-cpu")
-        for how in ("recompute=full", "blocks=0-3:recompute=full")
-    )
-    assert other.price.step == pytest.approx(one.price.step, rel=1e-9)
-    assert other.verdict.memory.total == pytest.approx(one.verdict.memory.total, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from unisono.planner.work.networks import Network
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.workload import Product, Workload, WorkPart
-from unisono.verify.cover import covering
+from unisono_contrib.verify.cover import covering
 
 MODEL = gpt(24, 16, 2048, 1024)
 OWN = "tests/codecs/own.py"

@@ -11,7 +11,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.planner.rehearsed import corpus, model, recipe
-from unisono.comm import threads
 from unisono.config import resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
@@ -24,6 +23,7 @@ from unisono.planner.work import activations
 from unisono.planner.work.stage import OURS
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.step.train_step import train_step
+from unisono_contrib.comm import threads
 from unisono_contrib.planner.work import virtual
 
 SHARDS = "sync=canonical:shards=4"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.programs.chaos import counted, sequel
-from unisono.programs.chaos.fault import FAULTS, IN_STEP, Fault
-from unisono.programs.chaos.script import Script, read
 from unisono.spec.errors import ConfigProblems, UsageError
+from unisono_contrib.programs.chaos import counted, sequel
+from unisono_contrib.programs.chaos.fault import FAULTS, IN_STEP, Fault
+from unisono_contrib.programs.chaos.script import Script, read
 
 TOML = """# what a bad night brings
 [[fault]]
@@ -147,12 +147,16 @@ def test_what_followed_is_read_off_the_meeting_that_led_to_a_step() -> None:
 
 def test_writers_of_one_file_do_not_see_that_of_another_script(tmp_path: Path) -> None:
     one, other = (read(f"kill:who={who}:step=3", 2, 9) for who in (0, 1))
-    past = sequel.began(tmp_path, one)
-    sequel.began(tmp_path, other).add("injected", fault=0, rank=1, step=3, phase="load")
+    past = sequel.began(tmp_path, one.as_text())
+    sequel.began(tmp_path, other.as_text()).add("injected", fault=0, rank=1, step=3, phase="load")
     with (tmp_path / sequel.FILE).open("a") as file:
         file.write('{"event": "inj')  # a disk that was full
     assert [line["event"] for line in past.lines()] == ["script", "planned"]
-    assert [line["event"] for line in sequel.began(tmp_path, one).lines()] == ["script", "planned", "script"]
+    assert [line["event"] for line in sequel.began(tmp_path, one.as_text()).lines()] == [
+        "script",
+        "planned",
+        "script",
+    ]
 
 
 def test_a_cut_is_over_with_the_next_meeting_not_with_its_ranks_death() -> None:

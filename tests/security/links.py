@@ -13,8 +13,8 @@ from tests.security.confined import Kind
 from tests.security.mutate import JUNK, bytes_changed
 from tests.security.streams import value
 from unisono.launch import agent, link, wire
+from unisono.launch.host_listener import HostListener
 from unisono.launch.link import Broken, HostLink, Refused
-from unisono.launch.reception import Reception
 from unisono.verbs import host as host_verb
 
 TOKEN, OTHER = "a" * 64, "b" * 64
@@ -46,42 +46,42 @@ def _greeting(order: random.Random) -> tuple[str, Any]:
 def play_greeting(one: tuple[str, Any]) -> str:
     """Nobody gets in but who knows the token and says what a host says; the next one is heard as before."""
     refused = list[str]()
-    reception = Reception.at("127.0.0.1")
-    reception.token, reception.refused = TOKEN, refused.append
-    stranger, asked = _called(reception)
+    listener = HostListener.at("127.0.0.1")
+    listener.token, listener.refused = TOKEN, refused.append
+    stranger, asked = _called(listener)
     joined = list[Any]()
     for piece in _sent(one, asked):
         try:
             stranger.send(piece)
         except OSError:
             break
-        joined += _turned(reception)
+        joined += _turned(listener)
     if joined and one[0] != "right":
         raise AssertionError("a stranger got in")
     if any(TOKEN in text for text in refused):
         raise AssertionError("the token is told")
     stranger.close()
-    friend, asked = _called(reception)
+    friend, asked = _called(listener)
     friend.send(wire.frame(wire.dumps(link.answer(TOKEN, asked, HOST))))
-    (known,) = _turned(reception)
-    known.close(), friend.close(), reception.close()
+    (known,) = _turned(listener)
+    known.close(), friend.close(), listener.close()
     for some in joined:
         some.close()
     return "joined" if joined else "refused" if refused else "not heard out"
 
 
-def _called(reception: Reception) -> tuple[socket.socket, dict[str, Any]]:
+def _called(listener: HostListener) -> tuple[socket.socket, dict[str, Any]]:
     """Who has called, and what is asked of him."""
-    sock = socket.create_connection(("127.0.0.1", reception.port))
-    _turned(reception)
+    sock = socket.create_connection(("127.0.0.1", listener.port))
+    _turned(listener)
     return sock, link.parse(wire.read_frame(sock))
 
 
-def _turned(reception: Reception) -> list[Any]:
+def _turned(listener: HostListener) -> list[Any]:
     """Who has got in, once all that was sent has come."""
     joined = list[Any]()
-    while select.select([reception], [], [], 0.002)[0]:
-        joined += reception.turn()
+    while select.select([listener], [], [], 0.002)[0]:
+        joined += listener.turn()
     return joined
 
 

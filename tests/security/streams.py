@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.security.confined import Kind
 from tests.security.mutate import JUNK, NUMBERS
-from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder, seats, wire
-from unisono.launch.hosts import OwnHost
+from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder, wire
 from unisono.launch.rank.channel import SocketChannel
+from unisono.launch.run import events
 from unisono.launch.store import StoreServer
 
 # --- frames ---
@@ -201,14 +201,13 @@ def play_messages(texts: list[bytes]) -> str:
     with near, far:
         near.setblocking(False)
         far.settimeout(5)
-        host = OwnHost("h", 1, 1, far, lambda: None)
-        channel, seat = SocketChannel(near), seats.Seat(1, 0, host, 0, far, far, -1, heard=0.0)
+        channel = SocketChannel(near)
         for text in texts:
-            wire.event(text)
+            events.from_worker(1, wire.event(text))
             for at in range(0, len(data := wire.frame(text)), 4000):
                 far.sendall(data[at : at + 4000])
                 channel.stop_requested()
-        channel.hurried(), seat.reported()
+        channel.hurried()
     return "stop" if channel.stop_requested() else "heard"
 
 

@@ -19,11 +19,11 @@ from unisono.launch import env
 from unisono.launch.starters import STARTERS
 from unisono.plan import Plan
 from unisono.plan.grammar import KEYS, NAMED, PACKAGES, SIZES, known
-from unisono.programs.chaos import script
-from unisono.programs.chaos.fault import FAULTS, PHASES
 from unisono.spec.doubtful import visible
 from unisono.spec.finder import family_in, names_in
 from unisono.verbs import VERBS
+from unisono_contrib.programs.chaos import script
+from unisono_contrib.programs.chaos.fault import FAULTS, PHASES
 
 # --- plans ---
 
@@ -223,7 +223,7 @@ def play_command(words: list[str]) -> str:
     sys.__stderr__ and said.encode("utf-8", "backslashreplace")
     if "error U-X00" in said:
         raise AssertionError(said[-600:])
-    if "--json" in cli._own(words) and code and out.getvalue().count("\n") > 1:
+    if "--json" in cli._ours(words) and code and out.getvalue().count("\n") > 1:
         raise AssertionError(f"not one object: {out.getvalue()[:200]!r}")
     if visible(said) != said:
         raise AssertionError(f"it steers a terminal: {said[-300:]!a}")

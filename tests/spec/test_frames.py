@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launch import crossing
+from unisono.launch import error_record
 from unisono.spec.errors import Infeasible, Interrupted, UnisonoError, UsageError, UserCodeError
 from unisono.spec.frames import at_fault, known, place, users
 
@@ -128,7 +128,10 @@ def test_a_variable_that_is_wrong_here_is_the_cause(said: str, name: str, why: s
     told = known(RuntimeError(said))
     assert (told.code, told.exit, told.where) == ("L13", 2, name) and name in told.what and why in told.what
     assert told.fix.startswith(f"unset {name}, or ")
-    assert (crossing.describe(RuntimeError(said))["code"], crossing.describe(RuntimeError(said))["echo"]) == (
+    assert (
+        error_record.describe(RuntimeError(said))["code"],
+        error_record.describe(RuntimeError(said))["echo"],
+    ) == (
         "L13",
         False,
     )
@@ -143,4 +146,4 @@ def test_a_loopback_that_is_down_is_told_with_its_remedy() -> None:
     "said", ["Connection closed by peer [127.0.0.1]:1", "NCCL error: unhandled system error"]
 )
 def test_words_of_a_rank_that_has_gone_name_no_variable(said: str) -> None:
-    assert at_fault(RuntimeError(said)) == ("", "") and crossing.describe(RuntimeError(said))["echo"]
+    assert at_fault(RuntimeError(said)) == ("", "") and error_record.describe(RuntimeError(said))["echo"]

@@ -11,13 +11,13 @@ from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.sync._drive import Drive
 from unisono.train.state.checkpoint import latest, save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.train_step import train_step
 from unisono_contrib.codecs.auto import LADDER, MeasuredChoice
+from unisono_contrib.comm.threads import run
 from unisono_contrib.sync import _choice, _probe
 from unisono_contrib.sync._probe import CodecSeconds, Gradient, probe
 

@@ -13,7 +13,6 @@ from tests.train.step.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS, Coder, Sum
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
@@ -21,6 +20,7 @@ from unisono.sync._drive import Drive
 from unisono.train.state.checkpoint import latest, save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.train_step import train_step
+from unisono_contrib.comm.threads import run
 
 pytestmark = pytest.mark.timeout(180)
 OWN = Path(__file__).parents[1] / "codecs" / "own.py"

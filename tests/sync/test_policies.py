@@ -12,13 +12,13 @@ from torch import nn
 
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
 from unisono.config import Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Verdict
+from unisono_contrib.comm.threads import run
 
 
 def gradients(rank: int, sizes: list[int]) -> list[torch.Tensor]:

@@ -9,10 +9,10 @@ from torch import nn
 from unisono.codecs import CODECS
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.sync._drive import Drive
 from unisono.sync._sample import EVERY, SAMPLED, ErrorSampler
+from unisono_contrib.comm.threads import run
 
 pytestmark = pytest.mark.timeout(100)
 SHAPES = ((96, 64), (64,), (128, 96))

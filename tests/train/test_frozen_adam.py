@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from unisono.spec.training import Optimiser, UpdateSizes
-from unisono.train.optim._frozen import FrozenAdam
-from unisono.train.optim.onebit_adam import OneBitAdam
-from unisono.train.optim.zeroone_adam import ZeroOneAdam
+from unisono_contrib.train.optim._frozen import FrozenAdam
+from unisono_contrib.train.optim.onebit_adam import OneBitAdam
+from unisono_contrib.train.optim.zeroone_adam import ZeroOneAdam
 
 LR = 0.05
 

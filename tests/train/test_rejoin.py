@@ -10,10 +10,10 @@ import torch
 
 from tests.threads import context
 from tests.train.small import recipe, started
-from unisono.comm import threads as on_threads
 from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer
 from unisono.train.rejoin import CarriedState, _held
 from unisono.train.state.checkpoint.boxes import Box
+from unisono_contrib.comm import threads as on_threads
 
 pytestmark = pytest.mark.timeout(60)
 

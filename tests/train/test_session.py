@@ -9,13 +9,13 @@ import pytest
 from tests.threads import context
 from tests.train.small import recipe
 from tests.verify.test_beyond import MODEL
-from unisono.comm import threads
 from unisono.config import LaunchConfig, ModelConfig, Recipe, resolve
 from unisono.launch.context import NullChannel
 from unisono.train.data.load import load
 from unisono.train.state.checkpoint import read_full
 from unisono.verbs.train import rank as train_rank
 from unisono.verbs.train.order import TrainOrder
+from unisono_contrib.comm import threads
 
 SAVED = {"save_every": 2, "eval_every": 3, "steps": 5}
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UserCodeError
@@ -14,6 +13,7 @@ from unisono.train.step.evaluate import evaluate
 from unisono.train.step.train_step import train_step
 from unisono.train.watch.copies import checksum
 from unisono.train.watch.locate_nan import locate_nan
+from unisono_contrib.comm import threads
 from unisono_contrib.train.watch.guard import install
 
 SEVERAL = ["interleaved", "looped_bfs", "zb1p", "zbv", "dualpipev"]

@@ -18,7 +18,7 @@ from unittest import mock
 
 from tests.verbs import jobs
 from unisono import cli
-from unisono.launch import local
+from unisono.launch import fork_server
 
 RECIPE = """\
 name = "tiny"
@@ -523,7 +523,7 @@ def called(argv: tuple[str, ...], place: Path, environ: Mapping[str, str]) -> An
 def at_once(bad: Bad) -> tuple[Answer, list[str]]:
     """What is said of a mistake that is found before ranks start, and all that is not as it should be: in the answer,
     or when its remedy is followed."""
-    with working_folder(bad.files) as place, mock.patch.object(local, "start", _no_ranks):
+    with working_folder(bad.files) as place, mock.patch.object(fork_server, "start", _no_ranks):
         answer = called(bad.argv, place, bad.environ)
         problems = judged(bad, answer)
         if bad.good:

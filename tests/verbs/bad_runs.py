@@ -22,8 +22,8 @@ from tests.verbs import jobs
 from tests.verbs.bad_inputs import Answer, judged, working_folder
 from tests.verbs.bad_inputs import Bad as _Bad
 from unisono import cli
-from unisono.launch import local
-from unisono.launch.nursery import Nursery
+from unisono.launch import fork_server
+from unisono.launch.fork_server import ForkServer
 from unisono.verbs.train.run import ENTRY
 
 MODELS = """\
@@ -239,7 +239,7 @@ class Place:
     """The working folder, the helper that has torch, and a finished run to copy."""
 
     folder: Path
-    nursery: Nursery
+    nursery: ForkServer
     finished: Path | None = None
     count: int = 0
     _words: str = field(default_factory=lambda: Path("words.txt").read_text())
@@ -252,7 +252,9 @@ class Place:
             set(os.listdir("/dev/shm")),
             time.perf_counter(),
         )
-        shared = mock.patch.object(local, "start", lambda *_, **__: contextlib.nullcontext(self.nursery))
+        shared = mock.patch.object(
+            fork_server, "start", lambda *_, **__: contextlib.nullcontext(self.nursery)
+        )
         with shared, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = cli.main(list(argv))
         seconds = time.perf_counter() - began
@@ -309,7 +311,7 @@ class Place:
 
 @contextlib.contextmanager
 def place() -> Iterator[Place]:
-    with working_folder(FILES) as folder, Nursery(ENTRY) as nursery:
+    with working_folder(FILES) as folder, ForkServer(ENTRY) as nursery:
         yield Place(folder, nursery)
 
 

@@ -22,7 +22,7 @@ from tests.train.data.tokenised.odd_records import ODD, observed
 from tests.verbs import jobs
 from tests.verbs.bad_inputs import RECIPE, Answer, _no_ranks, called, put, working_folder
 from unisono.config import DataConfig, ModelConfig
-from unisono.launch import local
+from unisono.launch import fork_server
 from unisono.spec.errors import UsageError
 from unisono.spec.source import SOURCES
 from unisono.train.data.load import load
@@ -114,7 +114,7 @@ def path(name: str) -> Row:
         "pictures.toml": '[model]\nkind = "convnet"\n[train]\nsteps = 1\nglobal_batch = 4\nmicro_batch = 2\n',
     }  # fmt: skip
     problems, count = [], 0
-    with working_folder(files) as place, mock.patch.object(local, "start", _no_ranks):
+    with working_folder(files) as place, mock.patch.object(fork_server, "start", _no_ranks):
         for argv in ways(name):
             count += 1
             answer = called((*argv, "--dry-run"), place, {})
@@ -164,7 +164,7 @@ SAID = (
 def said(one: Said) -> Row:
     """What is said of a command that cannot run, without ranks."""
     files = {"-a/r.toml": RECIPE, "-a/x.py": OWN, "mixed/c.jsonl": LINE}
-    with working_folder(files) as place, mock.patch.object(local, "start", _no_ranks):
+    with working_folder(files) as place, mock.patch.object(fork_server, "start", _no_ranks):
         answer = called(one.argv, place, one.environ or {})
     return Row(one.name, one.says, answer.row(""), _lacking(one, answer, 2))
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from unisono.cli import main
-from unisono.verbs.completion import whole_parser
+from unisono_contrib.verbs.completion import whole_parser
 
 
 def completed(script: str, *words: str) -> list[str]:

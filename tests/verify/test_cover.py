@@ -8,8 +8,8 @@ import pytest
 
 from unisono.config import ModelConfig, Recipe, TrainConfig, load
 from unisono.plan import Plan, grammar
-from unisono.verify import cover
-from unisono.verify.cover import candidates, covering
+from unisono_contrib.verify import cover
+from unisono_contrib.verify.cover import candidates, covering
 
 RECIPE = Recipe(
     model=ModelConfig(n_layer=4, n_head=4, d_model=16, context=8),

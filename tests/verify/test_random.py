@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.threads import prove
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.verify.cover import candidates
 from unisono.verify.prover import Proof
+from unisono_contrib.verify.cover import candidates
 
 # Some targets do not count, and each micro-batch has another number of those that do.
 PADDED = f"{Path(__file__).parents[2] / 'examples/padding.py'}:Padded"

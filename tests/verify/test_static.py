@@ -11,7 +11,7 @@ from unisono.cli import main
 from unisono.comm.imagined import Made
 from unisono.config import DataConfig, ModelConfig, Recipe, Resolved, TrainConfig, resolve
 from unisono.train.build.rehearsal import Rehearsed
-from unisono.verify.static import StaticProof, between, prove
+from unisono_contrib.verify.static import StaticProof, between, prove
 
 PLAN = "pp=2 dp=2 tp=2"
 RECIPE = Recipe(

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 import unisono
-from tests.threads import ThreadNursery
+from tests.threads import ThreadForkServer
 from tests.verify import loops
 from unisono.library.gradient_check import ENTRY, GradientCheck, check_with, judge
 from unisono.spec.errors import UsageError, UserCodeError, VerifyMismatch
@@ -17,7 +17,7 @@ CUT = {"up": Shard(0), "down": Shard(1)}
 
 @pytest.fixture(scope="module")
 def check():
-    nursery = ThreadNursery(ENTRY)
+    nursery = ThreadForkServer(ENTRY)
     return lambda one, many, **terms: check_with(nursery, one, many, GradientCheck(**terms))
 
 

@@ -58,8 +58,8 @@ class Selective(Codec):
         rest = [self.padded(shape) for shape in shapes if not self.spared(shape)]
         if not rest:
             return Work(calls)
-        own = self.coded(rest, itemsize, dp)
-        return replace(own, calls=(*calls, *own.calls))
+        coded = self.coded(rest, itemsize, dp)
+        return replace(coded, calls=(*calls, *coded.calls))
 
     def bind(self) -> "SelectiveCoder":
         return SelectiveCoder(self, self.coder())
@@ -83,10 +83,10 @@ class Parting:
             prod(self.padded[at]) == prod(self.shapes[i]) for at, i in enumerate(self.coded)
         )
 
-    def of(self, flat: "Tensor", some: Sequence[int]) -> "list[Tensor]":
+    def of(self, flat: "Tensor", numbers: Sequence[int]) -> "list[Tensor]":
         """Views of some parameters in something as long as the bucket."""
         ends = list(accumulate(map(prod, self.shapes)))
-        return [flat[ends[i] - prod(self.shapes[i]) : ends[i]] for i in some]
+        return [flat[ends[i] - prod(self.shapes[i]) : ends[i]] for i in numbers]
 
     def inside(self, packed: "Tensor") -> "list[Tensor]":
         """Views of the encoded parameters in something as long as what is encoded."""
@@ -100,9 +100,9 @@ class Parting:
         """What is encoded of `flat`, with zeros between."""
         import torch
 
-        made = torch.zeros(self.length, dtype=flat.dtype, device=flat.device)
-        torch._foreach_copy_(self.inside(made), self.of(flat, self.coded))
-        return made
+        line = torch.zeros(self.length, dtype=flat.dtype, device=flat.device)
+        torch._foreach_copy_(self.inside(line), self.of(flat, self.coded))
+        return line
 
     def whole(self, decoded: "Tensor", beside: "Tensor", like: "Tensor") -> "Tensor":
         """As long as `like`: what was decoded, perhaps without zeros at its end, and what travelled as it is."""
@@ -153,7 +153,7 @@ class SelectiveCoder(Coder):
 
         mine = parts.of(grad, parts.spared)
         small = torch.cat(mine) if mine else grad[:0].clone()
-        own = small.clone()
+        before = small.clone()
         kept = {key: parts.packed(memory[key]) for key in self.inner.keeps}
         alike = [memory.alike[i] for i in parts.coded] if memory.alike else ()
         names = tuple(memory.names[i] for i in parts.coded) if memory.names else ()
@@ -162,19 +162,19 @@ class SelectiveCoder(Coder):
         answer, waiting = None, bool(parts.spared)
         while True:
             try:
-                asked = inner.send(answer)
+                request = inner.send(answer)
             except StopIteration as end:
                 total = end.value
                 break
-            if isinstance(asked, Sent):
-                decoded = asked.decoded
-                answer = yield Sent(lambda decoded=decoded: parts.whole(decoded(), own, grad))
+            if isinstance(request, Sent):
+                decoded = request.decoded
+                answer = yield Sent(lambda decoded=decoded: parts.whole(decoded(), before, grad))
             elif waiting:
-                waiting, several = False, isinstance(asked, tuple)
-                small, *answers = yield (Sum(small), *(asked if isinstance(asked, tuple) else (asked,)))
+                waiting, several = False, isinstance(request, tuple)
+                small, *answers = yield (Sum(small), *(request if isinstance(request, tuple) else (request,)))
                 answer = tuple(answers) if several else answers[0]
             else:
-                answer = yield asked
+                answer = yield request
         for key, x in kept.items():
             torch._foreach_copy_(parts.of(memory[key], parts.coded), parts.inside(x))
         return parts.whole(total, small, grad)

@@ -20,19 +20,19 @@ class MomentCoder(AroundCoder):
     """A live codec that is given the moment which an optimiser is about to make, and returns the gradient from which
     the optimiser's own formula makes the moment that was decoded. So nothing else in a step knows of it.
 
-    decay: of the moment. whole_steps(step): in how many of the first `step` steps gradients cross as they are. made():
-    updates of the optimiser so far, the same on all ranks. moment [n]: this replica's share of the moment, the same on
-    all; kept as a share so that the moment survives another number of replicas.
+    decay: of the moment. whole_steps(step): in how many of the first `step` steps gradients cross as they are.
+    updates(): how many the optimiser has made, the same on all ranks. moment [n]: this replica's share of the moment,
+    the same on all; kept as a share so that the moment survives another number of replicas.
     """
 
     def __init__(
-        self, inner: Coder, decay: float, whole_steps: Callable[[int], int], made: Callable[[], int]
+        self, inner: Coder, decay: float, whole_steps: Callable[[int], int], updates: Callable[[], int]
     ) -> None:
         super().__init__(inner, (MOMENT,))
-        self.decay, self.whole_steps, self.made = decay, whole_steps, made
+        self.decay, self.whole_steps, self.updates = decay, whole_steps, updates
 
     def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
-        step, share, replicas = self.made(), memory[MOMENT], memory.replicas
+        step, share, replicas = self.updates(), memory[MOMENT], memory.replicas
         whole = self.whole_steps(step)
         if self.whole_steps(step + 1) > whole:
             total = yield Sum(grad)

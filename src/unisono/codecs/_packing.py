@@ -233,6 +233,6 @@ def _fitted(grad: Tensor, numel: int) -> Tensor:
     if grad.dtype == torch.float32 and len(grad) == numel:
         return grad
     x = torch.zeros(numel, dtype=torch.float32, device=grad.device)
-    some = min(numel, len(grad))
-    x[:some].copy_(grad[:some])
+    count = min(numel, len(grad))
+    x[:count].copy_(grad[:count])
     return x

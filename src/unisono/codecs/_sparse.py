@@ -45,8 +45,8 @@ def _stride(numel: int) -> int:
 def above(x: Tensor, least: Tensor) -> Tensor:
     """Places in x [n] of all magnitudes that are not up to `least`, in ascending order; NaN is one of them. Piece by
     piece, so that what is made on the way stays in the CPU's cache."""
-    found = [_above(piece, least).add_(i * PIECE) for i, piece in enumerate(x.split(PIECE))]
-    return torch.cat(found) if len(found) > 1 else found[0]
+    places = [_above(piece, least).add_(i * PIECE) for i, piece in enumerate(x.split(PIECE))]
+    return torch.cat(places) if len(places) > 1 else places[0]
 
 
 def _above(x: Tensor, least: Tensor) -> Tensor:
@@ -55,12 +55,12 @@ def _above(x: Tensor, least: Tensor) -> Tensor:
     whole = below.numel() // 8 * 8
     # Eight answers are one number: where few are above, most of the search is over eight at a time.
     eights = below[:whole].view(torch.int64).bitwise_xor_(_EIGHT_BELOW)
-    some = eights.nonzero().view(-1)
-    inside = eights.index_select(0, some).view(torch.bool).nonzero().view(-1)
-    found = some[inside >> 3].mul_(8).add_(inside.bitwise_and_(7))
+    groups = eights.nonzero().view(-1)
+    inside = eights.index_select(0, groups).view(torch.bool).nonzero().view(-1)
+    places = groups[inside >> 3].mul_(8).add_(inside.bitwise_and_(7))
     if whole == below.numel():
-        return found
-    return torch.cat([found, (below[whole:] == 0).nonzero().view(-1) + whole])
+        return places
+    return torch.cat([places, (below[whole:] == 0).nonzero().view(-1) + whole])
 
 
 def sampled(x: Tensor, kept: int) -> tuple[Tensor, int]:
@@ -69,23 +69,23 @@ def sampled(x: Tensor, kept: int) -> tuple[Tensor, int]:
     if x.numel() < SPAN or kept * 4 > x.numel():
         return largest(x, kept), kept
     least = threshold(x, kept, _CHANCE)
-    found = above(x, least)
-    if found.numel() < kept and least != 0:
+    places = above(x, least)
+    if places.numel() < kept and least != 0:
         return largest(x, kept), kept
-    return capped(x, found, kept)
+    return capped(x, places, kept)
 
 
-def capped(x: Tensor, found: Tensor, kept: int) -> tuple[Tensor, int]:
+def capped(x: Tensor, places: Tensor, kept: int) -> tuple[Tensor, int]:
     """Of the places `found` the `kept` largest, in ascending order; where there are fewer, the last place of x fills
     them up. (places [kept], how many mean something)."""
-    if found.numel() > kept:
-        least = x[found].abs_().topk(found.numel() - kept, largest=False, sorted=False).indices
-        stays = torch.ones_like(found, dtype=torch.bool).index_fill_(0, least, False)
-        return found.masked_select(stays), kept
-    if found.numel() == kept:
-        return found, kept
-    fill = found.new_full((kept - found.numel(),), x.numel() - 1)
-    return torch.cat([found, fill]), found.numel()
+    if places.numel() > kept:
+        least = x[places].abs_().topk(places.numel() - kept, largest=False, sorted=False).indices
+        stays = torch.ones_like(places, dtype=torch.bool).index_fill_(0, least, False)
+        return places.masked_select(stays), kept
+    if places.numel() == kept:
+        return places, kept
+    fill = places.new_full((kept - places.numel(),), x.numel() - 1)
+    return torch.cat([places, fill]), places.numel()
 
 
 def spans(x: Tensor, numels: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
@@ -165,8 +165,8 @@ def met(
 
     def decoded() -> Tensor:
         out = spread(sent, places, grad.new_zeros(parcel.numel))
-        for view, own in zip(_whole(member, out, shapes), whole, strict=True):
-            view.copy_(own)
+        for view, tensor in zip(_whole(member, out, shapes), whole, strict=True):
+            view.copy_(tensor)
         return out
 
     yield Sent(decoded)
@@ -182,7 +182,7 @@ def _whole(member: Sparse, flat: Tensor, shapes: Sequence[Size]) -> list[Tensor]
     return [x for (_, x), shape in parts if member.spared(shape)]
 
 
-def told(body: Tensor) -> Tensor:
+def finite_mark(body: Tensor) -> Tensor:
     """[1]: 0 where all of body [n] is finite, else NaN. It travels with what is sent, so that what overflowed where
     nothing is sent is not finite in the sum either."""
     return body.sum().mul(0).view(1)

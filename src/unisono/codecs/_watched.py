@@ -46,7 +46,7 @@ class WatchedCoder(Coder):
         answer, silent = None, self._tells
         for _ in range(ENDLESS):
             try:
-                asked = inner.send(answer)
+                wish = inner.send(answer)
             except StopIteration as end:
                 wrong = _odd_sum(end.value, length, numel)
                 if wrong := wrong or (
@@ -58,14 +58,14 @@ class WatchedCoder(Coder):
             except CodecFault as fault:  # of its memory
                 fault.where = fault.where or place(fault)
                 raise
-            if isinstance(asked, Sent):
-                answer, silent = (yield Sent(self._decoded(asked, length))), False
+            if isinstance(wish, Sent):
+                answer, silent = (yield Sent(self._decoded(wish, length))), False
                 continue
-            for request in asked if isinstance(asked, tuple) else (asked,):
+            for request in wish if isinstance(wish, tuple) else (wish,):
                 if wrong := _odd_request(request, memory.replicas):
                     raise CodecFault(wrong, where=_line(inner))
                 self._note(_said(request))
-            answer = yield asked
+            answer = yield wish
         raise CodecFault(f"exchange has asked for {ENDLESS} operations and does not end", where=_line(inner))
 
     def _note(self, line: str) -> None:
@@ -110,19 +110,19 @@ class _Kept(dict[str, Tensor]):
         raise CodecFault(f"exchange asks memory for {key!r}, which `keeps` of its coder does not name")
 
 
-def _odd_request(asked: object, replicas: int) -> str:
+def _odd_request(request: object, replicas: int) -> str:
     """What is wrong with a request that cannot be met; "" where it can."""
-    if not isinstance(asked, Sum | Gather | Deal):
-        return f"exchange yields {_kind(asked)}; it yields Sum, Gather, Deal or Sent"
-    x = asked.tensor
+    if not isinstance(request, Sum | Gather | Deal):
+        return f"exchange yields {_kind(request)}; it yields Sum, Gather, Deal or Sent"
+    x = request.tensor
     if not isinstance(x, Tensor):
-        return f"exchange yields {type(asked).__name__} of {_kind(x)}; it takes a tensor"
+        return f"exchange yields {type(request).__name__} of {_kind(x)}; it takes a tensor"
     if not x.is_contiguous():
-        return f"exchange yields {_said(asked)}, which is not contiguous"
-    if not isinstance(asked, Sum) and x.dim() != 1:
-        return f"exchange yields {_said(asked)}; it takes one dim"
-    if isinstance(asked, Deal) and len(x) % replicas:
-        return f"exchange yields {_said(asked)}, which {replicas} replicas have no equal parts of"
+        return f"exchange yields {_said(request)}, which is not contiguous"
+    if not isinstance(request, Sum) and x.dim() != 1:
+        return f"exchange yields {_said(request)}; it takes one dim"
+    if isinstance(request, Deal) and len(x) % replicas:
+        return f"exchange yields {_said(request)}, which {replicas} replicas have no equal parts of"
     return ""
 
 

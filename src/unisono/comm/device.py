@@ -198,8 +198,8 @@ def begun_collectives() -> str:
 
 def recorded_backends() -> list[str]:
     """The backends of which torch's flight recorder keeps collectives in this process."""
-    found = [CPU_BACKEND] if hasattr(RECORDER, "_dump_fr_trace_json") else []
-    return [*found, GPU_BACKEND] if spins() and hasattr(RECORDER, "_dump_nccl_trace") else found
+    backends = [CPU_BACKEND] if hasattr(RECORDER, "_dump_fr_trace_json") else []
+    return [*backends, GPU_BACKEND] if spins() and hasattr(RECORDER, "_dump_nccl_trace") else backends
 
 
 def recorded(backend: str, frames: bool) -> bytes:

@@ -30,6 +30,10 @@ _SOON = timedelta(milliseconds=1)
 _LINGER = timedelta(seconds=3)
 
 
+class WorldEnded(RuntimeError):
+    """Raised in every rank on a thread that waits when another one has raised, or when all wait for each other."""
+
+
 class PeerFailureContext:
     """A context in which a group waits: an error that only says that a connection was closed names who has gone."""
 

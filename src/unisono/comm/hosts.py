@@ -14,12 +14,12 @@ from unisono.comm.collectives.messages.live import start_gather
 
 def nodes_of(pg: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
     """Places of the members on each host, in the order of the first of each. Every member calls it, or it hangs."""
-    own = torch.tensor([mark()], dtype=torch.int64)
-    marks = own.new_empty(pg.size())
-    start_gather(marks, own, pg).wait()
+    mine = torch.tensor([mark()], dtype=torch.int64)
+    marks = mine.new_empty(pg.size())
+    start_gather(marks, mine, pg).wait()
     hosts: dict[int, list[int]] = {}
-    for place, one in enumerate(marks.tolist()):
-        hosts.setdefault(one, []).append(place)
+    for place, number in enumerate(marks.tolist()):
+        hosts.setdefault(number, []).append(place)
     return tuple(map(tuple, hosts.values()))
 
 

@@ -62,7 +62,7 @@ class ImaginedGroup(dist.ProcessGroup):
     def getGroupName(self) -> str:
         return self._name
 
-    def _made(self, op: str, tensors: Sequence[Tensor], peer: int = -1) -> _Over:
+    def _record(self, op: str, tensors: Sequence[Tensor], peer: int = -1) -> _Over:
         call = Made(self._name, op, sum(x.nbytes for x in tensors), peer, self._ranks)
         self._calls.append(call)
         if op != "recv":
@@ -70,40 +70,40 @@ class ImaginedGroup(dist.ProcessGroup):
         return _Over(lambda: self._calls.append(replace(call, op="arrived")))
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Over:
-        return self._made("all_reduce", tensors)
+        return self._record("all_reduce", tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> _Over:
-        return self._made("broadcast", tensors)
+        return self._record("broadcast", tensors)
 
     def barrier(self, opts: Any = None) -> _Over:
         return _Over()
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> _Over:
-        return self._made("all_gather", [output])
+        return self._record("all_gather", [output])
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> _Over:
-        return self._made("reduce_scatter", [input])
+        return self._record("reduce_scatter", [input])
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
     ) -> _Over:
-        return self._made("all_to_all", [input])
+        return self._record("all_to_all", [input])
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> _Over:
-        return self._made("all_gather", outputs)
+        return self._record("all_gather", outputs)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> _Over:
-        return self._made("reduce_scatter", inputs)
+        return self._record("reduce_scatter", inputs)
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> _Over:
-        return self._made("send", tensors, self._ranks[to])
+        return self._record("send", tensors, self._ranks[to])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> _Over:
-        return self._made("recv", tensors, self._ranks[source])
+        return self._record("recv", tensors, self._ranks[source])
 
 
 @contextmanager

@@ -64,12 +64,12 @@ class Shape:
 
     def peers(self, place: int, axes: Iterable[str]) -> list[int]:
         """Places whose coordinates equal this one's on all axes but the given ones, in order."""
-        own, free = self.coordinates(place), set(axes)
+        mine, free = self.coordinates(place), set(axes)
         fixed = [axis for axis in AXES if axis not in free]
         return [
             other
             for other in range(self.world)
-            if all(self.coordinates(other)[axis] == own[axis] for axis in fixed)
+            if all(self.coordinates(other)[axis] == mine[axis] for axis in fixed)
         ]
 
 

@@ -85,10 +85,10 @@ class Mesh:
         axes = ("shard", "cp", "tp")
         ranks = self.peers(axes)
         part, place = divmod(ranks.index(self.rank), ep)
-        for name, some in (("ep", ranks[part * ep : part * ep + ep]), ("holders", ranks[place::ep])):
+        for name, members in (("ep", ranks[part * ep : part * ep + ep]), ("holders", ranks[place::ep])):
             key = frozenset({name, str(ep)})
             if key not in self._over:
-                self._over[key] = self.group_of(name, some)
+                self._over[key] = self.group_of(name, members)
         return self._over[frozenset({"ep", str(ep)})], self._over[frozenset({"holders", str(ep)})]
 
     def joined(self, members: Members) -> Self:
@@ -122,9 +122,9 @@ class Mesh:
         """A group of the given ranks, of which this one is a member."""
         pg = None
         if len(ranks) > 1:
-            made = dist.new_group(
+            group = dist.new_group(
                 ranks, timeout=self._timeout, use_local_synchronization=True, group_desc=name
             )
-            pg = made if isinstance(made, dist.ProcessGroup) else None
+            pg = group if isinstance(group, dist.ProcessGroup) else None
         how = self._collective if name == "dp" else Auto()
         return Group(name, ranks, ranks.index(self.rank), pg, self.recorder, self._ordered, how)

@@ -162,9 +162,9 @@ class Playing:
             used += [run for message in (*before.sends, *before.receives) for run in message.runs]
         posted = []
         for message in self._turns[at].receives:
-            own = not message.adds and len(message.runs) == 1 and not _meet(message.runs, used)
+            in_place = not message.adds and len(message.runs) == 1 and not _meet(message.runs, used)
             place = self._store.view(message.runs[0])
-            room = None if own else place.new_empty(message.numel)
+            room = None if in_place else place.new_empty(message.numel)
             work = self._pg.recv([place if room is None else room], message.peer, self._tag)
             posted.append(_Posted(message, work, room))
         return posted
@@ -198,9 +198,9 @@ class Playing:
         self._going.clear()
 
 
-def _meet(some: Sequence[Run], others: Sequence[Run]) -> bool:
+def _meet(runs: Sequence[Run], others: Sequence[Run]) -> bool:
     """Whether any of these runs have an element in common."""
-    return any(a < stop and start < b for a, b in some for start, stop in others)
+    return any(a < stop and start < b for a, b in runs for start, stop in others)
 
 
 class ProgramAlgorithm(Algorithm):
@@ -233,9 +233,9 @@ class ProgramAlgorithm(Algorithm):
 
     def all_gather(self, out: Tensor, part: Tensor, later: bool = False) -> Pending:
         whole = out.view(-1)
-        own = whole.chunk(self._size)[self._index] if whole.numel() else whole
-        if own.data_ptr() != part.data_ptr():
-            own.copy_(part.view(-1))
+        mine = whole.chunk(self._size)[self._index] if whole.numel() else whole
+        if mine.data_ptr() != part.data_ptr():
+            mine.copy_(part.view(-1))
         return self._play(self.program("all_gather", part), VectorWindow(whole), whole)
 
     def exchange(self, out: Tensor, x: Tensor) -> Pending:
@@ -246,17 +246,17 @@ class ProgramAlgorithm(Algorithm):
         return self._play(self.program("all_to_all", x), store, whole)
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
-        own, whole, program = out.view(-1), x.view(-1), self.program("reduce_scatter", x)
-        start, stop = len(own) * self._index, len(own) * (self._index + 1)
-        own.copy_(whole[start:stop])
+        mine, whole, program = out.view(-1), x.view(-1), self.program("reduce_scatter", x)
+        start, stop = len(mine) * self._index, len(mine) * (self._index + 1)
+        mine.copy_(whole[start:stop])
         turns = self._turns(program, whole.numel(), x.element_size())
         runs = (run for turn in turns for message in turn.receives for run in message.runs)
         if all(start <= run[0] and run[1] <= stop for run in runs):  # nobody adds up for others
-            self._play(program, OwnApart(whole, own, start), whole).wait()
+            self._play(program, OwnApart(whole, mine, start), whole).wait()
             return
         sums = whole.clone()
         self._play(program, VectorWindow(sums), whole).wait()
-        own.copy_(sums[start:stop])
+        mine.copy_(sums[start:stop])
 
     def broadcast(self, x: Tensor, root: int) -> Pending:
         whole = x.view(-1)
@@ -269,31 +269,31 @@ class ProgramAlgorithm(Algorithm):
         return self._play(self.program("reduce", x, root), VectorWindow(whole), whole, op, over)
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int) -> Pending:
-        own, each = out.view(-1), out.numel()
+        mine, each = out.view(-1), out.numel()
         program = self._program("scatter", self._size, root, 1)
         if x is not None:
-            own.copy_(x.view(-1)[each * root : each * (root + 1)])
+            mine.copy_(x.view(-1)[each * root : each * (root + 1)])
             return self._play(program, VectorWindow(x.view(-1)), x)
-        store, start = self._room(program, own), each * self._index
-        copy = partial(own.copy_, store.view((start, start + each)))
-        return self._play(program, store, own, None, copy, each * self._size)
+        store, start = self._room(program, mine), each * self._index
+        copy = partial(mine.copy_, store.view((start, start + each)))
+        return self._play(program, store, mine, None, copy, each * self._size)
 
     def gather(self, out: Tensor | None, part: Tensor, root: int) -> Pending:
-        own, each = part.view(-1), part.numel()
+        mine, each = part.view(-1), part.numel()
         program = self._program("gather", self._size, root, 1)
-        store: VectorWindow = self._room(program, own) if out is None else VectorWindow(out.view(-1))
+        store: VectorWindow = self._room(program, mine) if out is None else VectorWindow(out.view(-1))
         if each:
-            store.view((each * self._index, each * (self._index + 1))).copy_(own)
-        return self._play(program, store, own, numel=each * self._size)
+            store.view((each * self._index, each * (self._index + 1))).copy_(mine)
+        return self._play(program, store, mine, numel=each * self._size)
 
-    def _room(self, program: Program, own: Tensor) -> VectorWindow:
+    def _room(self, program: Program, mine: Tensor) -> VectorWindow:
         """Room for this rank's part [n] of a vector [size · n], and for all that passes through it."""
-        each = own.numel()
-        turns = self._turns(program, each * self._size, own.element_size())
+        each = mine.numel()
+        turns = self._turns(program, each * self._size, mine.element_size())
         runs = [run for turn in turns for message in (*turn.sends, *turn.receives) for run in message.runs]
         runs.append((each * self._index, each * (self._index + 1)))
         start, stop = min(run[0] for run in runs), max(run[1] for run in runs)
-        return VectorWindow(own.new_empty(stop - start), start)
+        return VectorWindow(mine.new_empty(stop - start), start)
 
     def _lowered(self, program: Program, numel: int, itemsize: int) -> tuple[RankTurn, ...]:
         return row(program, self._index, numel, max(1, PIECE // itemsize))

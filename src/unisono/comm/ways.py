@@ -9,7 +9,7 @@ def ways(mesh: Mesh, device: torch.device, messages: str = "") -> list[str]:
     """A line for each axis of several ranks: of `dp` what `collective` names, of others the best that is there.
     messages: how those of stages go. Every rank calls it, or it hangs."""
     lines = []
-    for axis in ("dp", *(one for one in reversed(AXES) if one != "dp")):
+    for axis in ("dp", *(other for other in reversed(AXES) if other != "dp")):
         group = getattr(mesh, axis)
         if group.size > 1:
             group.near(device)  # what is not asked for is looked for here

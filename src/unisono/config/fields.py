@@ -42,19 +42,19 @@ class Key:
 @cache
 def keys() -> Mapping[str, Key]:
     """Every key of a recipe, in the order of the models."""
-    found: dict[str, Key] = {}
+    known: dict[str, Key] = {}
     for name, info in Recipe.model_fields.items():
         if name == "model":
-            found |= {f"model.{leaf}": key_of(f"model.{leaf}", field) for leaf, field in model_keys().items()}
-            found["model.kind"] = replace(found["model.kind"], description=listed())
+            known |= {f"model.{leaf}": key_of(f"model.{leaf}", field) for leaf, field in model_keys().items()}
+            known["model.kind"] = replace(known["model.kind"], description=listed())
         elif (
             name in SECTIONS and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
         ):
             for leaf, inner in info.annotation.model_fields.items():
-                found[f"{name}.{leaf}"] = key_of(f"{name}.{leaf}", inner)
+                known[f"{name}.{leaf}"] = key_of(f"{name}.{leaf}", inner)
         else:
-            found[name] = key_of(name, info)
-    return found
+            known[name] = key_of(name, info)
+    return known
 
 
 def key_of(name: str, field: FieldInfo) -> Key:

@@ -159,8 +159,8 @@ def unknown(name: str, origin: str) -> Problem:
     section, _, leaf = name.partition(".")
     if "." in leaf or leaf == section:
         what = f"unknown key {name}: inside [{section}] keys stand without its name"
-        own = leaf.removeprefix(section).removeprefix(".") or "key"
-        return Problem("C01", what, origin, f"{own} = value, below [{section}]")
+        short = leaf.removeprefix(section).removeprefix(".") or "key"
+        return Problem("C01", what, origin, f"{short} = value, below [{section}]")
     if remedy := remedy_for(name):
         return Problem("C01", f"unknown key {name}", origin, remedy)
     close = suggestion(name)

@@ -80,12 +80,12 @@ def _settle_own(layer: Layer, problems: list[Problem]) -> None:
     strange = [name for name in layer if name.startswith("model.") and name not in keys()]
     if not strange:
         return
-    own: Mapping[str, Any] = {}
+    keys_of_kind: Mapping[str, Any] = {}
     with suppress(UsageError):  # of a kind of model that there is not: told where the recipe is made
-        own = kind_of(str(layer.get("model.kind", Setting("gpt", "")).value)).model_fields
+        keys_of_kind = kind_of(str(layer.get("model.kind", Setting("gpt", "")).value)).model_fields
     for name in strange:
         value, origin = layer[name].value, layer[name].origin
-        field = own.get(name.partition(".")[2])
+        field = keys_of_kind.get(name.partition(".")[2])
         if field is None:
             if len(problems) < MANY:
                 problems.append(unknown(name, origin))
@@ -156,11 +156,11 @@ def _guarded(where: str, function: Any) -> Any:
 def _value_layer(value: Any, origin: str) -> Layer:
     recipe, plan = value if isinstance(value, tuple) else (value, None)
     layer: Layer = {}
-    for name, given in recipe.model_dump(exclude_unset=True).items():
+    for name, values in recipe.model_dump(exclude_unset=True).items():
         if name in SECTIONS:
-            layer |= {f"{name}.{leaf}": Setting(inner, origin) for leaf, inner in given.items()}
+            layer |= {f"{name}.{leaf}": Setting(inner, origin) for leaf, inner in values.items()}
         else:
-            layer[name] = Setting(given, origin)
+            layer[name] = Setting(values, origin)
     if plan is not None:
         layer["plan"] = Setting(str(plan), origin)
     return layer
@@ -185,7 +185,7 @@ def _validate(layer: Layer, problems: list[Problem]) -> Recipe | None:
 
 
 def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem]:
-    found = []
+    problems = []
     for item in error.errors(include_url=False):
         loc = [str(p) for p in item["loc"]]
         if len(loc) > 2 and item["type"] == "literal_error":  # of a number or a word: told of the number
@@ -195,21 +195,21 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
         if item["type"] == "extra_forbidden" and loc[0] == "model" and name in keys():
             kind = layer.get("model.kind", Setting(keys()["model.kind"].default, "")).value
             what = f"{name} means nothing to a model of kind {kind}"
-            found.append(Problem("C06", what, setting.origin if setting else origin, "take it out"))
+            problems.append(Problem("C06", what, setting.origin if setting else origin, "take it out"))
             continue
-        given = setting.value if setting else item.get("input")
-        value, message = _shown(given), _in_words(item)
+        written = setting.value if setting else item.get("input")
+        value, message = _shown(written), _in_words(item)
         fix = keys()[name].about if name in keys() else ""
         if item["type"] == "string_pattern_mismatch":
-            named = re.sub(r"[^A-Za-z0-9]+", "-", str(given)).strip("-")
+            named = re.sub(r"[^A-Za-z0-9]+", "-", str(written)).strip("-")
             fix = f'{name} = "{named or "run"}"; {fix}'
         what = (
             f"{name or error.title} = {value} {message}"
             if "should" in message
             else f"{name} = {value}: {message}"
         )
-        found.append(Problem("C02", what, setting.origin if setting else origin, fix))
-    return found
+        problems.append(Problem("C02", what, setting.origin if setting else origin, fix))
+    return problems
 
 
 def _in_words(item: Any) -> str:

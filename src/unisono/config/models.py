@@ -93,7 +93,7 @@ class _Train(BaseModel):
         default=None, description=f"{LOSSES.listed()}; the model's own when absent"
     )
     metrics: tuple[Annotated[str, _one_of(METRICS)], ...] = Field(
-        default=(), description=f"what validations tell beside the loss: {METRICS.listed()}"
+        default=(), description=f"what validations report besides the loss: {METRICS.listed()}"
     )
     lr: NotNegative = Field(default=1e-3, description="peak learning rate")
     lr_schedule: Annotated[str, _one_of(RATES)] = Field(default="cosine", description=RATES.listed())
@@ -127,22 +127,22 @@ class _Train(BaseModel):
     )
     on_bad: Literal["stop", "skip", "roll_back"] = Field(
         default="stop",
-        description="after a step whose loss or gradient norm is no number, or a spike: stop, skip its update, or"
+        description="after a step whose loss or gradient norm is NaN, or a spike: stop, skip its update, or"
         " roll_back to a checkpoint before it and leave it out",
     )
     spike: NotNegative = Field(
         default=0.0,
-        description="robust standard deviations above the last medians that make a loss or norm a spike; 0: none is",
+        description="robust standard deviations above the recent median from which a loss or norm is a spike; 0: off",
     )
     skip_around: Natural = Field(
-        default=1, description="steps left out before and after a bad one, once the run has gone back"
+        default=1, description="steps left out before and after a bad one, once the run has rolled back"
     )
     bad_limit: Natural = Field(
         default=10,
-        description="bad steps in a row that are skipped, or returns without progress, before it stops",
+        description="bad steps in a row, or roll-backs without progress, before the run stops",
     )
     quarantine: bool = Field(
-        default=False, description="play a step again without the micro-batches whose loss is no number"
+        default=False, description="repeat a step without the micro-batches whose loss is NaN"
     )
     freeze: tuple[str, ...] = Field(
         default=(), description="weights that do not learn: globs over their names, such as stem.*"
@@ -151,7 +151,7 @@ class _Train(BaseModel):
         default=(), description="the only weights that learn; beside adapters, where there are some"
     )
     lora_rank: Natural = Field(
-        default=0, description="rank of the adapters that learn in the place of weights; 0: none"
+        default=0, description="rank of LoRA adapters that learn instead of the weights; 0: none"
     )
     lora_alpha: Positive | None = Field(
         default=None, description="adapters count alpha / rank; twice the rank when absent"
@@ -218,11 +218,11 @@ class LaunchConfig(BaseModel):
     )
     recover: bool = Field(
         default=True,
-        description="replace ranks that are killed or stand still, helper and supervisor; false: a loss ends the run",
+        description="replace ranks that are killed or hang, fork server and supervisor; false: a loss ends the run",
     )
     replan: bool = Field(
         default=True,
-        description="go on under another plan, or with leaves split by speed, where hosts or speeds have changed and"
+        description="change the plan, or split leaves by speed, where hosts or speeds have changed and"
         " that pays; false: with fewer replicas alone",
     )
     snapshot_every: Natural | None = Field(
@@ -230,9 +230,7 @@ class LaunchConfig(BaseModel):
         description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where one"
         " rank or one host alone holds a part, as often as costs under 0.5 % of a step",
     )
-    tls: bool = Field(
-        default=False, description="what supervisors of several hosts say to each other goes through TLS"
-    )
+    tls: bool = Field(default=False, description="encrypt the links between hosts with TLS")
     shell: str = Field(
         default="ssh -o BatchMode=yes",
         min_length=1,

@@ -89,10 +89,10 @@ def on_any_ranks(recipe: Recipe) -> Recipe:
 def located(where: str, origins: Mapping[str, str]) -> str:
     """`plan.tp, model.n_head` with the place of each key where one is known: `plan.tp (my.toml:3), ...`."""
 
-    def place(found: re.Match[str]) -> str:
-        key = "plan" if found[1] == "plan" else found[0]
+    def place(match: re.Match[str]) -> str:
+        key = "plan" if match[1] == "plan" else match[0]
         origin = origins.get(key, "default")
-        return found[0] if origin == "default" else f"{found[0]} ({origin})"
+        return match[0] if origin == "default" else f"{match[0]} ({origin})"
 
     return ", ".join(_KEY.sub(place, part) if _KEY.fullmatch(part) else part for part in where.split(", "))
 

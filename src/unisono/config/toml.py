@@ -28,10 +28,10 @@ def key_lines(text: str) -> dict[Path, int]:
         if header.startswith("["):
             table = _path(header.lstrip("["))
             _record(lines, table, len(table) - 1, number)
-        elif found := _PATH.match(line):
-            path = table + _pieces(found[1])
+        elif match := _PATH.match(line):
+            path = table + _pieces(match[1])
             _record(lines, path, len(table), number)
-            inside, depth = _scan(line, found.end(), "", 0)
+            inside, depth = _scan(line, match.end(), "", 0)
     return lines
 
 
@@ -46,8 +46,8 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
 def faults(text: str, most: int = 5) -> list[tuple[int, str, str]]:
     """(line, what, remedy) of what keeps a text from being TOML. The parser stops at the first fault, so its line is
     taken out and the rest is read again; a fault that reaches over lines hides those behind it."""
-    lines, found = text.split("\n"), []
-    while len(found) < most:
+    lines, problems = text.split("\n"), []
+    while len(problems) < most:
         try:
             toml_of("\n".join(lines))
             break
@@ -55,11 +55,11 @@ def faults(text: str, most: int = 5) -> list[tuple[int, str, str]]:
             what, _, place = str(error).rpartition(" (at ")
             known = re.search(r"line (\d+)", place)
             line = int(known[1]) if known else len(text.rstrip().split("\n"))
-            found.append((line, *_said(what, lines, line)))
+            problems.append((line, *_said(what, lines, line)))
             if known is None or not lines[line - 1]:
                 break
             lines[line - 1] = ""
-    return found
+    return problems
 
 
 def _said(what: str, lines: list[str], line: int) -> tuple[str, str]:
@@ -102,8 +102,8 @@ def _record(lines: dict[Path, int], path: Path, known: int, number: int) -> None
 
 
 def _path(text: str) -> Path:
-    found = _PATH.match(text)
-    return _pieces(found[1]) if found else ()
+    match = _PATH.match(text)
+    return _pieces(match[1]) if match else ()
 
 
 def _pieces(text: str) -> Path:

@@ -50,22 +50,22 @@ def value_of(recipe: Recipe, name: str) -> Any:
 
 def differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     """(dotted key, value in a, value in b) for every key that differs."""
-    own = (f"model.{leaf}" for recipe in (a, b) for leaf in dict(recipe.model))
-    both = ((name, value_of(a, name), value_of(b, name)) for name in dict.fromkeys((*keys(), *own)))
+    model_keys = (f"model.{leaf}" for recipe in (a, b) for leaf in dict(recipe.model))
+    both = ((name, value_of(a, name), value_of(b, name)) for name in dict.fromkeys((*keys(), *model_keys)))
     return [(name, x, y) for name, x, y in both if x != y]
 
 
 def schema() -> dict[str, Any]:
     """JSON schema of a recipe file, for editors."""
-    found = Recipe.model_json_schema()
-    found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    found["title"] = "Unisono recipe"
-    found["properties"]["plan"]["description"] += f"; {families()}"
-    found["properties"]["extends"] = {
+    whole = Recipe.model_json_schema()
+    whole["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    whole["title"] = "Unisono recipe"
+    whole["properties"]["plan"]["description"] += f"; {families()}"
+    whole["properties"]["extends"] = {
         "type": "string",
         "description": "another recipe file, which this one changes",
     }
-    return found
+    return whole
 
 
 def as_json(recipe: Recipe) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from unisono.launch import crossing
+from unisono.launch import error_record
 from unisono.launch.context import RankContext
-from unisono.launch.verdict import listed
+from unisono.launch.run.verdict import listed
 from unisono.spec.errors import UnisonoError, UsageError
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def agree(
         result = work()
         line["facts"] = facts(result)
     except Exception as error:  # told to all below
-        failure, line["error"] = error, crossing.describe(error)
+        failure, line["error"] = error, error_record.describe(error)
     ctx.store.set(f"{topic}/{ctx.rank}", json.dumps({"host": ctx.host, **line}))
     verdict = tell(ctx, topic, lambda: _judged([_line(ctx, topic, rank) for rank in range(ctx.world)]))
     if failure is not None and not isinstance(failure, UnisonoError):
@@ -66,7 +66,7 @@ def tell(ctx: RankContext, topic: str, work: Callable[[], T]) -> T:
         try:
             word = {"value": work()}
         except Exception as error:  # told to all below
-            word = {"error": {**crossing.describe(error), "rank": 0, "host": ctx.host}}
+            word = {"error": {**error_record.describe(error), "rank": 0, "host": ctx.host}}
         ctx.store.set(topic, json.dumps(word))
     word = json.loads(ctx.store.get(topic))
     if "error" in word:
@@ -78,16 +78,16 @@ def _line(ctx: RankContext, topic: str, rank: int) -> dict[str, Any]:
     return json.loads(ctx.store.get(f"{topic}/{rank}"))
 
 
-def _judged(lines: Sequence[Mapping[str, Any]]) -> crossing.Record | None:
+def _judged(lines: Sequence[Mapping[str, Any]]) -> error_record.Record | None:
     for rank, line in enumerate(lines):
         if "error" in line:
             return {**line["error"], "rank": rank, "host": line["host"]}
     error = odd_one([line["facts"] for line in lines], [line["host"] for line in lines])
-    return None if error is None else {**crossing.describe(error), "rank": error.rank, "host": error.host}
+    return None if error is None else {**error_record.describe(error), "rank": error.rank, "host": error.host}
 
 
-def _shared(record: crossing.Record) -> Exception:
-    error = crossing.revive(record, record["rank"], record["host"])
+def _shared(record: error_record.Record) -> Exception:
+    error = error_record.revive(record, record["rank"], record["host"])
     error.shared = True
     return error
 

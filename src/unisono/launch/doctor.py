@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from unisono.launch.backend import Equipment, has_mpi
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.launch.outcome import Outcome
 from unisono.launch.transport import SOCKETS, SYSFS, NetworkTransport, transports
 from unisono.spec.errors import UnisonoError
@@ -222,7 +222,7 @@ def port() -> Check:
 def together() -> list[Check]:
     """Two ranks, forked, that sum: the way that training goes."""
     try:
-        with Nursery("unisono.launch.doctor_probe:entry") as nursery:
+        with ForkServer("unisono.launch.doctor_probe:entry") as nursery:
             outcome = nursery.run(
                 {"small": 200, "large": 5}, 2, on_event=lambda rank, event: None, timeout=60.0, backend="gloo"
             )

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import hang_report, inspect_folder, verdict
+from unisono.launch import hang_report, inspect_folder
 from unisono.launch.inspect import InspectedRank, look, mismatched
 from unisono.launch.inspect_folder import ALIVE
 from unisono.launch.rank_status import RankStatus
+from unisono.launch.run import verdict
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.runs import run_folder
 from unisono.spec.words import whole

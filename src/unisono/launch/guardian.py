@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from unisono.launch.parent import set_parent_death_signal
-from unisono.launch.recovery import LIMIT, Recovery
+from unisono.launch.run.membership import LIMIT, Tries
+from unisono.launch.run.verdict import how_died
 from unisono.launch.signals import Signals, heard, meant
 from unisono.launch.suspend import stops_with
-from unisono.launch.verdict import how_died
 from unisono.spec.errors import Interrupted, Stopped, UserCodeError
 
 SHOW_CURSOR = "\x1b[?25h"
@@ -33,15 +33,15 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 @dataclass
-class Known:
-    """What is known of a run when a supervisor begins. launches: how many began before it. run_dir: "" while there is
-    none. made: this command made it. began: its ranks have trained. saved: a checkpoint was. lost: how often ranks were
+class RunHistory:
+    """What is known of a run when a supervisor begins. launches: supervisors before it. run_dir: "" if there is none.
+    created: this command made it. began: its ranks have trained. saved: a checkpoint was. lost: how often ranks were
     lost and replaced. died, at: how the last supervisor ended, and when in Unix time; since: the same moment of the
     monotonic clock."""
 
     launches: int = 0
     run_dir: str = ""
-    made: bool = False
+    created: bool = False
     began: bool = False
     saved: bool = False
     lost: int = 0
@@ -52,14 +52,14 @@ class Known:
 
 @final
 @dataclass
-class Ward:
-    """A supervisor as its guardian knows it. pipe: to the guardian; None where there is none."""
+class GuardianPipe:
+    """What a supervisor has of its guardian: the history of the run, and a pipe; None where there is no guardian."""
 
-    known: Known = field(default_factory=Known)
+    history: RunHistory = field(default_factory=RunHistory)
     pipe: int | None = None
 
     def tell(self, **facts: Any) -> None:
-        """Tell the guardian some fields of `Known`, or the `step` that was made. A guardian that does not listen (it is
+        """Tell the guardian some fields of `RunHistory`, or the latest `step`. A guardian that does not listen (it is
         stopped) is not waited for."""
         if self.pipe is not None:
             with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def may_guard() -> bool:
     return alone and hasattr(os, "pidfd_open")
 
 
-def guarded(note: Callable[[str], None]) -> Ward:
+def guarded(note: Callable[[str], None]) -> GuardianPipe:
     """Returns in a new process, a supervisor; and in another one, if that is killed. This one never returns: it leaves
     with the supervisor's exit code, or raises when the run is given up. Call it while there is one thread."""
     return _Guardian(note).guard()
@@ -81,12 +81,12 @@ def guarded(note: Callable[[str], None]) -> Ward:
 @final
 class _Guardian:
     def __init__(self, note: Callable[[str], None]) -> None:
-        self._note, self._known, self._limit = note, Known(), Recovery(1)
-        self._asked = 0  # the first signal that asked the run to end
+        self._note, self._known, self._tries = note, RunHistory(), Tries()
+        self._signal = 0  # the first that asked the run to end
         self._child = 0
         self._heard = b""
 
-    def guard(self) -> Ward:
+    def guard(self) -> GuardianPipe:
         numbers = heard()
         while True:
             sys.stdout.flush()
@@ -97,7 +97,7 @@ class _Guardian:
             self._child = os.fork()
             if self._child == 0:
                 os.close(ours)
-                return _as_ward(me, self._known, theirs, numbers)
+                return _supervised(me, self._known, theirs, numbers)
             os.close(theirs)
             os.set_blocking(ours, False)
             with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class _Guardian:
                     if pipe in ready and not self._hear(pipe):
                         selector.unregister(pipe)
                     for number in signals.take():
-                        self._asked = self._asked or number
+                        self._signal = self._signal or number
                         os.kill(self._child, number)
                     if gone in ready:
                         while self._hear(pipe):  # its last words
@@ -142,7 +142,7 @@ class _Guardian:
         for line in lines:
             for name, value in json.loads(line).items():
                 if name == "step":
-                    self._limit.stepped(value)
+                    self._tries = self._tries.stepped(value)
                 elif name == "lost":
                     self._known.lost += value
                 else:
@@ -158,11 +158,11 @@ class _Guardian:
             known.launches + 1, how, time.time(), time.monotonic(),
         )  # fmt: skip
         self._heard = b""
-        if self._asked:
+        if self._signal:
             self._unblock()
-            kind = Interrupted if meant(self._asked) == "interrupt" else Stopped
+            kind = Interrupted if meant(self._signal) == "interrupt" else Stopped
             error: Exception = kind(f"the supervisor was {how} while the run was stopping")
-        elif not self._limit.may():
+        elif not self._tries.may():
             self._unblock()
             error = UserCodeError(
                 f"the supervisor was {how}, {LIMIT + 1} times without a new step between",
@@ -171,7 +171,7 @@ class _Guardian:
             )
             error.__dict__["exit"] = 128 - status
         else:
-            self._limit.change()
+            self._tries = self._tries.lost(())
             where = f"with {known.run_dir}" if known.run_dir else "from the beginning"
             self._note(f"note  the supervisor was {how}: another one goes on {where}")
             return
@@ -186,10 +186,10 @@ class _Guardian:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, heard())
 
 
-def _as_ward(guardian: int, known: Known, pipe: int, numbers: list[signal.Signals]) -> Ward:
+def _supervised(guardian: int, known: RunHistory, pipe: int, numbers: list[signal.Signals]) -> GuardianPipe:
     """In the child, with the handlers that the guardian had before it was one."""
     set_parent_death_signal(guardian, ctypes.CDLL(None, use_errno=True))
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # what it writes to the terminal is no background job's
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-    return Ward(Known(**asdict(known)), pipe)
+    return GuardianPipe(RunHistory(**asdict(known)), pipe)

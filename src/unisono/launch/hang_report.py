@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.launch.inspect import InspectedRank
 from unisono.launch.rank_status import RankStatus
-from unisono.launch.verdict import listed
+from unisono.launch.run.verdict import listed
 from unisono.spec.errors import UnisonoError
 from unisono.spec.frames import is_foreign
 

@@ -10,7 +10,7 @@ from typing import Any
 from unisono.launch import inspect_folder, inspect_schema
 from unisono.launch.inspect_folder import RankProcess
 from unisono.launch.rank_status import RankStatus, process_state
-from unisono.launch.verdict import differing
+from unisono.launch.run.verdict import differing
 
 NEAR = 3.0
 """Seconds that ranks of this host get to answer: the question is read once a second."""

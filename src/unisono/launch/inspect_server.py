@@ -49,9 +49,9 @@ class InspectServer:
     def heard(self, worker: Worker, event: Mapping[str, Any], workers: Mapping[int, Worker]) -> bool:
         """Take in what a rank says. Returns whether it was for this server alone."""
         kind = event.get("kind")
-        if kind == "appear" and (living := RankProcess.of(event["living"])) is not None:
+        if kind == "appear" and (living := RankProcess.of(event.get("living") or {})) is not None:
             self._processes[worker.number] = living
-            self._open(Path(event["folder"]))
+            self._open(Path(str(event.get("folder"))))
         if kind in ("appear", "ready"):
             self._show(workers)
         if kind == "report":

@@ -54,10 +54,10 @@ def proof(token: str, who: str, *parts: str) -> str:
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 
 
-def is_proof(given: Any, token: str, who: str, *parts: str) -> bool:
+def is_proof(text: Any, token: str, who: str, *parts: str) -> bool:
     """Whether it is; in a time that does not depend on where it differs."""
-    return isinstance(given, str) and hmac.compare_digest(
-        given.encode(errors="replace"), proof(token, who, *parts).encode()
+    return isinstance(text, str) and hmac.compare_digest(
+        text.encode(errors="replace"), proof(token, who, *parts).encode()
     )
 
 
@@ -66,46 +66,48 @@ def challenge() -> dict[str, Any]:
     return {"unisono": VERSION, "nonce": secrets.token_hex(32)}
 
 
-def answer(token: str, asked: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def answer(token: str, challenge: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     """What the caller says to it: `said`, with its proof. Raises Refused."""
-    if asked.get("unisono") != VERSION or not isinstance(asked.get("nonce"), str):
+    if challenge.get("unisono") != VERSION or not isinstance(challenge.get("nonce"), str):
         raise Refused("who answers there is no unisono of this version")
-    own = secrets.token_hex(32)
+    nonce = secrets.token_hex(32)
     return {
-        **said,
-        "nonce": own,
-        "proof": proof(token, "caller", asked["nonce"], own, json.dumps(said, sort_keys=True)),
+        **facts,
+        "nonce": nonce,
+        "proof": proof(token, "caller", challenge["nonce"], nonce, json.dumps(facts, sort_keys=True)),
     }
 
 
 def admitted(
-    token: str, asked: dict[str, Any], answered: dict[str, Any]
+    token: str, challenge: dict[str, Any], answered: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the caller says, the called side's own proof). Raises Refused."""
-    said = {key: value for key, value in answered.items() if key not in ("nonce", "proof")}
-    own = answered.get("nonce")
-    if not isinstance(own, str) or not is_proof(
-        answered.get("proof"), token, "caller", asked["nonce"], own, json.dumps(said, sort_keys=True)
+    facts = {key: value for key, value in answered.items() if key not in ("nonce", "proof")}
+    nonce = answered.get("nonce")
+    if not isinstance(nonce, str) or not is_proof(
+        answered.get("proof"), token, "caller", challenge["nonce"], nonce, json.dumps(facts, sort_keys=True)
     ):
         raise Refused("a stranger, who does not know the run's token")
-    return said, {"proof": proof(token, "called", own, asked["nonce"])}
+    return facts, {"proof": proof(token, "called", nonce, challenge["nonce"])}
 
 
-def check_called(token: str, asked: dict[str, Any], answered: dict[str, Any], proved: dict[str, Any]) -> None:
+def check_called(
+    token: str, challenge: dict[str, Any], answered: dict[str, Any], proved: dict[str, Any]
+) -> None:
     """That the called side knows the token too. Raises Refused."""
-    if not is_proof(proved.get("proof"), token, "called", answered["nonce"], asked["nonce"]):
+    if not is_proof(proved.get("proof"), token, "called", answered["nonce"], challenge["nonce"]):
         raise Refused("who answers there does not know the token")
 
 
 def parse(payload: bytes) -> dict[str, Any]:
     """A greeting. Raises Refused."""
     try:
-        told = json.loads(payload)
+        greeting = json.loads(payload)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        greeting = None
+    if not isinstance(greeting, dict):
         raise Refused("what came is no greeting")
-    return told
+    return greeting
 
 
 @dataclass
@@ -134,8 +136,8 @@ class HostLink:
         ]
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        own, other = keys if is_caller else reversed(keys)
-        return cls(sock, own, other)
+        outward, inward = keys if is_caller else reversed(keys)
+        return cls(sock, outward, inward)
 
     def send(self, payload: bytes) -> None:
         """Send a frame, as much of it as the connection takes now; the rest is owed. Raises Broken."""

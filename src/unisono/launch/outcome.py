@@ -13,13 +13,14 @@ class Outcome:
     """How a run ended: one result a rank (None where there is none), the error to show, the exit code.
 
     `stopped` is "interrupt" (Ctrl-C) or "terminate" (SIGTERM) when the run ended because it was asked to; then `exit`
-    is 130 or 75, and `error` is None if the ranks ended in good order.
+    is 130 or 75, and `error` is None if the ranks ended in good order. losses: how often ranks were lost and replaced.
     """
 
     results: list[dict[str, Any] | None]
     error: UnisonoError | None
     exit: int
     stopped: str = ""
+    losses: int = 0
 
     def why(self) -> str:
         """What ended a run that did not end well, as a terminal shows it: the error, and the rank's own traceback."""
@@ -40,10 +41,12 @@ class Outcome:
         return [result or {} for result in self.results]
 
 
-def ended(results: list[dict[str, Any] | None], error: UnisonoError | None, stopped: str) -> Outcome:
+def ended(
+    results: list[dict[str, Any] | None], error: UnisonoError | None, stopped: str, losses: int = 0
+) -> Outcome:
     """The outcome of a run of which all ranks are gone."""
     code = error.exit if error is not None else {"": 0, "interrupt": 130, "terminate": 75}[stopped]
-    return Outcome(results, error, code, stopped)
+    return Outcome(results, error, code, stopped, losses)
 
 
 def helper_killed(host: str) -> UnisonoError:
@@ -67,8 +70,3 @@ def host_gone(name: str, ranks: Sequence[int], room: int) -> UnisonoError:
         host=name,
         code="R02",
     )
-
-
-def of_helper(outcome: Outcome) -> bool:
-    """Whether a run ended by that error: no rank is to blame."""
-    return outcome.error is not None and (outcome.error.code, outcome.error.rank) == ("R02", None)

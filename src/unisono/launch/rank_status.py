@@ -38,7 +38,7 @@ _PARTS = (
     ("train/step/evaluate.py", "validation", 1),
     ("train/step/grad_norm.py", "the clipping norm", 1),
     ("launch/agree.py", "the agreement of ranks at the start", 1),
-    ("library/deal.py", "the next batch", 0),
+    ("library/batch_sharding.py", "the next batch", 0),
     ("train/step/gradients.py", "the exchange of gradients", 0),
     ("fsdp/", "the exchange of weights or gradients", 0),
     ("parallel/post.py", "the pipeline's messages", 0),
@@ -47,8 +47,12 @@ _PARTS = (
     ("train/build/build.py", "the meeting of ranks", 0),
     ("train/step/train_step.py", "a step", 0),
 )
-_JOB = dict.fromkeys(("clip", "mean", "log", "weigh", "weights", "prepare"), 1)
-_JOB |= {"save": 2, "load": 2, "close": 3}
+_JOB: dict[str, int] = {
+    **dict.fromkeys(("clip", "mean", "log", "weigh", "weights", "prepare"), 1),
+    "save": 2,
+    "load": 2,
+    "close": 3,
+}
 
 
 class Frame(NamedTuple):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from unisono.launch.board import Board
-from unisono.launch.verdict import listed
+from unisono.launch.run.verdict import listed
 from unisono.spec.settings import silence, tell
 
 PLAIN_EVERY = 10.0
@@ -29,8 +29,8 @@ def changed(event: Mapping[str, Any]) -> str:
     if event.get("why"):
         several = "s" * (event["ranks"] != 1)
         return f"going on with {event['ranks']} rank{several} under {event['plan']}: {event['why']}"
-    who = {one: f"the {one}" if one == "helper" else f"rank {one}" for one in event["lost"]}
-    lost = "; ".join(f"{who[one]} was lost ({how})" for one, how in event["lost"].items())
+    who = {rank: f"the {rank}" if rank == "helper" else f"rank {rank}" for rank in event["lost"]}
+    lost = "; ".join(f"{who[rank]} was lost ({how})" for rank, how in event["lost"].items())
     new = f"new processes for {listed(event['born'])}" if event["born"] else "no process is new"
     return f"{lost or 'ranks lost each other'}: {new}"
 
@@ -77,7 +77,7 @@ class Screen:
             self.say(self.board.line())
 
     def event(self, rank: int, event: dict[str, Any]) -> None:
-        """An `on_event` for Nursery.run and env.run_in_env."""
+        """An `on_event` for ForkServer.run and env.run_in_env."""
         match event["kind"]:
             case "output":
                 self.say(f"rank {rank} | {event['text']}" if self._ranks > 1 else event["text"])

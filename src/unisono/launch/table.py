@@ -72,17 +72,17 @@ def _ranks(board: Board) -> Table:
             continue
         row = board.rows[rank]
         note = AWAITED_NOTE if rank == awaited else row.note
-        told = bool(row.step)
+        has_stepped = bool(row.step)
         table.add_row(
             str(rank),
             row.host or host,
             "" if row.stage is None else str(row.stage),
-            str(row.step) if told else "",
-            f"{row.ms:.0f}" if told else "",
-            f"{row.compute:.0%}" if told else "",
-            f"{row.comm:.0%}" if told else "",
-            f"{row.waiting:.0%}" if told else "",
-            mebibytes(row.mem_mib) if told else "",
+            str(row.step) if has_stepped else "",
+            f"{row.ms:.0f}" if has_stepped else "",
+            f"{row.compute:.0%}" if has_stepped else "",
+            f"{row.comm:.0%}" if has_stepped else "",
+            f"{row.waiting:.0%}" if has_stepped else "",
+            mebibytes(row.mem_mib) if has_stepped else "",
             note,
             style="yellow" if rank == awaited else None,
         )

@@ -25,13 +25,13 @@ def certificate() -> tuple[ssl.SSLContext, str]:
         raise _none("a certificate is made by openssl, which is not here")
     with TemporaryDirectory(prefix="unisono-tls-") as folder:  # its owner's alone
         key, cert = Path(folder, "key.pem"), Path(folder, "cert.pem")
-        made = subprocess.run(
+        process = subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
              "-keyout", key, "-out", cert, "-days", _DAYS, "-subj", "/CN=unisono"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if made.returncode:
-            last = (made.stderr.strip() or "no word").splitlines()[-1]
+        if process.returncode:
+            last = (process.stderr.strip() or "no word").splitlines()[-1]
             raise _none(f"openssl makes no certificate: {last}")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

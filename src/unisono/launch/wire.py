@@ -83,10 +83,10 @@ def split(payload: bytes) -> list[bytes]:
 def event(payload: bytes) -> dict[str, Any]:
     """The event in a frame: an object with a text as its `kind`, "odd" where it is none."""
     try:
-        said = json.loads(payload)
+        message = json.loads(payload)
     except (ValueError, RecursionError):
-        said = None
-    return said if isinstance(said, dict) and isinstance(said.get("kind"), str) else {"kind": "odd"}
+        message = None
+    return message if isinstance(message, dict) and isinstance(message.get("kind"), str) else {"kind": "odd"}
 
 
 def dumps(message: dict[str, Any]) -> bytes:

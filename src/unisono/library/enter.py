@@ -61,17 +61,19 @@ def init(
     strict: bool = False,
     folder: str | Path | None = None,
 ) -> Job:
-    """Join the other ranks of this script under a plan of `dp` and `shard` (with `zero`); `dp=-1` takes all there are.
+    """Join the other ranks of this script and return the job.
 
-    The ranks are those that `torchrun`, Slurm, MPI or plain RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK
-    have started, or of a process group that is already initialised; one process alone is a world of one. context: a
-    place given by a launcher of one's own. timeout: seconds that a rank may keep the others waiting; by the optimisers'
-    steps if None. Who keeps them longer is named, and all ranks leave with 6. strict: raise what is else told, namely
-    whatever is noticed in the first steps that makes several ranks compute something else than one. folder: where
-    `unisono doctor hang FOLDER` finds this run while it is alive, also from other hosts that have it; a folder of this
-    user's on each host by itself if None.
+    Call it once, before `job.prepare`. The ranks are those that torchrun, Slurm, MPI or the variables RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT and LOCAL_RANK have started, or those of an initialised process group. One process alone is
+    a world of one.
 
-    Raises UsageError (and ConfigProblems) for a plan that cannot be played here, with the line to start it with.
+    plan: `dp`, `shard`, `zero` and `collective`, such as "dp=2 shard=4"; `dp=-1` fills the started ranks. context: a
+    rank's place from a launcher of your own. timeout: seconds that a rank may keep the others waiting; follows the
+    optimiser's steps if None. The rank that exceeds it is named, and all ranks exit with 6. strict: raise an error
+    where a note would say that several ranks compute something else than one. folder: where `unisono doctor hang
+    FOLDER` finds this run while it is alive, from any host that sees the folder; a private folder of each host if None.
+
+    Raises UsageError for a plan that a loop cannot play, with the command line that can.
     """
     with explained():
         played = stage()

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from unisono.launch.nursery import Nursery
-from unisono.launch.supervise import OnEvent
+from unisono.launch.fork_server import ForkServer
+from unisono.launch.loop import OnEvent
 from unisono.library.explain import explained
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError, VerifyMismatch
@@ -100,20 +100,23 @@ def check_gradients(
     tokens: int = 4096,
     timeout: float = 300.0,
 ) -> GradientVerdict:
-    """Run `candidate(rank)` on `ranks` processes and hold its gradients to those of `reference()` in one.
+    """Compare the gradients of a parallel loop with those of one device. The verdict is true if they agree.
 
-    reference: returns {name: gradient}, or a list of such shares of the batch that add up to the gradient; shares let
-    the verdict say which of them are missing or counted twice. candidate: returns {name: gradient} as this rank has
-    it; `rank` has `rank` and `world`. Both are module-level functions, found again by name in new processes, which
-    start with `torch.manual_seed(0)`, one thread and `dtype` as torch's default dtype.
+    Both functions are module-level: new processes find them by name, and start with `torch.manual_seed(0)`, one thread
+    and `dtype` as torch's default dtype. torch.distributed is initialised with Gloo. DTensors (FSDP2, tensor parallel)
+    are gathered.
 
-    DTensors (FSDP2, tensor parallel) are gathered. layout: name or pattern → `Shard(dim)` or `Partial()` of
-    torch.distributed.tensor, for plain tensors that are pieces, or parts of a sum, on `shards` consecutive ranks (all,
-    if None). tokens: how many terms (samples, or samples times positions) a weight's gradient adds up.
+    reference: returns {name: gradient} of one device, or a list of such mappings, one per share of the batch, that add
+    up to the gradient; with shares the verdict can say which are missing or counted twice. candidate: takes a rank with
+    `rank` and `world`, and returns {name: gradient} of that rank. ranks: how many processes run the candidate. layout:
+    name or pattern → `Shard(dim)` or `Partial()` of torch.distributed.tensor, for plain tensors that are pieces, or
+    terms of a sum, on consecutive ranks. shards: how many consecutive ranks hold one tensor; all if None. dtype:
+    torch's default dtype in both functions. tokens: how many terms (samples, or samples times positions) a weight's
+    gradient sums. timeout: seconds for each function.
 
     Raises UsageError V03 where names, shapes or functions do not fit, UserCodeError when one of the functions raises.
     """
-    with Nursery(ENTRY, path=path_of(reference)) as nursery:
+    with ForkServer(ENTRY, path=path_of(reference)) as nursery:
         terms = GradientCheck(ranks, layout or {}, shards or ranks, dtype, tokens, timeout)
         return check_with(nursery, reference, candidate, terms)
 
@@ -131,7 +134,7 @@ class GradientCheck:
 
 
 def check_with(
-    nursery: Nursery,
+    nursery: ForkServer,
     reference: Callable[[], Gradients | Sequence[Gradients]],
     candidate: Callable[[Any], Gradients],
     terms: GradientCheck,
@@ -161,7 +164,7 @@ def path_of(function: Callable[..., Any]) -> list[str]:
 
 
 def run(
-    nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float, hear: OnEvent | None = None
+    nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: float, hear: OnEvent | None = None
 ) -> list[dict[str, Any]]:
     """What each rank returned. Raises what the first to fail raised."""
     outcome = nursery.run(argument, ranks, 1, hear, timeout, "gloo")
@@ -189,7 +192,7 @@ def plain_name(name: str) -> str:
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """name → gradient of a model after backward, zeros where there is none; DTensors stay DTensors."""
+    """Return {name: gradient} of a model after backward, zeros where there is none. DTensors stay DTensors."""
     return {
         plain_name(name): torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters()

@@ -42,12 +42,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @final
 class Job:
-    """One rank's view of a run whose loop is the user's. Made by `unisono.init`.
+    """One rank's view of a run whose loop is the user's. `unisono.init` returns it. Every rank calls its methods.
 
-    rank, world: this process among all. device: where this rank is to compute. step: optimiser steps made. generator:
-    draws random numbers for the samples at hand, the same on any number of ranks. Methods that exchange something (all
-    but `accumulate`) are called by every rank. strict: raise what is else told. advice: whether `unisono prove` has
-    proven the script, and the command that does.
+    rank, world: this process among all. device: where this rank computes. step: optimiser steps made. generator: random
+    numbers for the current samples, the same on any number of ranks. ranks: small collectives and messages. advice:
+    whether `unisono prove` has proven the script, and the command that does. strict: raise errors instead of notes.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What makes this run another than that of one device, with a code and a remedy each, as far as it was noticed;
+        """What makes this run differ from that of one device, as far as it was noticed, each with a code and a remedy;
         and parameters that the last backward did not reach."""
         return *self._notices.said.values(), *(
             f"{name} had no gradient in the last backward on any rank"
@@ -108,16 +107,16 @@ class Job:
         *data: Any,
         blocks: Sequence[nn.Module] | None = None,
     ) -> Any:
-        """Spread a model, its optimiser or optimisers and its data over the ranks; returns all of them, in this order.
+        """Spread a model, its optimisers and its data over the ranks. Returns them in the order of the arguments.
 
-        The model and the optimisers are the same objects, changed in place, so that schedulers and other names for
-        them stay right; initial parameters and buffers become rank 0's. Each of `data`, a loader or any iterable of
-        global batches, is replaced by one that yields this rank's samples of each. blocks: the modules that
-        `shard` gathers one at a time; the elements of the model's lists and sequences if not given. Under `shard`
-        the model is called by all ranks or none, in evaluation too, and all take the same way through it.
+        Model and optimisers stay the same objects, so that schedulers and other references stay valid. Initial
+        parameters and buffers become those of rank 0. Each loader, or any iterable of global batches, is replaced by
+        one that yields this rank's samples. Under `shard` all ranks call the model, or none does, in evaluation too.
 
-        A job may prepare several models, each with its optimisers, and a model once more with another optimiser.
-        Raises UsageError for what cannot be spread.
+        blocks: the modules that `shard` gathers one at a time (FSDP units); by default the elements of the model's
+        lists and sequences.
+
+        A job may prepare several models, and a model again with another optimiser. Raises UsageError.
         """
         optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         checks.fit(model, optimizers)
@@ -184,13 +183,13 @@ class Job:
 
     @explained()
     def deal(self, data: Any) -> ShardedLoader:
-        """One more source of global batches, such as one to evaluate on: this rank's samples of each."""
+        """Return a loader of this rank's samples for one more source of global batches, such as validation data."""
         self._streams.to_script()
         return self._deal(data)
 
     def join(self, data: Iterable[Any]) -> JoinedLoader:
-        """Batches of this rank's own, of which another rank may have more: a step's global batch is what all ranks have
-        for it, and every rank makes as many steps as the longest."""
+        """Return a loader for batches of this rank's own, of which another rank may have more. The global batch of a
+        step is the union of the ranks' batches, and every rank makes as many steps as the longest."""
         return self._joins.of(data)
 
     def _deal(self, data: Any) -> ShardedLoader:
@@ -202,8 +201,8 @@ class Job:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backwards inside keep their gradients on this rank; they meet with those of the next backward outside, or
-        at the step. It saves messages and changes no number."""
+        """Accumulate gradients on this rank: a backward inside sends nothing, the next one outside sends the sum. It
+        saves messages and changes no number."""
         was = [prepared.gradients.hold(True) for prepared in self._prepared]
         try:
             yield
@@ -213,8 +212,8 @@ class Job:
 
     @explained()
     def weigh(self, count: float) -> None:
-        """The loss of the batch at hand is a mean over `count` things on this rank (tokens that are no padding, say),
-        not over its samples. Call it between the batch and its forward."""
+        """Declare that the loss of the current batch is a mean over `count` things on this rank, such as tokens without
+        padding, and not over its samples. Call it between fetching the batch and its forward."""
         count = 0 if self._batch.expected().borrowed else count
         total = self._exchange.sums([count])[0]
         if total <= 0:
@@ -228,8 +227,8 @@ class Job:
     def mean(self, value: Tensor) -> Any: ...
     @unwatched()
     def mean(self, value: float | Tensor) -> Any:
-        """The mean over the global batch of a quantity that is a mean over this rank's samples, such as the loss: a
-        number, or for a tensor with dims, such as a buffer, a tensor."""
+        """Return the mean over the global batch of a mean over this rank's samples, such as the loss: a number, or a
+        tensor for a tensor with dims, such as a buffer."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return self._means([value])[0]
         part = value.detach().to(torch.float64) * (self._batch.ratio / self.mesh.data.size)
@@ -237,10 +236,11 @@ class Job:
 
     @explained()
     def gather(self, *rows: "Tensor | list[Any]") -> Any:
-        """Each x [samples here, ...] of the batch at hand as [samples of the global batch, ...], on every rank: in
-        order, each sample once. A list of plain values, one a sample, becomes the list of all.
+        """Gather rows of the current batch: x [samples here, ...] becomes [samples of the global batch, ...] on every
+        rank, in order, each sample once. A list with one plain value per sample becomes the list of all.
 
-        Gradients flow back. So a loss that lets samples meet is, made of these, that of one device."""
+        Gradients flow back, so a loss across samples (InfoNCE, statistics of a batch) of the gathered rows equals that
+        of one device."""
         whole = [self._gathered(x) for x in rows]
         return tuple(whole) if len(whole) > 1 else whole[0]
 
@@ -258,10 +258,8 @@ class Job:
 
     @explained()
     def clip(self, max_norm: float, model: nn.Module | None = None) -> float:
-        """Scale gradients so that their 2-norm over the whole model, all shards of it, is at most `max_norm`.
-
-        Returns the norm before (Pascanu et al., 2013). model: one of several prepared ones; the first by default.
-        """
+        """Scale gradients so that their 2-norm over the whole model is at most `max_norm`. Return the norm before
+        (Pascanu et al., 2013). model: one of several prepared models; the first by default."""
         prepared = self._find(model)
         prepared.gradients.catch_up()
         for slot in prepared.slots:
@@ -275,7 +273,7 @@ class Job:
 
     @explained()
     def clip_value(self, largest: float, model: nn.Module | None = None) -> None:
-        """Bring every gradient into [-largest, largest]."""
+        """Clamp every entry of the gradients into [-largest, largest]."""
         prepared = self._find(model)
         prepared.gradients.catch_up()
         for slot in prepared.slots:
@@ -283,7 +281,7 @@ class Job:
                 local_of(slot.live.grad).clamp_(-largest, largest)
 
     def autocast(self, dtype: str | torch.dtype = "bf16", **options: Any) -> torch.autocast:
-        """Around a forward: products in bf16 or fp16, as `torch.autocast` of this rank's device."""
+        """Return `torch.autocast` for this rank's device; dtype is "bf16", "fp16" or a torch.dtype."""
         kind = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
         if kind is None:
             raise UsageError(
@@ -292,14 +290,14 @@ class Job:
         return torch.autocast(self.device.type, dtype=kind, **options)
 
     def scaler(self, **options: Any) -> GradScaler:
-        """A `torch.amp.GradScaler` for this rank's device; fp16 needs one. It leaves out the same steps on all ranks:
-        replicas have the same gradients, and of shards torch asks all ranks."""
+        """Return a `torch.amp.GradScaler` for this rank's device, which fp16 needs. It skips the same steps on all
+        ranks."""
         return GradScaler(self.device.type, **options)
 
     def log(self, folder: str | Path | None = None, /, **values: float | Tensor) -> dict[str, float]:
-        """Means over the global batch, the same on every rank; the first rank prints them on stderr.
+        """Return means over the global batch, the same on every rank. Rank 0 prints them on stderr.
 
-        With a folder as the first argument they are also appended, with `step`, to `metrics.jsonl` in it.
+        With a folder as the first argument, rank 0 also appends them, with `step`, to `metrics.jsonl` in it.
         """
         means = dict(zip(values, self._means(list(values.values())), strict=True))
         if self.is_main:
@@ -313,7 +311,7 @@ class Job:
 
     @explained()
     def keep(self, **things: Any) -> None:
-        """Have checkpoints hold what else has `state_dict` and `load_state_dict`: schedulers, scalers, averages."""
+        """Add objects with `state_dict` and `load_state_dict` to checkpoints: `job.keep(schedule=schedule)`."""
         self._place.keep(things)
 
     @explained()
@@ -328,8 +326,8 @@ class Job:
 
     @explained()
     def load(self, folder: str | Path) -> dict[str, Any] | None:
-        """Go on from the last checkpoint in `folder` (or from `folder`, if it is one); returns the `state` given to
-        `save`, or None if there is none yet. The next walk through each loader yields what was left of the pass.
+        """Resume from the newest checkpoint in `folder`, or from `folder` if it is one. Return the `state` of `save`,
+        or None if there is no checkpoint yet. The next pass through each loader yields what was left of the pass.
 
         Raises UsageError: K01 if it is damaged, K03 if it is of another model.
         """
@@ -341,7 +339,7 @@ class Job:
 
     @explained()
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        """Parameters and buffers, whole and on the CPU, under the names that `state_dict` gives them on one device."""
+        """Return whole parameters and buffers on the CPU, under the names of the `state_dict` of one device."""
         prepared = self._find(model)
         whole: dict[int, Tensor] = {}
         for slot in prepared.slots:
@@ -351,13 +349,13 @@ class Job:
         return names | {n: buffer.detach().cpu().clone() for n, buffer in persistent_buffers(prepared.plain)}
 
     def close(self) -> None:
-        """Leave together with the others; done by itself when the script ends."""
+        """Leave together with the other ranks. Called automatically when the script ends."""
         if not self._closed and self._owner:
             leave.part(self.mesh.world)
         self._closed = True
 
     def close_at_exit(self) -> None:
-        """What `init` registers for the interpreter's end."""
+        """Leave at the end of the interpreter; `init` registers it."""
         if not self._closed:
             self._closed = True
             leave.part_at_exit(self.mesh.world)

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unisono.launch.nursery import Nursery, print_output
-from unisono.launch.supervise import OnEvent
+from unisono.launch.fork_server import ForkServer, print_output
+from unisono.launch.loop import OnEvent
 from unisono.library.gradient_check import home_of, path_of, run
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
@@ -137,36 +137,36 @@ class LoopVerdict:
 
 def prove_loop(loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
     """See `unisono.prove`. Raises what the loop raises, in one process or in several."""
-    with Nursery(ENTRY, path=path_of(loop)) as nursery:
-        return prove_loop_on(nursery, loop, plan, steps)
+    with ForkServer(ENTRY, path=path_of(loop)) as server:
+        return prove_loop_on(server, loop, plan, steps)
 
 
-def prove_loop_on(nursery: Nursery, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
-    """Do as `prove_loop` on processes forked from a nursery of this module's ENTRY."""
-    with playing(nursery, home_of(loop), Terms(steps)) as verdict:
+def prove_loop_on(server: ForkServer, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
+    """Do as `prove_loop` on processes forked from a fork server of this module's ENTRY."""
+    with playing(server, home_of(loop), Terms(steps)) as verdict:
         return verdict(plan)
 
 
 @contextmanager
 def playing(
-    nursery: Nursery, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda alone: None
+    server: ForkServer, call: Call, terms: Terms, played: Callable[[LoopPlay], None] = lambda alone: None
 ) -> Iterator[Callable[[Plan], LoopVerdict]]:
     """A function from a plan to the verdict of the loop that `call` names: a function by `module`, `name` and `file`, a
     script by `script`, `words` and `cwd`. It is played by one process at once, which `played` is shown.
 
     Raises what the loop raises, and UsageError V05 where it has no steps to compare."""
     with tempfile.TemporaryDirectory(prefix="unisono-loop-") as name:
-        alone = play(nursery, call, Plan(), terms, Path(name, "one"))
+        alone = play(server, call, Plan(), terms, Path(name, "one"))
         _with_steps(alone, call)
         played(alone)
 
         @cache
         def noise() -> LoopPlay | None:
             with suppress(UserCodeError):  # what looks at every operation may be more than the loop bears
-                return play(nursery, call, Plan(), terms, Path(name, "noise"), noisy=True)
+                return play(server, call, Plan(), terms, Path(name, "noise"), noisy=True)
 
         def verdict(plan: Plan) -> LoopVerdict:
-            several = play(nursery, call, plan, terms, Path(name, f"plan-{len(list(Path(name).iterdir()))}"))
+            several = play(server, call, plan, terms, Path(name, f"plan-{len(list(Path(name).iterdir()))}"))
             comparison = compare(alone, several, plan)
             return comparison if comparison.passed else compare(alone, several, plan, noise())
 
@@ -183,7 +183,7 @@ def not_played(plan: Plan, error: UnisonoError) -> LoopVerdict:
 
 
 def play(
-    nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False
+    server: ForkServer, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False
 ) -> LoopPlay:
     """A loop under a plan, from the same seed. folder: for what its steps come to. Raises what the loop raises."""
     folder.mkdir()
@@ -193,7 +193,7 @@ def play(
         "steps": terms.steps, "dtype": terms.dtype, "seed": terms.seed,
     }  # fmt: skip
     hear = terms.hear if not noisy else lambda rank, event: None  # the same words once more
-    result, *_ = run(nursery, argument, ranks, terms.timeout, hear)
+    result, *_ = run(server, argument, ranks, terms.timeout, hear)
     steps = [[load_file(path) for path in sorted(folder.glob(f"{r}-[0-9]*"))] for r in range(ranks)]
     ends = [load_file(path) if (path := folder / f"{r}-end").exists() else None for r in range(ranks)]
     return LoopPlay(

@@ -19,16 +19,18 @@ _IMPORTED = "unisono_model_"  # what a model's file is called when ranks import 
 def prove(
     model: Callable[..., Any] | str, plan: Plan | str, recipe: Recipe | None = None, steps: int = 3
 ) -> Proof | LoopVerdict:
-    """Whether `model` under `plan` computes what it computes on one device: loss, gradients, parameters, moments.
+    """Compare a model, or a training loop, under a plan with one device. The verdict is true if nothing differs.
 
-    Or whether a loop does: a function of `job` that calls `job.prepare` and trains. It is played by one process and by
-    those of the plan, and the gradients of its first steps are compared.
+    A model is compared in loss, gradients, parameters and optimiser state. A loop is a function with a parameter `job`
+    that calls `job.prepare` and trains. It is run by one process and by the ranks of the plan, and the gradients of its
+    first steps are compared.
 
-    model: a function at the top of a file that returns a torch.nn.Module, or "FILE.py:FUNCTION"; see `model.kind`. It
-    may take any of config, vocab, context, classes, sample_shape. recipe: data, batch and optimiser; by default
-    characters of Python's library, eight samples of 32 a step, float64, AdamW. steps: how many to prove.
+    model: a module-level function that returns a torch.nn.Module and may take any of config, vocab, context, classes
+    and sample_shape; or "FILE.py:FUNCTION"; or a loop. plan: "dp=2 tp=2", for a loop only `dp` and `shard`. recipe:
+    data, batch and optimiser of a model; by default characters of Python's library, eight samples of 32 per step,
+    float64, AdamW. steps: how many to compare.
 
-    Raises UsageError, V03 for a function that other processes cannot find, and what else `unisono verify` raises.
+    Raises UsageError V03 for a function that other processes cannot find, and the errors of `unisono verify`.
     """
     wanted = plan if isinstance(plan, Plan) else Plan.parse(plan)
     if callable(model) and "job" in inspect.signature(model).parameters:

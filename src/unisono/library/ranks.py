@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.gone import NamedWork
+from unisono.comm.gone import NamedWork, WorldEnded
 from unisono.comm.group import Group, Pending
-from unisono.comm.threads import WorldEnded
 from unisono.library.exchange import ScalarExchange, from_main, of_each
 from unisono.library.explain import explained
 from unisono.library.modes import unwatched

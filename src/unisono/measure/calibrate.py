@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.measure.file import MeasuredMachine, as_toml, link_between
 from unisono.observe.files import write_whole
 from unisono.spec.errors import UsageError
@@ -45,7 +45,7 @@ def run(
 def measured(say: Callable[[str], None], tick: Callable[[float], None]) -> MeasuredMachine:
     """This machine in numbers."""
     cores = len(os.sched_getaffinity(0))
-    with Nursery(ENTRY) as nursery:
+    with ForkServer(ENTRY) as nursery:
 
         def ask(what: str, ranks: int, done: int) -> dict[str, Any]:
             """The first rank's answer."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.config import Loaded
-from unisono.launch.nursery import Nursery
+from unisono.launch.fork_server import ForkServer
 from unisono.planner.clusters import names
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import PlanResult
@@ -41,7 +41,7 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
 
 def played(got: Loaded, answers: Sequence[PlanResult]) -> list[float]:
     """Seconds of the median step of each plan on this machine, played one after the other for a second each."""
-    with Nursery(ENTRY) as nursery:
+    with ForkServer(ENTRY) as nursery:
         return [_seconds(nursery, got, answer) for answer in answers]
 
 
@@ -55,7 +55,7 @@ def played_here(within: Space) -> None:
         )  # fmt: skip
 
 
-def _seconds(nursery: Nursery, got: Loaded, answer: PlanResult) -> float:
+def _seconds(nursery: ForkServer, got: Loaded, answer: PlanResult) -> float:
     """The median step of a plan here."""
     plan, ask = answer.request.plan, answer.request
     recipe = got.recipe

@@ -31,10 +31,10 @@ class LeafNorm(nn.Module):
         """x [B, C, ...]; mean, var: the running ones, which an evaluation uses."""
         if not self.training:
             return F.batch_norm(x, mean, var, weight, bias, False, self.momentum, self.eps)
-        own = torch.zeros_like(mean), torch.zeros_like(var)
+        sums = torch.zeros_like(mean), torch.zeros_like(var)
         y = F.batch_norm(
-            x, *own, weight, bias, True, 1.0, self.eps
+            x, *sums, weight, bias, True, 1.0, self.eps
         )  # all of what this one has, nothing of before
         if noise is not None:
-            self.seen[noise.micro] = own
+            self.seen[noise.micro] = sums
         return y

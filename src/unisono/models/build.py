@@ -87,19 +87,19 @@ def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
         module = executed(path, f"unisono_model_{Path(path).stem}", "model.kind")
         function = getattr(module, name)
         wanted = inspect.signature(function).parameters
-        made = function(**{key: value for key, value in known.items() if key in wanted})
+        module_of_user = function(**{key: value for key, value in known.items() if key in wanted})
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
         raise of_user(error, "the model function", _defined(module, name, path)) from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(module_of_user, nn.Module):
         raise UserCodeError(
-            f"{name} returned {type(made).__name__}, not a torch.nn.Module",
+            f"{name} returned {type(module_of_user).__name__}, not a torch.nn.Module",
             where=_defined(module, name, path),
             fix=f"return a torch.nn.Module from {name}",
         )
     return (
-        made
-        if all(hasattr(made, part) for part in ("stem", "blocks", "head"))
-        else UserModel(one_input(made))
+        module_of_user
+        if all(hasattr(module_of_user, part) for part in ("stem", "blocks", "head"))
+        else UserModel(one_input(module_of_user))
     )

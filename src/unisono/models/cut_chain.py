@@ -1,6 +1,6 @@
 """A user's plain module as a chain of units of its graph: what the rest of the house knows of it.
 
-How a graph is traced and cut lies in the sister package (`unisono_contrib/models/inferred.py`).
+How a graph is traced and cut lies in the sister package (`models/inferred.py` there).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,25 +23,25 @@ def unfolded(held: Tensor, dim: int, outer: int, width: int) -> Tensor:
     return held.unflatten(dim, (-1, outer, width)).transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
-def folded(given: Tensor, dim: int, outer: int, width: int) -> Tensor:
+def folded(tensor: Tensor, dim: int, outer: int, width: int) -> Tensor:
     """The other way round: what the user has → what is held."""
-    return given.unflatten(dim, (outer, -1, width)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+    return tensor.unflatten(dim, (outer, -1, width)).transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
 class FoldedWeights(Weights):
     """Weights as the user's module names and orders them, given in the order in which units hold them. folds: by names
     there, (dim, pieces, width of a unit)."""
 
-    def __init__(self, given: Weights, folds: Mapping[str, tuple[int, ...]]) -> None:
-        self.where, self.shapes = given.where, given.shapes
-        self._given, self._folds = given, folds
+    def __init__(self, weights: Weights, folds: Mapping[str, tuple[int, ...]]) -> None:
+        self.where, self.shapes = weights.where, weights.shapes
+        self._weights, self._folds = weights, folds
 
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
         if name not in self._folds:
-            return self._given.box(name, start, shape)
+            return self._weights.box(name, start, shape)
         dim, outer, width = self._folds[name]
         full = self.shapes[name][dim]
-        wide = self._given.box(
+        wide = self._weights.box(
             name, (*start[:dim], 0, *start[dim + 1 :]), (*shape[:dim], full, *shape[dim + 1 :])
         )
         places = folded(torch.arange(full), 0, outer, width)
@@ -60,8 +60,8 @@ class GraphUnit(GraphModule):
     def users_line(self, written: str) -> str:
         """Which line of the user's this line of `forward`, as `torch.fx` wrote it, stands for: `file:line in function`,
         "" if that is not known."""
-        made = written.partition(" = ")[0].strip()
-        return next((line_of(node) for node in self.graph.nodes if node.name == made), "")
+        name = written.partition(" = ")[0].strip()
+        return next((line_of(node) for node in self.graph.nodes if node.name == name), "")
 
     def refill(self) -> None:
         """Give the buffers their values, once they have memory."""
@@ -72,14 +72,14 @@ class GraphUnit(GraphModule):
 
 def line_of(node: Node) -> str:
     """The user's line that made a node: `file:line in forward`."""
-    found = ""
+    place = ""
     lines = (node.meta.get("stack_trace") or "").splitlines()
     for line in lines:
         words_ = line.strip().split('"')
         if line.strip().startswith("File") and len(words_) > 2 and not is_foreign(words_[1]):
             number, _, function = words_[2].removeprefix(", line ").partition(", in ")
-            found = f"{words_[1]}:{number} in {function}"
-    return found
+            place = f"{words_[1]}:{number} in {function}"
+    return place
 
 
 class Through(nn.Module):

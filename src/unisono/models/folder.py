@@ -169,7 +169,7 @@ def write_tensors(
     """
     parts: list[list[Outgoing]] = [[]]
     for entry in entries:
-        if parts[-1] and sum(one.nbytes for one in parts[-1]) + entry.nbytes > limit:
+        if parts[-1] and sum(outgoing.nbytes for outgoing in parts[-1]) + entry.nbytes > limit:
             parts.append([])
         parts[-1].append(entry)
     stem, end = single.removesuffix(".safetensors"), ".safetensors"
@@ -229,11 +229,11 @@ def not_written(out: Path, error: OSError) -> UsageError:
 
 def copied(folder: Path, out: Path, names: tuple[str, ...]) -> list[str]:
     """Those of these files that the folder has, copied. Raises OSError."""
-    found = [name for name in names if (folder / name).is_file()]
-    for name in found:
+    present = [name for name in names if (folder / name).is_file()]
+    for name in present:
         if (folder / name).resolve() != (out / name).resolve():
             shutil.copyfile(folder / name, out / name)
-    return found
+    return present
 
 
 def byte_tokenizer(context: int) -> dict[str, Any]:

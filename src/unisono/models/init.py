@@ -54,8 +54,8 @@ def default_rules(model: nn.Module) -> dict[str, Rule]:
 
 def rules_of(model: nn.Module) -> Mapping[str, Rule]:
     """The model's own rules (`model.initial_rules()`), completed by the defaults."""
-    own: Callable[[], Mapping[str, Rule]] | None = getattr(model, "initial_rules", None)
-    return {**default_rules(model), **(own() if own else {})}
+    initial: Callable[[], Mapping[str, Rule]] | None = getattr(model, "initial_rules", None)
+    return {**default_rules(model), **(initial() if initial else {})}
 
 
 @torch.no_grad()

@@ -71,7 +71,7 @@ def plain(name: str) -> str:
 
 def is_adapter(name: str) -> bool:
     """Whether a parameter belongs to an adapter."""
-    return name.endswith(tuple(f".{one}.weight" for one in (_A, _B, _ROWS, _BACK)))
+    return name.endswith(tuple(f".{kind}.weight" for kind in (_A, _B, _ROWS, _BACK)))
 
 
 def adapters_of(model: nn.Module) -> frozenset[str]:
@@ -102,14 +102,14 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> 
         # As peft draws them: one of the two is zero, so that nothing changes at first.
         layer = fits[name]
         if isinstance(layer, nn.Linear):
-            made: nn.Module = LoraLinear(layer, rank, alpha)
+            adapter: nn.Module = LoraLinear(layer, rank, alpha)
             adapters[f"{name}.{_A}.weight"] = ("uniform", layer.in_features**-0.5)
             adapters[f"{name}.{_B}.weight"] = ("zeros", 0.0)
         else:
-            made = LoraEmbedding(layer, rank, alpha)
+            adapter = LoraEmbedding(layer, rank, alpha)
             adapters[f"{name}.{_ROWS}.weight"] = ("zeros", 0.0)
             adapters[f"{name}.{_BACK}.weight"] = ("normal", 1.0)
-        setattr(model.get_submodule(parent), leaf, made)
+        setattr(model.get_submodule(parent), leaf, adapter)
     ours = {name for name, _ in model.named_parameters()}
     drawn = {name: adapters.get(name) or rules.get(plain(name)) for name in ours}
     model.initial_rules = lambda: {name: rule for name, rule in drawn.items() if rule}  # type: ignore[assignment]
@@ -211,16 +211,16 @@ def adapted(anatomy: Anatomy, modules: Sequence[str], chosen: frozenset[str]) ->
 
     def spread(table: Mapping[str, Any], of: Any) -> dict[str, Any]:
         """Entries that speak of some of the chosen are said of each module by its name."""
-        made: dict[str, Any] = {}
+        spread_out: dict[str, Any] = {}
         for glob, value in table.items():
             met = [name for name in modules if of(glob, name)]
             if not chosen.intersection(met):
-                made[glob] = value
+                spread_out[glob] = value
                 continue
             for name in met:
                 parts = places.get(anatomy.split_of(name), ())  # type: ignore[arg-type]
-                made |= {f"{name}.{part}": value for part in parts} if name in chosen else {name: value}
-        return made
+                spread_out |= {f"{name}.{part}": value for part in parts} if name in chosen else {name: value}
+        return spread_out
 
     def speaks(glob: str, name: str) -> bool:
         return Anatomy(splits={glob: Split.COLUMN}).split_of(name) is not None

@@ -111,13 +111,13 @@ def forward_of(module: nn.Module) -> str:
 
 def drawing(module: nn.Module) -> str:
     """The modules that draw from torch's own generator, in which masks would depend on the rank."""
-    found = []
+    names = []
     for name, child in module.named_modules():
         attends = isinstance(child, nn.MultiheadAttention) and child.dropout > 0
         recurs = isinstance(child, nn.RNNBase) and child.dropout > 0
         if attends or recurs or (isinstance(child, _DRAWS) and getattr(child, "p", 1) > 0):
-            found.append(f"{name} ({type(child).__name__})")
-    return ", ".join(found)
+            names.append(f"{name} ({type(child).__name__})")
+    return ", ".join(names)
 
 
 def kept_whole(model: UserModel, why: str) -> UserModel:
@@ -131,9 +131,9 @@ def one_input(module: nn.Module) -> nn.Module:
     """The module itself if it takes one tensor; one that unpacks it for a module of several. Raises UserCodeError."""
     if isinstance(module, Unpacked):
         return module
-    told = inspect.signature(module.forward).parameters.items()
+    parameters = inspect.signature(module.forward).parameters.items()
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    wanted = [n for n, p in told if p.default is p.empty and p.kind in plain and n != "noise"]
+    wanted = [n for n, p in parameters if p.default is p.empty and p.kind in plain and n != "noise"]
     if len(wanted) < 2:
         return module
     if not hasattr(module, "unpack"):

@@ -76,12 +76,12 @@ def dtype_of(state: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def sources_of(layout: Layout) -> dict[str, list[tuple[str, NamedPart]]]:
-    """By names of theirs: (a tensor of ours, its part) of all that one is made of."""
-    found: dict[str, list[tuple[str, NamedPart]]] = defaultdict(list)
+    """Return, for each name in the file, the tensors of ours that are made from it, each with the part that is used."""
+    sources: dict[str, list[tuple[str, NamedPart]]] = defaultdict(list)
     for ours, parts in layout.items():
         for part in parts:
-            found[part.name].append((ours, part))
-    return found
+            sources[part.name].append((ours, part))
+    return sources
 
 
 def theirs_of(
@@ -156,13 +156,13 @@ def matched(layouts: Sequence[Layout], weights: Weights, extra: Sequence[str] = 
 def _prefixes(layout: Layout, weights: Weights) -> Iterator[str]:
     """What their names may begin with, by one of the longest of the layout's."""
     names = sorted(shapes_there(layout), key=len)
-    found = {
+    prefixes = {
         theirs.removesuffix(name)
         for name in (names[-1], names[0], names[len(names) // 2])
         for theirs in weights.shapes
         if theirs.endswith(name)
     }
-    yield from sorted(prefix for prefix in found if not prefix or prefix.endswith((".", "/")))
+    yield from sorted(prefix for prefix in prefixes if not prefix or prefix.endswith((".", "/")))
 
 
 def _missing(layout: Layout, prefix: str, weights: Weights) -> list[str]:

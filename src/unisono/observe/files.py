@@ -41,10 +41,10 @@ def write_whole(path: str | Path, content: bytes | str) -> Path:
 
 def whole_file(path: str | Path) -> bytes:
     """All bytes of a regular file. Raises OSError, also for a pipe in the place of one, which would be waited for."""
-    found = Path(path)
-    if found.exists() and not found.is_file():
+    file = Path(path)
+    if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return found.read_bytes()
+    return file.read_bytes()
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def filled(folder: str | Path, old: Sequence[str] = ()) -> Iterator[Path]:
     with filled(out, ["model*.safetensors"]) as aside: export(aside)
     """
     target = Path(folder)
-    made = [path for path in (target, *target.parents) if not path.exists()]
+    missing = [path for path in (target, *target.parents) if not path.exists()]
     aside = target / f".{os.getpid()}.part"
     try:
         aside.mkdir(parents=True)
@@ -64,11 +64,13 @@ def filled(folder: str | Path, old: Sequence[str] = ()) -> Iterator[Path]:
         for path in aside.iterdir():
             os.replace(path, target / path.name)
         aside.rmdir()
-        for path in [found for glob in old for found in target.glob(glob) if found.name not in names]:
+        for path in [
+            leftover for glob in old for leftover in target.glob(glob) if leftover.name not in names
+        ]:
             path.unlink()
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        for path in made:
+        for path in missing:
             with suppress(OSError):  # somebody has put something there meanwhile
                 path.rmdir()
         raise

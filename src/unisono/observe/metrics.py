@@ -60,7 +60,8 @@ def read_steps(path: str | Path) -> tuple[list[dict[str, Any]], int]:
     if any(record.get("step") == 0 for record in records):
         whole = [isinstance(record.get("step"), int) for record in records]
         records = [
-            {**one, "step": one["step"] + 1} if has else one for one, has in zip(records, whole, strict=True)
+            {**line, "step": line["step"] + 1} if has else line
+            for line, has in zip(records, whole, strict=True)
         ]
     return records, damaged
 

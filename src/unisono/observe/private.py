@@ -11,16 +11,16 @@ _PASSWORD = re.compile(r"(?<!\w)(\w+://[^/\s:@]+:)[^/\s@]+@")
 def without_secrets(words: Sequence[str]) -> list[str]:
     """A command's words with `***` for what its flag's name says is secret: `--hf-token=***`, `--key ***`; and for the
     password in an address."""
-    told, hide = [], False
+    shown, hide = [], False
     for word in words:
         flag, equals, value = word.partition("=")
         secret = _FLAG.search(flag.upper()) is not None
         if hide or (secret and equals and value):
-            told.append("***" if hide else f"{flag}=***")
+            shown.append("***" if hide else f"{flag}=***")
         else:
-            told.append(_PASSWORD.sub(r"\1***@", word))
+            shown.append(_PASSWORD.sub(r"\1***@", word))
         hide = secret and not equals and flag.startswith("-")
-    return told
+    return shown
 
 
 def is_secret(name: str) -> bool:

@@ -338,7 +338,8 @@ def squeezed(memory: Memory, capacity: float) -> Memory:
 
 def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """Return what one micro-batch of our own GPT keeps."""
-    item, forms = ITEM[plan.precision], grid_kept() if isinstance(plan.tp, Grid) else row_kept
+    item = ITEM[plan.precision]
+    forms: Any = grid_kept() if isinstance(plan.tp, Grid) else row_kept
     shards = {"shards": virtual_of(plan)} if forms is row_kept else {}
     sizes = micro_batch, plan.tp, plan.cp, item
 

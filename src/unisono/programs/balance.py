@@ -38,22 +38,22 @@ def balance(
         return cost / speeds[stage] if speeds else cost
 
     best = {(0, 0): (0.0, 0)}  # (stages made, blocks used) → (dearest so far, where the last stage began)
-    for made in range(1, stages + 1):
-        for hi in range(made, n - (stages - made) + 1):
+    for count in range(1, stages + 1):
+        for hi in range(count, n - (stages - count) + 1):
             # Of equally good cuts the one whose last stage is shortest. A longer one is never cheaper itself.
-            found, began = inf, hi - 1
-            for lo in range(hi - 1, made - 2, -1):
-                own = price(made - 1, lo, hi)
-                if own >= found:
+            best_price, began = inf, hi - 1
+            for lo in range(hi - 1, count - 2, -1):
+                price_here = price(count - 1, lo, hi)
+                if price_here >= best_price:
                     break
-                whole = max(best.get((made - 1, lo), (inf, 0))[0], own)
-                if whole < found:
-                    found, began = whole, lo
-            best[made, hi] = found, began
+                whole = max(best.get((count - 1, lo), (inf, 0))[0], price_here)
+                if whole < best_price:
+                    best_price, began = whole, lo
+            best[count, hi] = best_price, began
     if best[stages, n][0] == inf:
         raise ValueError(f"{n} blocks are more than {stages} stages have room for")
     edges = [n]
-    for made in range(stages, 0, -1):
-        edges.append(best[made, edges[-1]][1])
+    for count in range(stages, 0, -1):
+        edges.append(best[count, edges[-1]][1])
     edges.reverse()
     return [range(lo, hi) for lo, hi in pairwise(edges)]

@@ -179,8 +179,8 @@ def play_costs(
     times = play_rows(timetable, forward, backward, send, weight, together)
     placed = (
         Placed(index, action, *time)
-        for index, (row, own) in enumerate(zip(timetable.rows, times, strict=True))
-        for action, time in zip((action for action in row if action.kind in COMPUTE), own, strict=True)
+        for index, (row, cost) in enumerate(zip(timetable.rows, times, strict=True))
+        for action, time in zip((action for action in row if action.kind in COMPUTE), cost, strict=True)
     )
     # Rows are ascending in time already, and sorting is stable: this is the order of (start, row).
     return sorted(placed, key=itemgetter(2))
@@ -211,14 +211,16 @@ def play_rows(
     pairs = timetable.overlapped if together is not None else frozenset[Action]()
     clock = _Clock(costs, over, awaited, pairs, together or 0.0)
     times: list[list[tuple[float, float]]] = [[] for _ in rows]
-    playing = [_play(row, own, clock) for row, own in zip(rows, times, strict=True)]
+    playing = [_play(row, row_cost, clock) for row, row_cost in zip(rows, times, strict=True)]
     before = -1
     while playing and sum(map(len, times)) > before:
         before = sum(map(len, times))
         # Forwards go down the rows and backwards up: looked at the one way and the other, each sweep plays more.
         playing = [row for row in reversed(playing) if next(row, False)]
     left = enumerate(zip(rows, times, strict=True))
-    if stuck := [f"row {i} at {row[len(own)]}" for i, (row, own) in left if len(own) < len(row)]:
+    if stuck := [
+        f"row {i} at {row[len(row_cost)]}" for i, (row, row_cost) in left if len(row_cost) < len(row)
+    ]:
         raise ValueError(f"the timetable deadlocks: {', '.join(stuck)}")
     return times
 
@@ -265,8 +267,8 @@ def _play(row: Sequence[Action], times: list[tuple[float, float]], clock: _Clock
                 group = group[:2]
             spent = [costs[a.kind][a.stage] for a in group]
             share, now = clock.together / (sum(spent) or 1.0), start + clock.together
-            for one, cost in zip(group, spent, strict=True):
-                over[one.kind][one.stage][one.micro] = now
+            for part, cost in zip(group, spent, strict=True):
+                over[part.kind][part.stage][part.micro] = now
                 times.append((start, start + cost * share))
                 start += cost * share
             at += len(group)

@@ -79,8 +79,8 @@ class Analysis:
 
 def analyse(run: RunRecord) -> Analysis:
     """What a run's record says."""
-    found, pipeline = shares(run), pipeline_of(run)
-    return Analysis(found, pipeline, judge(run, found, pipeline))
+    time_shares, pipeline = shares(run), pipeline_of(run)
+    return Analysis(time_shares, pipeline, judge(run, time_shares, pipeline))
 
 
 def steady(records: Sequence[Record]) -> Sequence[Record]:
@@ -90,21 +90,21 @@ def steady(records: Sequence[Record]) -> Sequence[Record]:
 
 def shares(run: RunRecord) -> list[TimeShares]:
     """Mean seconds per step and part, per rank; from the ranks' events, else from the metrics of rank 0."""
-    found = [
+    time_shares = [
         TimeShares(f"rank {facts.rank}", facts.place, _mean_parts(steady(facts.steps)))
         for facts in run.ranks
         if facts.steps
     ]
-    if not found:
+    if not time_shares:
         records = [r for r in steady(run.steps) if isinstance(r.get("time"), dict)]
-        found = [TimeShares("rank 0", "", _mean_parts(records))] if records else []
-    return [share for share in found if share.wall > 0]
+        time_shares = [TimeShares("rank 0", "", _mean_parts(records))] if records else []
+    return [share for share in time_shares if share.wall > 0]
 
 
-def grouped(found: Sequence[TimeShares], limit: int = ROWS) -> list[TimeShares]:
+def grouped(time_shares: Sequence[TimeShares], limit: int = ROWS) -> list[TimeShares]:
     """At most `limit` shares: neighbours are averaged where there are more."""
-    if len(found) <= limit:
-        return list(found)
+    if len(time_shares) <= limit:
+        return list(time_shares)
     return [
         TimeShares(
             name=f"{group[0].name.replace('rank', 'ranks')} to {group[-1].name.split()[-1]}"
@@ -113,7 +113,7 @@ def grouped(found: Sequence[TimeShares], limit: int = ROWS) -> list[TimeShares]:
             place="",
             parts={part: statistics.fmean(s.parts.get(part, 0.0) for s in group) for part in PARTS},
         )
-        for group in dealt(found, limit)
+        for group in dealt(time_shares, limit)
     ]
 
 
@@ -123,7 +123,7 @@ def dealt(items: Sequence[T], most: int) -> list[Sequence[T]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None) -> Finding:
+def judge(run: RunRecord, time_shares: Sequence[TimeShares], pipeline: Pipeline | None) -> Finding:
     """One sentence on what limited the run; every number in it is a mean over the ranks' steady steps.
 
     In this order: ranks that share too few cores, a rank that holds the others up, a quarter of a step or more
@@ -131,14 +131,14 @@ def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None
     """
     if run.error:
         return Finding(f"The run ended with an error: {run.error.get('what', 'no reason was written down')}.")
-    if not found:
+    if not time_shares:
         return Finding("Nothing was measured, so nothing can be said about what limited this run.")
-    wall = statistics.fmean(share.wall for share in found)
+    wall = statistics.fmean(share.wall for share in time_shares)
     fractions = {
-        part: statistics.fmean(share.parts.get(part, 0.0) for share in found) / wall for part in PARTS
+        part: statistics.fmean(share.parts.get(part, 0.0) for share in time_shares) / wall for part in PARTS
     }
     compute = sum(fractions[part] for part in WORK)
-    slowest, lost = _slowest(found)
+    slowest, lost = _slowest(time_shares)
     overheads = {
         "the pipeline's bubble" if pipeline is not None else "waiting": fractions["wait"],
         "communication": fractions["comm_exposed"],
@@ -146,10 +146,10 @@ def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None
         "work outside the parts of a step": fractions["other"],
     }
     worst = max(overheads, key=lambda name: overheads[name])
-    cores = _crowded_cores(run, found)
+    cores = _crowded_cores(run, time_shares)
     if cores:
         slowest = ""  # who gets a core when is chance: no rank is to blame
-        limiter = f"this machine's cores, {cores} for {len(found)} ranks"
+        limiter = f"this machine's cores, {cores} for {len(time_shares)} ranks"
     elif slowest and lost >= 0.1 * wall:
         limiter = slowest
     else:
@@ -162,7 +162,7 @@ def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None
         said.append(f"waiting {percent(fractions['wait'])}")
     if pipeline is not None:
         said.append(f"the pipeline's bubble {percent(pipeline.measured_bubble)}")
-    if len(found) > 1:
+    if len(time_shares) > 1:
         said.append(f"exposed communication {percent(fractions['comm_exposed'])}")
     if fractions["data"] >= 0.02:
         said.append(f"input {percent(fractions['data'])}")
@@ -189,9 +189,9 @@ class Posting:
 
 def ledger(run: RunRecord) -> list[Posting]:
     """What bytes were sent for, largest first; runs of before wrote no algorithm and no codec."""
-    told = _a_step(run, "ledger") or {"/".join((axis, op)): n for axis, op, n in bytes_table(run)}
+    measured = _a_step(run, "ledger") or {"/".join((axis, op)): n for axis, op, n in bytes_table(run)}
     rows = []
-    for key, nbytes in told.items():
+    for key, nbytes in measured.items():
         axis, op, algorithm, codec = (*key.split("/", 3), "", "", "")[:4]
         rows.append(Posting(axis, op, algorithm, codec, nbytes))
     return sorted(rows, key=lambda row: -row.nbytes)
@@ -244,8 +244,8 @@ def chosen(traces: Sequence[Trace], limit: int) -> list[Trace]:
 
 def spans_of(trace: Trace, step: int | None) -> list[Span]:
     """The spans of one step (all, if no step is named), by start."""
-    found = [s for s in trace.spans if step is None or s.tags.get("step") == step]
-    return sorted(found, key=lambda s: (s.start_ns, -s.stop_ns))
+    spans = [s for s in trace.spans if step is None or s.tags.get("step") == step]
+    return sorted(spans, key=lambda s: (s.start_ns, -s.stop_ns))
 
 
 def pipeline_of(run: RunRecord) -> Pipeline | None:
@@ -314,23 +314,23 @@ def _timetable_words(run: RunRecord) -> tuple[str, int, int]:
     """(schedule, ranks, micros) from the summary, or else from the plan; one rank means no pipeline."""
     words: Record = {key: value for key, _, value in (word.partition("=") for word in run.plan.split())}
     words["ranks"] = words.get("pp", 1)
-    told = run.summary.get("timetable")
-    if isinstance(told, dict):
-        words.update({key: value for key, value in told.items() if value is not None})
+    timetable = run.summary.get("timetable")
+    if isinstance(timetable, dict):
+        words.update({key: value for key, value in timetable.items() if value is not None})
     return str(words.get("schedule", "1f1b")), _whole(words["ranks"], 1), _whole(words.get("micros"), 0)
 
 
 def _whole(value: object, otherwise: int) -> int:
-    found = whole(str(value)) if isinstance(value, int | str) else None
-    return otherwise if found is None else found
+    number = whole(str(value)) if isinstance(value, int | str) else None
+    return otherwise if number is None else number
 
 
-def _slowest(found: Sequence[TimeShares]) -> tuple[str, float]:
+def _slowest(time_shares: Sequence[TimeShares]) -> tuple[str, float]:
     """(name, seconds that others wait more than it does) of a rank that holds others up; else ("", 0)."""
-    if len(found) < 2:
+    if len(time_shares) < 2:
         return "", 0.0
-    slow = max(found, key=lambda share: share.busy)
-    others = [share for share in found if share is not slow]
+    slow = max(time_shares, key=lambda share: share.busy)
+    others = [share for share in time_shares if share is not slow]
     lost = statistics.fmean(_idle(share) for share in others) - _idle(slow)
     behind = slow.busy / (statistics.median(share.busy for share in others) or slow.busy)
     if behind < 1.05 or lost < 0.02 * slow.wall:
@@ -342,14 +342,20 @@ def _idle(share: TimeShares) -> float:
     return share.parts.get("wait", 0.0) + share.parts.get("comm_exposed", 0.0)
 
 
-def _crowded_cores(run: RunRecord, found: Sequence[TimeShares]) -> int:
+def _crowded_cores(run: RunRecord, time_shares: Sequence[TimeShares]) -> int:
     """The cores of the one host, if its ranks keep more than them busy; else 0."""
     cores = run.environment.get("cores_usable") or run.environment.get("cores")
-    if not isinstance(cores, int) or len(found) <= cores or len({facts.host for facts in run.ranks}) > 1:
+    if (
+        not isinstance(cores, int)
+        or len(time_shares) <= cores
+        or len({facts.host for facts in run.ranks}) > 1
+    ):
         return 0
     # What a rank calls busy includes the time in which another one had its core.
     return (
-        cores if sum(share.busy for share in found) / max(share.wall for share in found) > 0.9 * cores else 0
+        cores
+        if sum(share.busy for share in time_shares) / max(share.wall for share in time_shares) > 0.9 * cores
+        else 0
     )
 
 

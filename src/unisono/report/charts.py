@@ -55,17 +55,21 @@ def speed(run: RunRecord) -> LineChart | None:
 def times(shares: Sequence[TimeShares]) -> BarChart:
     """One row per rank, as long as its step, cut into its parts; hidden communication along its foot."""
     bars: list[Bar] = []
-    for row, one in enumerate(shares):
+    for row, spent in enumerate(shares):
         said = {
-            part: f"{one.name}: {words.PART_NAMES[part]} {words.seconds(s)}, {percent(s / one.wall)} of a step"
-            for part, s in one.parts.items()
+            part: f"{spent.name}: {words.PART_NAMES[part]} {words.seconds(s)}, {percent(s / spent.wall)} of a step"
+            for part, s in spent.parts.items()
         }
-        cuts = [(p, one.parts.get(p, 0.0)) for p in STACKED]
-        bars += picture.stacked(row, [(s, p, percent(s / one.wall), said.get(p, "")) for p, s in cuts])
-        if hidden := one.parts.get("comm_hidden", 0.0):
+        cuts = [(p, spent.parts.get(p, 0.0)) for p in STACKED]
+        bars += picture.stacked(row, [(s, p, percent(s / spent.wall), said.get(p, "")) for p, s in cuts])
+        if hidden := spent.parts.get("comm_hidden", 0.0):
             bars.append(Bar(row, 0.0, hidden, "comm_hidden", hover=said["comm_hidden"], thin=True))
-    rows = [BarRow(one.name, one.place, words.seconds(one.wall)) for one in shares]
-    return BarChart("Where the time of a step goes", rows, bars, max(one.wall for one in shares))
+    rows = [
+        BarRow(time_share.name, time_share.place, words.seconds(time_share.wall)) for time_share in shares
+    ]
+    return BarChart(
+        "Where the time of a step goes", rows, bars, max(time_share.wall for time_share in shares)
+    )
 
 
 def timeline(run: RunRecord) -> BarChart | None:

@@ -72,10 +72,10 @@ class RunRecord:
     @property
     def validation(self) -> list[tuple[float, float]]:
         """(step, loss) of every validation; from the metrics and from the summary's `val`."""
-        told = self.summary.get("val")
+        values = self.summary.get("val")
         pairs = (
-            [pair for pair in told if isinstance(pair, list) and len(pair) == 2]
-            if isinstance(told, list)
+            [pair for pair in values if isinstance(pair, list) and len(pair) == 2]
+            if isinstance(values, list)
             else []
         )
         pairs += [[record["step"], record.get("val_loss")] for record in self.steps]
@@ -139,7 +139,7 @@ def _is_change(line: Record) -> bool:
 
 
 def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
-    found, since = [], 0
+    ranks, since = [], 0
     for path in _numbered(root / "events", r"rank(\d+)\.jsonl"):
         label = f"events/{path.name}"
         records, damaged = _try(lambda path=path: read_steps(path), ([], 0), label, missing)
@@ -149,7 +149,7 @@ def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
         coords = place.get("coords")
         steps = _by_step([r for r in records if r.get("kind") == "step" and isinstance(r.get("time"), dict)])
         since = since or _begun(records)
-        found.append(
+        ranks.append(
             RankFacts(
                 rank=_number(path),
                 host=str(place.get("host", "")),
@@ -159,12 +159,12 @@ def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
                 steps=tuple(step for step in steps if step["step"] >= since),
             )
         )
-    found = [facts for facts in found if facts.steps or not since]  # an earlier plan may have had more ranks
-    used = {axis for facts in found for axis, at in facts.coords.items() if at > 0}
-    found = [replace(facts, coords={a: at for a, at in facts.coords.items() if a in used}) for facts in found]
-    if not found:
+    ranks = [facts for facts in ranks if facts.steps or not since]  # an earlier plan may have had more ranks
+    used = {axis for facts in ranks for axis, at in facts.coords.items() if at > 0}
+    ranks = [replace(facts, coords={a: at for a, at in facts.coords.items() if a in used}) for facts in ranks]
+    if not ranks:
         missing.append("events/ is absent: nothing is known about single ranks")
-    return found
+    return ranks
 
 
 def _begun(records: list[Record]) -> int:

@@ -32,7 +32,7 @@ def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[s
         "report_png": str(picture) if picture else None,
         "verdict": facts.finding.sentence,
         "advice": facts.finding.advice,
-        "sent": [asdict(one) for one in ledger(record)],
+        "sent": [asdict(line) for line in ledger(record)],
         "members": changes(record),
         "missing": list(record.missing),
     }

@@ -100,16 +100,16 @@ class Beside:
         )
 
 
-def beside(run: RunRecord, found: Sequence[TimeShares]) -> Beside | None:
+def beside(run: RunRecord, time_shares: Sequence[TimeShares]) -> Beside | None:
     """The comparison of a run whose folder holds a prediction; `found` are the ranks' mean steps."""
-    told, parts = run.prediction, run.prediction.get("parts")
-    if not found or not isinstance(parts, dict) or not all(words.is_number(v) for v in parts.values()):
+    prediction, parts = run.prediction, run.prediction.get("parts")
+    if not time_shares or not isinstance(parts, dict) or not all(words.is_number(v) for v in parts.values()):
         return None
-    error = told.get("error_pct")
-    if not words.is_number(told.get("mem_mib")) or not (error is None or words.is_number(error)):
+    error = prediction.get("error_pct")
+    if not words.is_number(prediction.get("mem_mib")) or not (error is None or words.is_number(error)):
         return None
     known = {part: float(s) for part, s in parts.items() if part in _NAMES or str(part).startswith("comm ")}
-    measured = _measured(run, found)
+    measured = _measured(run, time_shares)
     order = [
         "compute",
         *dict.fromkeys(p for p in (*known, *measured) if p.startswith("comm")),
@@ -126,21 +126,21 @@ def beside(run: RunRecord, found: Sequence[TimeShares]) -> Beside | None:
     on_host = not any(trace.on_gpu for trace in run.traces)
     return Beside(
         lines,
-        str(told.get("cluster", "")),
-        told.get("calibrated") is True,
+        str(prediction.get("cluster", "")),
+        prediction.get("calibrated") is True,
         None if error is None else error / 100,
-        float(told["mem_mib"]),
+        float(prediction["mem_mib"]),
         max(sizes) if sizes and on_host else None,
     )
 
 
-def _measured(run: RunRecord, found: Sequence[TimeShares]) -> dict[str, float]:
+def _measured(run: RunRecord, time_shares: Sequence[TimeShares]) -> dict[str, float]:
     """Seconds of a mean rank's step. Exposed communication is told apart by axis as it was in the traced steps."""
 
     def mean(*parts: str) -> float:
-        return statistics.fmean(sum(share.parts.get(part, 0.0) for part in parts) for share in found)
+        return statistics.fmean(sum(share.parts.get(part, 0.0) for part in parts) for share in time_shares)
 
-    told = {part: mean(*own) for part, own in _MEASURED.items()}
+    measured = {part: mean(*values) for part, values in _MEASURED.items()}
     axes: dict[str, float] = {}
     for trace in run.traces:
         for span in trace.spans:
@@ -152,10 +152,10 @@ def _measured(run: RunRecord, found: Sequence[TimeShares]) -> dict[str, float]:
                 axes[axis] = axes.get(axis, 0.0) + (span.stop_ns - span.start_ns)
     whole, exposed = sum(axes.values()), mean("comm_exposed")
     if not whole:
-        return {**told, "comm": exposed}
+        return {**measured, "comm": exposed}
     for axis, ns in axes.items():
-        told[axis] = told.get(axis, 0.0) + exposed * ns / whole
-    return told
+        measured[axis] = measured.get(axis, 0.0) + exposed * ns / whole
+    return measured
 
 
 def apart(predicted: float, measured: float) -> str:
@@ -188,13 +188,13 @@ def chart(both: Beside) -> BarChart:
     )
 
 
-def section(run: RunRecord, found: Sequence[TimeShares]) -> str:
+def section(run: RunRecord, time_shares: Sequence[TimeShares]) -> str:
     """The page's section; "" without a prediction."""
     problem = run.prediction.get("problem")
     if isinstance(problem, str):
         said = f"<p>{escape(f'There was no prediction: {problem}')}</p>"
         return html.section("expected", "Predicted and measured", said)
-    both = beside(run, found)
+    both = beside(run, time_shares)
     if both is None:
         return ""
     table = html.table(("part of a step", "predicted", "measured", "difference"), rows(both), numeric=3)
@@ -212,16 +212,16 @@ def section(run: RunRecord, found: Sequence[TimeShares]) -> str:
 
 def rows(both: Beside) -> list[list[str]]:
     """The table: parts, their sum, and memory."""
-    made = [
+    lines = [
         [line.name, words.seconds(line.predicted), words.seconds(line.measured), _less(line)]
         for line in both.lines
     ]
     step = words.seconds(both.predicted), words.seconds(both.measured)
-    made.append(["step", *step, _percent(both.predicted, both.measured)])
+    lines.append(["step", *step, _percent(both.predicted, both.measured)])
     if both.mem_measured is not None:
         sizes = words.mebibytes(both.mem_predicted), words.mebibytes(both.mem_measured)
-        made.append(["peak memory", *sizes, _percent(both.mem_predicted, both.mem_measured)])
-    return made
+        lines.append(["peak memory", *sizes, _percent(both.mem_predicted, both.mem_measured)])
+    return lines
 
 
 def group(line: ExpectedPart) -> str:

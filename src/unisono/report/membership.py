@@ -178,8 +178,8 @@ def _other(line: Record, before: Record) -> str:
     return ", ".join([*said, *(f"hosts {how}: {hosts}" for how, hosts in _hosts(line.get("hosts")))])
 
 
-def _hosts(told: object) -> list[tuple[str, str]]:
+def _hosts(record: object) -> list[tuple[str, str]]:
     """`{"gone": ["b"], "joined": []}` in words; a plain list is those that there are."""
-    if isinstance(told, dict):
-        return [(how, ", ".join(map(str, hosts))) for how, hosts in told.items() if hosts]
-    return [("there", ", ".join(map(str, told)))] if isinstance(told, list) else []
+    if isinstance(record, dict):
+        return [(how, ", ".join(map(str, hosts))) for how, hosts in record.items() if hosts]
+    return [("there", ", ".join(map(str, record)))] if isinstance(record, list) else []

@@ -73,7 +73,7 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
         said = f"{words.count(targets)} {run.unit}" if targets else ""
         tiles.append(("steps", words.count(last["step"]), said))
     ranks = run.summary.get("ranks") or len(run.ranks)
-    hosts = len({one.host for one in run.ranks if one.host})
+    hosts = len({rank.host for rank in run.ranks if rank.host})
     if ranks:
         tiles.append(("ranks", str(ranks), f"on {hosts} hosts" if hosts > 1 else ""))
     wide = [("plan", run.plan, ""), ("verify", str(run.summary.get("parity") or ""), "")]
@@ -173,17 +173,17 @@ def _bytes(run: RunRecord) -> str:
     if chart is None:
         said = "One rank sends nothing." if len(run.ranks) == 1 else "No bytes were recorded."
         return html.section("bytes", "Bytes sent", html.note(said))
-    total = sum(one.nbytes for one in rows) or 1.0
+    total = sum(row.nbytes for row in rows) or 1.0
     cells = [
         [
-            one.axis,
-            one.op,
-            one.algorithm or "–",
-            one.codec or "–",
-            words.nbytes(one.nbytes),
-            percent(one.nbytes / total),
+            row.axis,
+            row.op,
+            row.algorithm or "–",
+            row.codec or "–",
+            words.nbytes(row.nbytes),
+            percent(row.nbytes / total),
         ]
-        for one in rows
+        for row in rows
     ]
     table = html.table(("axis", "operation", "algorithm", "codec", "per step", "part"), cells, numeric=2)
     return html.section("bytes", chart.title, html.bars(chart), html.details("As a table", table))

@@ -219,7 +219,7 @@ def thin(points: Sequence[Point], limit: int = 800) -> list[Point]:
     size = -(-len(points) * 2 // limit)
     stretches = (points[i : i + size] for i in range(0, len(points), size))
     return [
-        p for some in stretches for p in sorted({min(some, key=lambda p: p[1]), max(some, key=lambda p: p[1])})
+        p for stretch in stretches for p in sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
     ]  # fmt: skip
 
 

@@ -22,8 +22,8 @@ def computed(spans: Iterable[Span], row: int | None = None) -> list[Placed]:
         kind, micro, stage = _KINDS.get(half), span.tags.get("micro"), span.tags.get("stage", row)
         if kind is not None and isinstance(micro, int) and isinstance(stage, int):
             action = Action(kind, stage, micro)
-            own = row if row is not None else stage
-            placed.append(Placed(own, action, span.start_ns * 1e-9, span.stop_ns * 1e-9))
+            place = row if row is not None else stage
+            placed.append(Placed(place, action, span.start_ns * 1e-9, span.stop_ns * 1e-9))
     return placed
 
 
@@ -56,7 +56,7 @@ def lanes(
 ) -> list[TraceLane]:
     """One lane a row of the timetable. after: (part, seconds) of what every row does when the last one has ended."""
     end = max((p.stop for p in placed), default=0.0)
-    made = []
+    drawn = []
     for row, name in enumerate(names):
         spans = [_span(p) for p in placed if p.row == row]
         at = end
@@ -64,8 +64,8 @@ def lanes(
             tags = {"axis": part[5:], "op": "exposed"} if part.startswith("comm ") else {}
             spans.append(Span(part.split()[0], round(at * 1e9), round((at + seconds) * 1e9), tags))
             at += seconds
-        made.append(TraceLane(name, spans))
-    return made
+        drawn.append(TraceLane(name, spans))
+    return drawn
 
 
 def _span(p: Placed) -> Span:

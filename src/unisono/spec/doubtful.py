@@ -83,8 +83,8 @@ def toml_of(text: str) -> dict[str, Any]:
 
 def _check_depth(text: str) -> None:
     line, depth, dots, after_dot = 1, 0, 0, True
-    for found in _TOKEN.finditer(text):
-        token = found[0]
+    for mark in _TOKEN.finditer(text):
+        token = mark[0]
         if token == ".":
             dots, after_dot = dots + 1, True
             if dots > _DEEPEST:
@@ -117,11 +117,11 @@ def visible(text: str) -> str:
 
 def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, as `json.loads` asks its `object_pairs_hook`. Raises ValueError where a key is given twice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:80]!r} is given twice")
-    return made
+    return mapping
 
 
 def _no_number(text: str) -> NoReturn:

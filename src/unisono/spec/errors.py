@@ -179,8 +179,8 @@ class ConfigProblems(UsageError):
         return "\n".join([*blocks, *([f"and {left} problems more"] if left else [])])
 
     def as_dict(self) -> dict[str, Any]:
-        own = super().as_dict()
-        own["problems"] = [
+        fields = super().as_dict()
+        fields["problems"] = [
             {"code": f"U-{p.code}", "what": p.what, "where": p.where, "try": p.fix} for p in self.problems
         ]
-        return own
+        return fields

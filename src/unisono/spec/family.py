@@ -74,19 +74,19 @@ class Family(Finder[M]):
         """The member that `NAME:key=value,key=value` or `FILE.py:NAME:key=value` means, with the marks behind it, the
         first one the nearest. Raises UsageError."""
         body, marks = apart(text) if self.marks else (text, ())
-        own = body.partition(":")
-        name, options = (own[0], own[2]) if own[0] in self.names() else split(body)
+        head = body.partition(":")
+        name, options = (head[0], head[2]) if head[0] in self.names() else split(body)
         member, at = self.find(name, where), where or f"{self.key}={text}"
-        made = self.made(member, _keyed(member, options), at, strings=True)
+        read_member = self.with_options(member, _keyed(member, options), at, strings=True)
         for said in marks:
-            made = self._around(made, said, at)
-        return made
+            read_member = self._around(read_member, said, at)
+        return read_member
 
     def _around(self, member: M, said: str, where: str) -> M:
         """`member` with one mark, as `ef` or `mc:momentum=0.9`."""
         name, options = split(said)
         kind = self.marked().find(name, where)
-        mark = self.made(kind, _keyed(kind, options), where, strings=True)  # type: ignore[arg-type]
+        mark = self.with_options(kind, _keyed(kind, options), where, strings=True)  # type: ignore[arg-type]
         if why := mark.misfit(member):  # type: ignore[attr-defined]
             fix = f"leave +{name} out"
             raise UsageError(
@@ -103,9 +103,11 @@ class Family(Finder[M]):
         if behind:
             written = self.read(text, where)
             options |= {key: getattr(written, key) for key in written.model_fields_set}
-        return self.made(member, options, where or f"{self.key}={text}")
+        return self.with_options(member, options, where or f"{self.key}={text}")
 
-    def made(self, member: type[M], options: Mapping[str, Any], where: str, *, strings: bool = False) -> M:
+    def with_options(
+        self, member: type[M], options: Mapping[str, Any], where: str, *, strings: bool = False
+    ) -> M:
         """The member with these options, as text (`strings`) or typed. Raises UsageError, naming the first mistake."""
         try:
             return member.model_validate_strings(options) if strings else member.model_validate(options)

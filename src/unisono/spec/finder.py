@@ -49,7 +49,7 @@ class Finder(Generic[C]):
     noun: for messages, "policy". package: where the members lie, "unisono.sync". base: what a member is a subclass of.
     key: where its names are written, "plan.sync". codes: of the errors for an unknown name and for a wrong option.
     folders: every member is a folder, and files beside them are their tools. wrap: (module, name) of what makes a
-    member of a user's plain function; None where a member must be a class.
+    member of a user's plain function, in the sister package; None where a member must be a class.
     """
 
     noun: str
@@ -71,7 +71,7 @@ class Finder(Generic[C]):
             member = getattr(_loaded(path, self.noun, where or self.key), attribute, None)
             if isfunction(member) and self.wrap is not None:
                 module, wrap = self.wrap
-                return getattr(importlib.import_module(module), wrap)(member, attribute)
+                return getattr(contributed(module), wrap)(member, attribute)
             if not (isinstance(member, type) and issubclass(member, self.base)):
                 function = "" if self.wrap is None else "a function, or "
                 raise UsageError(
@@ -152,8 +152,8 @@ def sister(module: str) -> ModuleType | None:
 
 def contributed(module: str) -> ModuleType:
     """As `sister`. Raises UsageError E01 where the sister package is not installed."""
-    found = sister(module)
-    if found is None:
+    module_there = sister(module)
+    if module_there is None:
         raise UsageError(
             f"{_beside(module)} is not installed",
             where=module,
@@ -161,7 +161,7 @@ def contributed(module: str) -> ModuleType:
             fix="pip install unisono",
             code="E01",
         )
-    return found
+    return module_there
 
 
 def door(module: str) -> Callable[[str], Any]:
@@ -185,8 +185,8 @@ def family_in(package: str) -> Any:
 def _member_of(module: Any, base: type[C]) -> type[C]:
     """The one class of `module` that is a member: a subclass of `base`, defined there and not private."""
     for name, value in vars(module).items():
-        own = isinstance(value, type) and value.__module__ == module.__name__
-        if own and issubclass(value, base) and not name.startswith("_"):
+        defined_here = isinstance(value, type) and value.__module__ == module.__name__
+        if defined_here and issubclass(value, base) and not name.startswith("_"):
             return value
     raise TypeError(f"{module.__name__} declares no {base.__name__}")
 
@@ -237,12 +237,12 @@ def executed(path: str | Path, name: str, where: str, fix: str = "check the path
 
 def split(text: str) -> tuple[str, str]:
     """(name, options) of `NAME:options` and of `FILE.py:NAME:options`."""
-    own = file_and_name(text)
-    if own is None:
+    parts = file_and_name(text)
+    if parts is None:
         name, _, options = text.partition(":")
         return name, options
-    name, _, options = own[1].partition(":")
-    return f"{own[0]}:{name}", options
+    name, _, options = parts[1].partition(":")
+    return f"{parts[0]}:{name}", options
 
 
 def apart(text: str) -> tuple[str, tuple[str, ...]]:

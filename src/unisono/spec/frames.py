@@ -45,23 +45,23 @@ def is_foreign(file: str) -> bool:
 
 def users(error: BaseException) -> list[traceback.FrameSummary]:
     """The user's lines that the error came through, the innermost last."""
-    own = []
+    frames = []
     for (frame, _), summary in zip(
         traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True
     ):
         stands_for = getattr(frame.f_locals.get("self"), "users_line", None)
         if stands_for is not None and (line := stands_for(summary.line or "")):  # of a traced module
             file, _, at = line.partition(" in ")[0].rpartition(":")
-            own.append(traceback.FrameSummary(file, int(at), line.rpartition(" in ")[2]))
+            frames.append(traceback.FrameSummary(file, int(at), line.rpartition(" in ")[2]))
             continue
         module = str(frame.f_globals.get("__name__", ""))
         ours = is_foreign(summary.filename) or module.startswith(("unisono.", "unisono_contrib."))
         if module.startswith(_LOADED) or not ours:
-            own.append(summary)
+            frames.append(summary)
     if isinstance(error, SyntaxError) and error.filename and not is_foreign(error.filename):
         line = (error.text or "").strip()
-        own.append(traceback.FrameSummary(error.filename, error.lineno or 1, "<module>", line=line))
-    return own
+        frames.append(traceback.FrameSummary(error.filename, error.lineno or 1, "<module>", line=line))
+    return frames
 
 
 def place(error: BaseException) -> str:
@@ -93,11 +93,11 @@ def of_user(error: BaseException, what: str = "", where: str = "") -> errors.Use
     if isinstance(error, ModuleNotFoundError) and error.name:
         fix = f"pip install {error.name}, in the environment of this Python"
     said = f"{what} raised {words(error)}" if what else words(error)
-    made = errors.UserCodeError(
+    wrapped = errors.UserCodeError(
         said, where=(place(error) if users(error) else where) or place(error), fix=fix
     )
-    made.shown, made.trace = shown(error), whole(error)
-    return made
+    wrapped.shown, wrapped.trace = shown(error), whole(error)
+    return wrapped
 
 
 def known(error: BaseException) -> errors.UnisonoError:
@@ -135,11 +135,11 @@ def known(error: BaseException) -> errors.UnisonoError:
             fix = "check the path, its rights and the disk"
             return errors.UsageError(what, where=str(error.filename), fix=fix, code="E02")
     likely = "a fault of unisono itself; the traceback above says where"
-    made = errors.UnisonoError(
+    wrapped = errors.UnisonoError(
         words(error), where=place(error), likely=likely, fix="report it, with the traceback"
     )
-    made.shown = made.trace = whole(error)
-    return made
+    wrapped.shown = wrapped.trace = whole(error)
+    return wrapped
 
 
 def is_crowded(error: BaseException) -> bool:

@@ -131,8 +131,8 @@ class Anatomy:
 
     def units_of(self, name: str, features: int = 0) -> Units:
         """The units of the module called `name`; else each of its `features` is one."""
-        told = (units for glob, units in self.units.items() if _matches(glob, name))
-        return next(told, Units(features))
+        matching = (units for glob, units in self.units.items() if _matches(glob, name))
+        return next(matching, Units(features))
 
 
 def _matches(glob: str, name: str) -> bool:

@@ -129,8 +129,10 @@ class ModelConfig(Member):
 
     def sized(self, facts: Facts) -> Facts:
         """`facts`, and in their place what the recipe says itself."""
-        own = [getattr(self, key, None) for key in ("vocab", "classes", "image")]
-        return Facts(own[0] or facts.vocab, own[1] or facts.classes, own[2] or facts.sample_shape, facts.rows)
+        sizes = [getattr(self, key, None) for key in ("vocab", "classes", "image")]
+        return Facts(
+            sizes[0] or facts.vocab, sizes[1] or facts.classes, sizes[2] or facts.sample_shape, facts.rows
+        )
 
     def workload(self, facts: Facts) -> Workload:
         """Products, weights and activations, part by part, for prices. Raises UsageError C22 where a size is open."""

@@ -55,7 +55,7 @@ def _meant(path: str) -> Iterator[str]:
 def parted(text: str, options: Collection[str]) -> tuple[str, str]:
     """(path, the options behind it) of `PATH,key=value` or `PATH:key=value`. As much is the path as is there; where
     nothing is, what stands before the first of these options."""
-    ends = [found.start() for found in _OPTION.finditer(text)][-_SPLITS:]
+    ends = [match.start() for match in _OPTION.finditer(text)][-_SPLITS:]
     there = next((at for at in (len(text), *reversed(ends)) if names_something(text[:at])), None)
     known = (at for at in ends if text[at + 1 :].partition("=")[0] in options)
     at = next(known, len(text)) if there is None else there
@@ -65,6 +65,6 @@ def parted(text: str, options: Collection[str]) -> tuple[str, str]:
 def file_and_name(text: str) -> tuple[str, str] | None:
     """(`FILE.py`, what stands behind its colon) of `FILE.py:NAME...`: up to the first `.py:` before which there is a
     file, or else the first. None where there is no `.py:`."""
-    ends = [found.end() - 1 for found in re.finditer(r"\.py:", text)]
+    ends = [match.end() - 1 for match in re.finditer(r"\.py:", text)]
     at = next((end for end in ends if os.path.isfile(text[:end])), ends[0] if ends else None)
     return None if at is None else (text[:at], text[at + 1 :])

@@ -20,9 +20,9 @@ class RankMeeting:
     spread: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "RankMeeting":
+    def of(cls, record: Mapping[str, Any]) -> "RankMeeting":
         """What `as_json` made."""
-        return cls(**{name: told[name] for name in cls.__slots__})
+        return cls(**{name: record[name] for name in cls.__slots__})
 
     def as_json(self) -> dict[str, Any]:
         """As a rank gets it."""

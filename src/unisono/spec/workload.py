@@ -34,13 +34,13 @@ class Product(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Embedding tables that are looked up. elements: of all. touched: elements that one sample reads. given: elements
+    """Embedding tables that are looked up. elements: of all. touched: elements that one sample reads. results: elements
     that come out for one sample, which cross the network where the tables are dealt. count: how many, all of one width;
     0: nobody has said. indices: of one sample. cut: how they are dealt, by "table", "row" or "column"."""
 
     elements: int
     touched: int
-    given: int
+    results: int
     count: int = 0
     indices: int = 0
     cut: str = "table"

@@ -29,7 +29,6 @@ from unisono.train.sample import sample
 from unisono.train.state import history
 from unisono.train.state.cadence import cadence_of
 from unisono.train.state.checkpoint import Saver
-from unisono.train.state.checkpoint.mirror import Mirroring, place_at
 from unisono.train.state.pinned_choices import pin
 from unisono.train.state.run_state import restore
 from unisono.train.state.saving import Saving
@@ -221,7 +220,8 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{order.epoch}", **keep)
     mirror = None
     if recipe.train.mirror and place.rank == 0:
-        mirror = Mirroring(place_at(recipe.train.mirror, order.run_dir), **keep)
+        copies = contributed("unisono.train.state.checkpoint.mirror")
+        mirror = copies.Mirroring(copies.place_at(recipe.train.mirror, order.run_dir), **keep)
     saving = Saving(saver, run.mesh.world, place.device, tell, mirror)
     targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
     with writing(order.run_dir):

@@ -48,8 +48,8 @@ class Parser(argparse.ArgumentParser):
     recipe_keys: Collection[str] = ()
     plan_words: Collection[str] = ()
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str, fix: str = "") -> NoReturn:
         if lacks := _LACKS.match(message):

@@ -66,9 +66,9 @@ def cluster_asked(call: CommandCall) -> tuple[str, bool]:
 
     if call.args.cluster:
         return call.args.cluster, False
-    own = predict.calibration(call.environ)
-    if own.is_file():
-        return str(own), True
+    calibrated = predict.calibration(call.environ)
+    if calibrated.is_file():
+        return str(calibrated), True
     call.settings.note(
         f"nobody has measured this machine: these are figures of the built-in cluster {predict.FALLBACK}"
         " (unisono calibrate measures this one, --cluster names another)"

@@ -24,10 +24,10 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
 
     Raises UsageError for what cannot be priced, ConfigProblems where sizes do not fit together.
     """
-    train, found = got.recipe.train, _model(got, environ)
-    if isinstance(found, Transformer) and train.lora_rank:
-        found = replace(found, lora=train.lora_rank)
-    return replace(found, states=train.optimiser().kept)
+    train, model = got.recipe.train, _model(got, environ)
+    if isinstance(model, Transformer) and train.lora_rank:
+        model = replace(model, lora=train.lora_rank)
+    return replace(model, states=train.optimiser().kept)
 
 
 def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
@@ -79,8 +79,8 @@ def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:
     with _located(got):
         config = read_config(path)
     context = got.recipe.model.window or None
-    found = transformer_of(config, context, where=str(path))
-    return found if found is not None else _traced_hf(got, path, config, context)
+    transformer = transformer_of(config, context, where=str(path))
+    return transformer if transformer is not None else _traced_hf(got, path, config, context)
 
 
 def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int | None) -> Network:
@@ -90,21 +90,21 @@ def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int 
     with _tracing(got), importing():
         import transformers
 
-        made = transformers.AutoConfig.for_model(**config)
+        foreign_config = transformers.AutoConfig.for_model(**config)
         named = [getattr(transformers, str(name), None) for name in config.get("architectures") or ()]
-        one = next((n for n in named if isinstance(n, type) and hasattr(n, "_from_config")), None)
+        kind = next((n for n in named if isinstance(n, type) and hasattr(n, "_from_config")), None)
         with torch.device("meta"):
-            made_by = one._from_config if one is not None else transformers.AutoModelForCausalLM.from_config
-            model = made_by(made)
-    longest = getattr(made, "max_position_embeddings", None) or 64
-    image = _image(made) if model.main_input_name == "pixel_values" else None
+            made_by = kind._from_config if kind is not None else transformers.AutoModelForCausalLM.from_config
+            model = made_by(foreign_config)
+    longest = getattr(foreign_config, "max_position_embeddings", None) or 64
+    image = _image(foreign_config) if model.main_input_name == "pixel_values" else None
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         if image:
             return model(pixel_values=x).logits
         # A whole mask is the one that transformers does not look into.
         mask = torch.zeros(x.shape[0], 1, x.shape[1], x.shape[1], device="meta")
-        more = {"use_cache": False} if one is None else {}
+        more = {"use_cache": False} if kind is None else {}
         return model(input_ids=x, attention_mask=mask, **more).logits
 
     return _traced(got, model, forward, image, context or longest)
@@ -134,8 +134,8 @@ def _from_file(got: Loaded) -> Network:
         shape = image or (got.recipe.model.window,)
         sample = torch.zeros((1, *shape), dtype=torch.float32 if image else torch.int64)
         model = cut_or_whole(model, sample)
-    found = _traced(got, model, model, image, got.recipe.model.window)
-    return found.whole if isinstance(model, UserModel) else found
+    network = _traced(got, model, model, image, got.recipe.model.window)
+    return network.whole if isinstance(model, UserModel) else network
 
 
 def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None, context: int) -> Network:

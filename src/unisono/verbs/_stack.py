@@ -19,22 +19,22 @@ def stack_of(text: str, where: str, environ: Mapping[str, str]) -> Stack:
     """The stack of a name or a file, for prices on a cluster. Raises UsageError."""
     if not is_file(text):
         return stack(text)
-    made, run = read_stack(Path(text))
-    return made if run is None else scaled(made, _factor(made, run, Path(text).parent, environ))
+    read, run = read_stack(Path(text))
+    return read if run is None else scaled(read, _factor(read, run, Path(text).parent, environ))
 
 
-def _factor(made: Stack, run: Table, folder: Path, environ: Mapping[str, str]) -> float:
+def _factor(software: Stack, run: Table, folder: Path, environ: Mapping[str, str]) -> float:
     """How many times as long as its price a measured run took: that of which the price is the measurement."""
     run.known(_RUN)
     flags = [("plan", run.text("plan"))]
     if "micro_batch" in run.values:
         flags.append(("train.micro_batch", str(run.count("micro_batch", 1))))
     got = config.load(str(folder / run.text("recipe")), flags)
-    ask = request_of(got, model_of(got, environ), run.text("cluster"), made)
+    ask = request_of(got, model_of(got, environ), run.text("cluster"), software)
     took, factor, tries = run.number("step_s")[0], 1.0, 0
     while factor > _LEAST and tries < _TRIES:
         tries += 1
-        off = took / simulate(replace(ask, stack=scaled(made, factor))).price.step
+        off = took / simulate(replace(ask, stack=scaled(software, factor))).price.step
         if abs(off - 1.0) < _CLOSE:
             return factor
         factor *= off

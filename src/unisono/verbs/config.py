@@ -49,14 +49,16 @@ class ConfigVerb(RecipeVerb):
             return {"schema": schema}
         if args.what == "diff":
             return _diff(call.settings, args.files, *(loaded(call, name) for name in files))
-        given = loaded(call, files[0] if files else None, demo=args.demo)
-        resolved = config.resolve(given.recipe, given.plan, started_ranks(call), given.origins)
+        loaded_recipe = loaded(call, files[0] if files else None, demo=args.demo)
+        resolved = config.resolve(
+            loaded_recipe.recipe, loaded_recipe.plan, started_ranks(call), loaded_recipe.origins
+        )
         recipe, plan, batch = resolved.recipe, resolved.plan, str(resolved.batch)
         if args.what == "show":
             say(config.resolved_toml(resolved).rstrip("\n"))
             return {"recipe": config.as_json(recipe), "plan": str(plan), "origins": resolved.origins}
         say(f"ok  plan {plan} on {plan.world} ranks, {batch}")
-        for line in given.plan.idle():
+        for line in loaded_recipe.plan.idle():
             call.settings.note(f"note  {line}")
         return {"ok": True, "plan": str(plan), "ranks": plan.world, "batch": batch}
 

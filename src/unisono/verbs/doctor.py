@@ -49,8 +49,8 @@ def _hang(call: CommandCall, run: str, patience: float | None) -> Result:
                          fix="--patience 10", code="C02")  # fmt: skip
     folder = doctor_hang.find(run) if run else doctor_hang.only_one()
     if call.settings.dry_run:
-        ranks = [one for one in inspect_folder.living(folder) if not one.has_gone()]
-        where = ", ".join(f"{one.rank} (process {one.pid} on {one.host})" for one in ranks)
+        ranks = [rank for rank in inspect_folder.living(folder) if not rank.has_gone()]
+        where = ", ".join(f"{rank.rank} (process {rank.pid} on {rank.host})" for rank in ranks)
         return call.would({"run": str(folder)}, f"would ask ranks {where}" if ranks else "no rank is alive")
     facts, lines = doctor_hang.run(folder, patience)
     for line in lines:

@@ -38,7 +38,7 @@ class HostVerb(Verb):
 
     def run(self, call: CommandCall) -> Result:
         from unisono.launch.agent import Agent, Refused
-        from unisono.launch.nursery import cores
+        from unisono.launch.local_host import cores
         from unisono.verbs.train.run import ENTRY
 
         args, settings = call.args, call.settings
@@ -69,12 +69,12 @@ def _door(text: str) -> dict[str, Any]:
     """Where to join. Raises UsageError U-L11."""
     path = Path(text, "door.json") if Path(text).is_dir() else Path(text)
     try:
-        told = json.loads(sys.stdin.readline() if text == "-" else read_text(path, TEXT))
-        words = {key: str(told[key]) for key in ("address", "token", "certificate")}
-        silent = float(told["silent"])
+        address = json.loads(sys.stdin.readline() if text == "-" else read_text(path, TEXT))
+        words = {key: str(address[key]) for key in ("address", "token", "certificate")}
+        silent = float(address["silent"])
         if not 0.0 < silent < float("inf"):  # nor nan
             raise ValueError(f"silent {silent}")
-        return {**words, "port": int(told["port"]), "silent": silent}
+        return {**words, "port": int(address["port"]), "silent": silent}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{text} does not say where to join a run", where="unisono host",

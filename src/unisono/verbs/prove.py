@@ -97,7 +97,7 @@ def _check(plans: "Sequence[Plan]") -> None:
 
 def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
     """The table, a line for each plan as it ends, and the object of --json."""
-    from unisono.launch.nursery import Nursery
+    from unisono.launch.fork_server import ForkServer
     from unisono.library.loop_check import ENTRY, KINDS, Terms, playing
     from unisono.library.proven import keep
 
@@ -118,7 +118,7 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
             heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
             settings.say(f"{'plan':<{width}} {'ranks':>5} {'steps':>5} {heads}")
 
-    with Nursery(ENTRY) as nursery, playing(nursery, play_it, terms, first) as verdict:
+    with ForkServer(ENTRY) as nursery, playing(nursery, play_it, terms, first) as verdict:
         for plan in plans:
             verdicts.append(_judged(verdict, plan))
             settings.say(_lines(verdicts[-1], max(24, *(len(str(plan)) for plan in plans))))

@@ -82,7 +82,7 @@ class VerifyVerb(RecipeVerb):
             lines = [f"would verify  {p}  on {p.world} ranks, {what}" for p in plans]
             return call.would(facts, *lines, *(row.line() for row in refused))
         if args.all:
-            from unisono.verify.cover import covering
+            covering = contributed("unisono.verify.cover").covering
 
             plans = covering(recipe)  # in the order in which they are proven
         outcome = (_static if args.static else _prove)(call, recipe, plans)
@@ -142,7 +142,8 @@ def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[st
     """A line for each plan and each of its problems, and the object of --json."""
     from unisono.config import resolve
     from unisono.train.data.load import load
-    from unisono.verify.static import prove
+
+    prove = contributed("unisono.verify.static").prove
 
     corpus, proofs = load(recipe.data, recipe.model), []
     for plan in plans:

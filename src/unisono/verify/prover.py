@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import Recipe, Resolved, resolve
-from unisono.launch.nursery import Nursery, print_output
+from unisono.launch.fork_server import ForkServer, print_output
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
 from unisono.plan.grammar import member
@@ -50,8 +50,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class ProofRanks:
-    """How ranks are started. entry, path: as of `Nursery`. keep_going: a plan that raises is a proof that failed, and
-    the others still run; else its error is raised."""
+    """How ranks are started. entry, path: as of `ForkServer`. keep_going: a plan that raises is a proof that failed,
+    and the others still run; else its error is raised."""
 
     entry: str = ENTRY
     path: tuple[str, ...] = ()
@@ -88,12 +88,12 @@ def prove(
     each other on the same processes. Raises what a rank raised, unless `stage.keep_going`.
     """
     stage = stage or ProofRanks(backend=backend)
-    with Nursery(stage.entry, path=stage.path) as nursery:
+    with ForkServer(stage.entry, path=stage.path) as nursery:
         return prove_on(nursery, recipe, plans, steps, each, stage=stage, marks=marks)
 
 
 def prove_on(
-    nursery: Nursery,
+    nursery: ForkServer,
     recipe: Recipe,
     plans: Sequence[Plan],
     steps: int,
@@ -117,7 +117,7 @@ def prove_on(
 
 class _Prover:
     def __init__(
-        self, nursery: Nursery, stage: ProofRanks, steps: int, root: Path, each: Callable[[Proof], None]
+        self, nursery: ForkServer, stage: ProofRanks, steps: int, root: Path, each: Callable[[Proof], None]
     ) -> None:
         self._nursery, self._stage, self._steps, self._root, self._each = nursery, stage, steps, root, each
         self._references: dict[tuple[str, str], Path] = {}

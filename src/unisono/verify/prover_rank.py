@@ -22,7 +22,6 @@ from unisono.train.build.build import Place, connect, model_of, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.step.overlap import unflushed
-from unisono.verify.float8 import unlawful_products
 from unisono.verify.judge import find_cause, judge_plan, judge_reference, judge_stretch
 from unisono.verify.play import play_plan, play_reference
 from unisono.verify.stretch import play_stretch
@@ -90,7 +89,9 @@ def _play_reference(
     folder = Path(job["folder"])
     with around(job):
         play_reference(resolved, place, corpus, job["steps"], folder)
-        odd = unlawful_products(resolved, place, corpus) if resolved.plan.arithmetic.fp8 else {}
+        odd = {}
+        if resolved.plan.arithmetic.fp8:
+            odd = contributed("unisono.verify.float8").unlawful_products(resolved, place, corpus)
     result = judge_reference(resolved, corpus, job["steps"], folder)
     return result | (odd if result["first"] is None else {})
 

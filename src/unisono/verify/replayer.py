@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono import config
-from unisono.launch import local
-from unisono.launch.nursery import print_output
+from unisono.launch import fork_server
+from unisono.launch.fork_server import print_output
 from unisono.observe.metrics import read_steps
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import Settings
@@ -47,7 +47,7 @@ def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
         else:
             print_output(rank, event)
 
-    with local.start(ENTRY, 1, settings.quiet) as nursery:
+    with fork_server.start(ENTRY, 1, settings.quiet) as nursery:
         launch = resolved.recipe.launch
         outcome = nursery.run(argument, 1, threads, hear, None, launch.backend, serves=plan.world)
     if outcome.error is not None:

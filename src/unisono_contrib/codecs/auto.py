@@ -52,32 +52,32 @@ class MeasuredChoice(Codec):
 
     @property
     def error(self) -> float:  # type: ignore[override]
-        return max(one.error for one in self.rungs.values())
+        return max(rung.error for rung in self.rungs.values())
 
     @property
     def owed(self) -> bool:  # type: ignore[override]
-        return any(one.owed for one in self.rungs.values())
+        return any(rung.owed for rung in self.rungs.values())
 
     def lost(self, dp: int) -> float:
-        return max(one.lost(dp) for one in self.rungs.values() if one.fidelity is Fidelity.LOSSY)
+        return max(rung.lost(dp) for rung in self.rungs.values() if rung.fidelity is Fidelity.LOSSY)
 
     def problems(self, plan: Any, train: Any) -> Iterator[Problem]:
-        for one in self.rungs.values():
-            yield from one.problems(plan, train)
+        for rung in self.rungs.values():
+            yield from rung.problems(plan, train)
 
     def taken(self, seconds: Sequence[float]) -> int:
         least = min(seconds)
         if seconds[0] <= (1.0 + CLEAR) * least:
             return 0
-        return next(place for place, one in enumerate(seconds) if one <= (1.0 + NEAR) * least)
+        return next(place for place, spent in enumerate(seconds) if spent <= (1.0 + NEAR) * least)
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         """As long as nobody has measured: what the first rung sends, and what any of them keeps."""
-        every = [one.work(shapes, itemsize, dp) for one in self.rungs.values()]
-        return Work(every[0].calls, kept=max(one.kept for one in every))
+        every = [rung.work(shapes, itemsize, dp) for rung in self.rungs.values()]
+        return Work(every[0].calls, kept=max(rung.kept for rung in every))
 
     def bind(self) -> "LadderCoder":
-        return LadderCoder(self, [(text, one.bind()) for text, one in self.rungs.items()])
+        return LadderCoder(self, [(text, rung.bind()) for text, rung in self.rungs.items()])
 
 
 class LadderCoder(Coder):
@@ -86,8 +86,8 @@ class LadderCoder(Coder):
 
     def __init__(self, member: MeasuredChoice, rungs: Sequence[tuple[str, Coder]]) -> None:
         self.member, self.rungs = member, tuple(rungs)
-        self.keeps = tuple(dict.fromkeys(key for _, one in rungs for key in one.keeps))
-        self.counts = any(one.counts for _, one in rungs)
+        self.keeps = tuple(dict.fromkeys(key for _, rung in rungs for key in rung.keeps))
+        self.counts = any(rung.counts for _, rung in rungs)
         self._empty: dict[int, int] = {}  # by memory: since which step nothing is left in it
         self.take(0)
 
@@ -98,7 +98,7 @@ class LadderCoder(Coder):
         self._empty.clear()
 
     def alike(self, name: str, like: "Tensor") -> "Mapping[str, Tensor]":
-        return {key: x for _, one in self.rungs for key, x in one.alike(name, like).items()}
+        return {key: x for _, rung in self.rungs for key, x in rung.alike(name, like).items()}
 
     def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
         # A step that did not count gives back what was left before it, and comes once more under its number.

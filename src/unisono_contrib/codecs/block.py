@@ -80,13 +80,13 @@ class StretchCoder(Coder):
     def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
         import torch
 
-        from unisono.codecs._sparse import spans, told
+        from unisono.codecs._sparse import finite_mark, spans
 
         parts = []
         for shape, (begin, _) in zip(shapes, spans(grad, [shape.numel() for shape in shapes]), strict=True):
             first, last = self.member.part(shape, memory.step)
             parts.append(slice(begin + first, begin + last))
-        sent = torch.cat([*(grad[part] for part in parts), told(grad)])
+        sent = torch.cat([*(grad[part] for part in parts), finite_mark(grad)])
         yield Sent(lambda: _filled(torch.zeros_like(grad), parts, sent))
         total = yield Sum(sent)
         return _filled(grad.zero_(), parts, total).add_(total[-1])

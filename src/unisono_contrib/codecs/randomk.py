@@ -59,19 +59,19 @@ class RandomKCoder(Coder):
         import torch
 
         from unisono.codecs._noise import lot
-        from unisono.codecs._sparse import spans, told
+        from unisono.codecs._sparse import finite_mark, spans
 
-        found, lengths = [], []
+        parts, lengths = [], []
         begins = (begin for begin, _ in spans(grad, [shape.numel() for shape in shapes]))
         for begin, shape, name in zip(begins, shapes, memory.names, strict=True):
             number = lot(memory.seed, memory.step, name)
             places, stretches = drawn(shape.numel(), self.member.kept(shape), number, grad.device)
-            found.append(places + begin)
+            parts.append(places + begin)
             lengths.append(stretches)
-        places, values = torch.cat(found), grad[torch.cat(found)]
+        places, values = torch.cat(parts), grad[torch.cat(parts)]
         if self.member.unbiased:
             values.mul_(torch.cat(lengths))
-        sent = torch.cat([values, told(grad)])
+        sent = torch.cat([values, finite_mark(grad)])
         yield Sent(lambda: torch.zeros_like(grad).index_copy_(0, places, values))
         total = yield Sum(sent)
         grad.zero_()

@@ -88,8 +88,8 @@ class TernaryCoder(Coder):
 
         dp, numels = memory.replicas, [shape.numel() for shape in shapes]
         part = self.member.part(sum(numels), dp)
-        own = torch.stack([size_of(x, self.member.clip) for _, x in spans(grad, numels)])
-        sizes = (yield Gather(own)).amax(0)  # one that is not a number is larger than any
+        own_sizes = torch.stack([size_of(x, self.member.clip) for _, x in spans(grad, numels)])
+        sizes = (yield Gather(own_sizes)).amax(0)  # one that is not a number is larger than any
         small = torch.ones(dp * part, dtype=torch.uint8, device=grad.device)
         parameters = zip(spans(grad, numels), sizes.unbind(), memory.names, strict=True)
         for (begin, x), size, name in parameters:
@@ -117,8 +117,12 @@ class TernaryCoder(Coder):
             unpack(everybody, out, bits)
         else:
             out.copy_(everybody.view(_wide(bits)))
-        made = valued(out.view(-1)[: len(grad)], dp)
-        return made if len(made) == len(grad) else torch.cat([made, made.new_zeros(len(grad) - len(made))])
+        values = valued(out.view(-1)[: len(grad)], dp)
+        return (
+            values
+            if len(values) == len(grad)
+            else torch.cat([values, values.new_zeros(len(grad) - len(values))])
+        )
 
 
 def draw(x: "Tensor", size: "Tensor", codes: "Tensor", noise: "NoiseTable", *what: int | str) -> None:
@@ -127,10 +131,10 @@ def draw(x: "Tensor", size: "Tensor", codes: "Tensor", noise: "NoiseTable", *wha
 
     inverse = torch.where(size > 0, 1.0 / size, 0.0)  # of what is not a number, all codes are zero
     for at in range(0, len(x), PIECE):
-        some = slice(at, at + PIECE)
-        share = x[some].float().mul(inverse)
+        piece = slice(at, at + PIECE)
+        share = x[piece].float().mul(inverse)
         missed = ~(share.abs() > noise.drawn(len(share), *what, at))  # as is what is not a number
-        codes[some].copy_(share.sign_().masked_fill_(missed, 0.0).add_(1.0))
+        codes[piece].copy_(share.sign_().masked_fill_(missed, 0.0).add_(1.0))
 
 
 def size_of(x: "Tensor", clip: float) -> "Tensor":
@@ -155,9 +159,9 @@ def _added(parts: "Tensor", part: int, bits: int) -> "Tensor":
         total.add_(unpacked(codes[None], CODE))
     if bits > 8:
         return total.view(-1).view(torch.uint8)
-    made = torch.empty(1, part * bits // 8, dtype=torch.uint8, device=parts.device)
-    pack(total, made, bits)
-    return made.view(-1)
+    bits_out = torch.empty(1, part * bits // 8, dtype=torch.uint8, device=parts.device)
+    pack(total, bits_out, bits)
+    return bits_out.view(-1)
 
 
 def _wide(bits: int) -> "dtype":

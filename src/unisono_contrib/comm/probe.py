@@ -34,9 +34,11 @@ def probe(pg: dist.ProcessGroup, sizes: tuple[int, ...] = SIZES, budget: float =
     began, size = time.perf_counter(), pg.size()
     crowded = len(nodes_of(pg)) < size
     names = [name for name in COLLECTIVES.names() if name not in _ONE_HOST or crowded]
-    made = {name: COLLECTIVES.read(name).bind(pg, "dp") for name in names if _is_program(name)}
-    bound = {name: by for name, by in made.items() if isinstance(by, ProgramAlgorithm)}
-    plain: dict[str, Algorithm] = {one.name: one.bind(pg, "dp") for one in (Engine(), Messages())}
+    played = {name: COLLECTIVES.read(name).bind(pg, "dp") for name in names if _is_program(name)}
+    bound = {name: by for name, by in played.items() if isinstance(by, ProgramAlgorithm)}
+    plain: dict[str, Algorithm] = {
+        collective.name: collective.bind(pg, "dp") for collective in (Engine(), Messages())
+    }
     links = links_of(pg)
     times: dict[int, dict[str, float]] = {}
     for nbytes in sizes:

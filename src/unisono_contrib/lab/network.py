@@ -70,12 +70,12 @@ class LabNetwork:
     def __enter__(self) -> Self:
         """Raises Skipped (U-L06), UsageError (U-L07)."""
         require(self.link)
-        with ExitStack() as made:
+        with ExitStack() as stack:
             try:
-                self._make(made)
+                self._make(stack)
             except OSError as error:
                 raise _refused(str(error)) from error
-            self._held = made.pop_all()
+            self._held = stack.pop_all()
         return self
 
     def __exit__(
@@ -86,34 +86,34 @@ class LabNetwork:
 
     def traffic(self) -> list[DeviceBytes]:
         """Of each host's device until now."""
-        found = []
+        counters = []
         for file in self.hosts:
             with inside(file):
-                found.append(device_bytes(Path(_DEVICES).read_text(), links.DEVICE))
-        return found
+                counters.append(device_bytes(Path(_DEVICES).read_text(), links.DEVICE))
+        return counters
 
-    def _make(self, made: ExitStack) -> None:
-        self.hosts = tuple(_network(made) for _ in range(self._count))
+    def _make(self, stack: ExitStack) -> None:
+        self.hosts = tuple(_network(stack) for _ in range(self._count))
         # Two hosts need no switch, which would be twice the work for the processor.
-        switch = None if self._count == 2 else _network(made)
+        switch = None if self._count == 2 else _network(stack)
         if switch is None:
             cables = [((self.hosts[0], links.DEVICE), (self.hosts[1], links.DEVICE))]
         else:
             _run(switch, links.switch_itself())
             cables = [((h, links.DEVICE), (switch, links.port(i))) for i, h in enumerate(self.hosts)]
-        self._join(cables, 1 if switch is None else 2, made)
+        self._join(cables, 1 if switch is None else 2, stack)
         for number, host in enumerate(self.hosts):
             if switch is not None:
                 _run(switch, links.switch_side(number, self.link))
             _run(host, links.host_side(number, self.link))
 
-    def _join(self, cables: Sequence[tuple[End, End]], hops: int, made: ExitStack) -> None:
+    def _join(self, cables: Sequence[tuple[End, End]], hops: int, stack: ExitStack) -> None:
         """hops: how many cables lie between two hosts."""
         if not self.link.delay:
             for (network, near), (other, far) in cables:
                 _run(network, [links.cable(near, far, other)], [other])
             return
-        wires = [(_tap(*near, made), _tap(*far, made)) for near, far in cables]
+        wires = [(_tap(*near, stack), _tap(*far, stack)) for near, far in cables]
         terms = {"parent": os.getpid(), "wires": wires, "hold": self.link.delay / hops}
         relay = subprocess.Popen(
             [sys.executable, "-P", "-m", "unisono_contrib.lab.relay", json.dumps(terms)],
@@ -121,7 +121,7 @@ class LabNetwork:
             pass_fds=[file for wire in wires for file in wire],
             start_new_session=True,  # a terminal's Ctrl-C is the lab's to hear
         )
-        made.callback(_end, relay)
+        stack.callback(_end, relay)
 
 
 def device_bytes(table: str, device: str) -> DeviceBytes:
@@ -134,18 +134,18 @@ def device_bytes(table: str, device: str) -> DeviceBytes:
     raise OSError(f"no device {device}")
 
 
-def _network(made: ExitStack) -> int:
+def _network(stack: ExitStack) -> int:
     file = new_network()
-    made.callback(os.close, file)
+    stack.callback(os.close, file)
     with inside(file), suppress(OSError):  # what IPv6 sends by itself would be counted
         Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
     return file
 
 
-def _tap(network: int, device: str, made: ExitStack) -> int:
+def _tap(network: int, device: str, stack: ExitStack) -> int:
     with inside(network):
         file = open_tap(device)
-    made.callback(os.close, file)
+    stack.callback(os.close, file)
     return file
 
 

@@ -47,24 +47,24 @@ def commands(
     In the words, {host} {hosts} {rank} {ranks} {local_rank} {master} {port} mean what they say. cores: of the machine,
     which the ranks of all hosts share. Raises UsageError for a starter that is none.
     """
-    leaves, found = STARTERS.find(starter)().leaves, []
+    leaves, commands_here = STARTERS.find(starter)().leaves, []
     for host, count in enumerate(counts):
         for local in range(count):
-            number, about = len(found), {"local_rank": local}
-            given = {**_around(environ, cores, sum(counts)), **leaves(host, local, counts)}
+            number, about = len(commands_here), {"local_rank": local}
+            variables = {**_around(environ, cores, sum(counts)), **leaves(host, local, counts)}
             argv = filled(words, host, len(counts), number, sum(counts), about)
-            found.append(LabCommand(number, host, argv, given))
-    return found
+            commands_here.append(LabCommand(number, host, argv, variables))
+    return commands_here
 
 
 def commands_by_host(
     words: Sequence[str], counts: Sequence[int], environ: Mapping[str, str], cores: int
 ) -> list[LabCommand]:
     """`words` once on each host: a launcher, such as torchrun, starts the ranks itself."""
-    given = _around(environ, cores, sum(counts))
+    variables = _around(environ, cores, sum(counts))
     return [
         LabCommand(
-            host, host, filled(words, host, len(counts), host, sum(counts), {"local_ranks": count}), given
+            host, host, filled(words, host, len(counts), host, sum(counts), {"local_ranks": count}), variables
         )
         for host, count in enumerate(counts)
     ]
@@ -74,13 +74,13 @@ def command_of_first(
     words: Sequence[str], counts: Sequence[int], environ: Mapping[str, str], cores: int
 ) -> list[LabCommand]:
     """`words` on the first host alone, whence `unisono train --hosts` starts what it needs on the others."""
-    given = {
+    variables = {
         **_around(environ, cores, sum(counts)),
         "UNISONO_LAUNCH_SHELL": f"{sys.executable} -P -m unisono_contrib.lab.shell",
     }
     names = ",".join(f"{links.host_name(host)}:{count}" for host, count in enumerate(counts))
     words = [word.replace("{names}", names) for word in words]
-    return [LabCommand(0, 0, filled(words, 0, len(counts), 0, sum(counts), {}), given)]
+    return [LabCommand(0, 0, filled(words, 0, len(counts), 0, sum(counts), {}), variables)]
 
 
 def filled(
@@ -137,7 +137,7 @@ class Play:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, given: Sequence[LabCommand], folder: str) -> int:
+    def run(self, orders: Sequence[LabCommand], folder: str) -> int:
         """Start all and watch them to the end. The exit code: of the first that failed; 0 if none did."""
         names = [links.host_name(number) for number in range(len(self._hosts))]
         with (
@@ -147,14 +147,14 @@ class Play:
         ):
             selector.register(self.shells, selectors.EVENT_READ)
             reached = {SOCKET: self.shells.path}
-            for one in given:
-                self._order(one.host, op="start", number=one.number, argv=one.argv,
-                            environ={**one.environ, **reached},
+            for order in orders:
+                self._order(order.host, op="start", number=order.number, argv=order.argv,
+                            environ={**order.environ, **reached},
                             folder=folder)  # fmt: skip
             for control, process in self._hosts:
                 selector.register(control, selectors.EVENT_READ, process)
             selector.register(signals, selectors.EVENT_READ)
-            while len(self.statuses) < len(given):
+            while len(self.statuses) < len(orders):
                 patience = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
                 for key, _ in selector.select(patience):
                     if key.fileobj is signals:
@@ -163,7 +163,7 @@ class Play:
                         self.shells.turn()
                     elif not self._heard(key.fileobj):
                         selector.unregister(key.fileobj)
-                        lost = [one.number for one in given if self._hosts[one.host][0] is key.fileobj]
+                        lost = [order.number for order in orders if self._hosts[order.host][0] is key.fileobj]
                         for number in lost:
                             self._ended(number, -signal.SIGKILL)
                 if self._deadline is not None and self._deadline <= time.monotonic():

@@ -32,8 +32,8 @@ def open_tap(device: str) -> int:
     Raises OSError."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        asked = struct.pack("16sH22x", device.encode(), _TAP | _PLAIN | _LARGE_PACKETS)
-        fcntl.ioctl(file, _SET_DEVICE, asked)
+        request = struct.pack("16sH22x", device.encode(), _TAP | _PLAIN | _LARGE_PACKETS)
+        fcntl.ioctl(file, _SET_DEVICE, request)
         fcntl.ioctl(file, _SET_OFFLOAD, _SUMS_AND_SEGMENTS)
     except OSError:
         os.close(file)
@@ -84,7 +84,7 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     set_parent_death_signal(terms["parent"], libc)
     libc.prctl(_TIMER_SLACK, 1000, 0, 0, 0)  # nanoseconds
-    wires = {one: other for a, b in terms["wires"] for one, other in ((a, b), (b, a))}
+    wires = {near: other for a, b in terms["wires"] for near, other in ((a, b), (b, a))}
     carry(wires, Transit(terms["hold"]))
 
 

@@ -64,8 +64,8 @@ class Shells:
     def _ask(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
         with suppress(OSError, ValueError, KeyError, TypeError):
-            if (asked := wire.read_message(sock)) is not None:
-                message, files = asked
+            if (request := wire.read_message(sock)) is not None:
+                message, files = request
                 if message["host"] not in self.hosts:
                     wire.send_message(
                         sock, {"status": UNKNOWN, "why": f"no host of the lab: {message['host']}"}
@@ -109,10 +109,10 @@ def main() -> int:
         sock.connect(path)
         wire.send_message(sock, order, [0, 1, 2])
         answer = wire.read_message(sock)
-    told = answer[0] if answer is not None else {"status": UNKNOWN, "why": "the lab has gone"}
-    if "why" in told:
-        print(json.dumps(told["why"]), file=sys.stderr)
-    status = int(told["status"])
+    result = answer[0] if answer is not None else {"status": UNKNOWN, "why": "the lab has gone"}
+    if "why" in result:
+        print(json.dumps(result["why"]), file=sys.stderr)
+    status = int(result["status"])
     return status if status >= 0 else 128 - status
 
 

@@ -176,8 +176,8 @@ class UnisonoStrategy(ParallelStrategy):
         """Forward and backward come before the step and not inside of it, unless the optimiser asks for them again."""
         if isinstance(optimizer, LBFGS):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
-        made = closure()
-        return super().optimizer_step(optimizer, lambda: made, model, **kwargs)
+        loss = closure()
+        return super().optimizer_step(optimizer, lambda: loss, model, **kwargs)
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None]:
@@ -222,8 +222,8 @@ class UnisonoStrategy(ParallelStrategy):
         return whole_model(self._module())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        own = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        return whole_optimizer(own)
+        inner = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        return whole_optimizer(inner)
 
     def teardown(self) -> None:
         """The groups stay: they are the job's."""

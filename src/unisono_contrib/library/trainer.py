@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 
 def trainer(base: type, plan: str | Plan = "dp=-1", *, job: Job | None = None, strict: bool = False) -> type:
-    """A subclass of `base`, a transformers.Trainer, whose ranks share the work under a plan of `dp` and `shard`.
+    """Return a subclass of a transformers.Trainer whose ranks share the work: `trainer(Trainer, plan="dp=2")(...)`.
 
-    job: one that is there already, as `unisono.prove(loop, ...)` gives it. Raises UsageError J20 where transformers or
-    accelerate is missing, J24 for what is no Trainer.
+    base: `transformers.Trainer` or a subclass. plan: `dp` and `shard`. job: an existing job, as `unisono.prove(loop,
+    ...)` passes it. strict: as in `unisono.init`.
+
+    Raises UsageError J20 if transformers or accelerate is missing, J24 if `base` is no Trainer.
     """
     try:
         import accelerate  # noqa: F401
@@ -54,30 +56,30 @@ def trainer(base: type, plan: str | Plan = "dp=-1", *, job: Job | None = None, s
             fix="unisono.trainer(Trainer, plan=...)(model=..., args=..., train_dataset=...)",
             code="J24",
         )
-    made = init(plan, strict=strict) if job is None else job
-    return type(f"{base.__name__}OnRanks", (TrainerOnRanks, base), {"job": made})
+    run_job = init(plan, strict=strict) if job is None else job
+    return type(f"{base.__name__}OnRanks", (TrainerOnRanks, base), {"job": run_job})
 
 
 class DealtPasses:
     """The Trainer's loader, dealt."""
 
-    def __init__(self, dealt: "ShardedLoader", given: Any) -> None:
-        self._dealt, self._given = dealt, given
+    def __init__(self, dealt: "ShardedLoader", loader: Any) -> None:
+        self._dealt, self._loader = dealt, loader
         self.skip = dealt.skip
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._dealt)
 
     def set_epoch(self, epoch: int) -> None:
-        self._given.set_epoch(epoch)
+        self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_given" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._given, name)
+        return getattr(self._loader, name)
 
 
 class TrainerOnRanks:
@@ -127,8 +129,8 @@ class TrainerOnRanks:
     # data
 
     def get_train_dataloader(self) -> Any:
-        given = self._super("get_train_dataloader")
-        return DealtPasses(self.job.deal(getattr(given, "base_dataloader", given)), given)
+        loader = self._super("get_train_dataloader")
+        return DealtPasses(self.job.deal(getattr(loader, "base_dataloader", loader)), loader)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
         passes, epoch = kwargs["train_dataloader"], kwargs["epoch"]
@@ -189,8 +191,8 @@ class TrainerOnRanks:
             losses = [float(self.compute_loss(model, dict(self._prepare_inputs(inputs)), num_items_in_batch=n).sum())
                       for n in (count, count * 2)]  # fmt: skip
             model.train(trains)
-            one, half = self.job._exchange.sums([x if x == x else 0.0 for x in losses])
-            self._is_sum = half < 0.75 * one
+            whole, half = self.job._exchange.sums([x if x == x else 0.0 for x in losses])
+            self._is_sum = half < 0.75 * whole
         return self._is_sum
 
     def _clip_grad_norm(self, model: nn.Module) -> float:
@@ -207,22 +209,22 @@ class TrainerOnRanks:
         if group.size == 1 or not count:
             return self._super("prediction_step", model, inputs, prediction_loss_only, ignore_keys)
         low, high = part(count, group.index, group.size)
-        own = cut(inputs, count, *((low, high) if high > low else (0, 1)))
+        mine = cut(inputs, count, *((low, high) if high > low else (0, 1)))
         self._evaluates = True  # a mean over this rank's targets, put together below
         try:
             loss, logits, labels = self._super(
-                "prediction_step", model, own, prediction_loss_only, ignore_keys
+                "prediction_step", model, mine, prediction_loss_only, ignore_keys
             )
         finally:
             self._evaluates = False
         batch = BatchShard(low, high, count, 1.0, Walk(-1, 0))
         if loss is not None:
-            loss = self._mean_of(loss, own, batch)
+            loss = self._mean_of(loss, mine, batch)
         return loss, _gathered(logits, batch, group), _gathered(labels, batch, group)
 
-    def _mean_of(self, loss: Tensor, own: Any, batch: BatchShard) -> Tensor:
+    def _mean_of(self, loss: Tensor, mine: Any, batch: BatchShard) -> Tensor:
         """A mean over targets where they can be counted, over samples elsewhere."""
-        labels, count = own.get("labels") if hasattr(own, "get") else None, float(batch.samples)
+        labels, count = mine.get("labels") if hasattr(mine, "get") else None, float(batch.samples)
         if isinstance(labels, Tensor) and not labels.is_floating_point():
             seen = labels[..., 1:] if getattr(self, "_loss_shifts_labels", False) else labels
             count = float(seen.ne(-100).sum())
@@ -268,9 +270,9 @@ class TrainerOnRanks:
         streams = self.job._streams
         streams.to_script()
         self._super("_load_rng_state", checkpoint)
-        own = Path(checkpoint or ".") / f"stream-{self.job.rank}-of-{self.job.world}.safetensors"
-        if checkpoint is not None and self.job.world > 1 and own.is_file():
-            streams.state = load_file(own)["own"]
+        stream = Path(checkpoint or ".") / f"stream-{self.job.rank}-of-{self.job.world}.safetensors"
+        if checkpoint is not None and self.job.world > 1 and stream.is_file():
+            streams.state = load_file(stream)["own"]
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self._super("_save_checkpoint", model, trial)

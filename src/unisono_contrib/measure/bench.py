@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import env, local
+from unisono.launch import env, fork_server
 from unisono.launch.outcome import Outcome
 from unisono.report import sheet
 from unisono.spec.settings import Settings
@@ -28,7 +28,7 @@ def run(
         outcome = env.run_in_env(ENTRY, argument, None, environ, None, "auto", _SILENCE)
     else:
         settings.note(f"bench {bench.name}: {ranks} {'rank' if ranks == 1 else 'ranks'}, {_busy()}")
-        with local.start(ENTRY, ranks, settings.quiet) as nursery:
+        with fork_server.start(ENTRY, ranks, settings.quiet) as nursery:
             threads = bench.threads or max(1, len(os.sched_getaffinity(0)) // ranks)
             outcome = nursery.run(argument, ranks, threads, None, _SILENCE, "auto")
     result = _result(outcome)

@@ -1,4 +1,4 @@
-"""Axes of the values of a graph: which dims of which tensors are the same direction, and what each consists of.
+"""Axes of the tensors of a graph: which dims run in the same direction, and of which factors the size of each is made.
 
 A dim is a row of axes whose sizes multiply to its own: the features `3 * heads * width` of a fused projection are three
 axes, a dim of size 1 is none. An operator says of its operands and of its result which axes are the same, so that after
@@ -40,10 +40,10 @@ class GraphAxes:
 
     def known(self, dim: Iterable[int]) -> Dim:
         """The axes of a dim, as far as they are told apart by now."""
-        found: list[int] = []
+        axes: list[int] = []
         for axis in dim:
-            found += self.known(self.parts[axis]) if axis in self.parts else (axis,)
-        return tuple(found)
+            axes += self.known(self.parts[axis]) if axis in self.parts else (axis,)
+        return tuple(axes)
 
     def size(self, dim: Iterable[int]) -> int:
         """Of a dim."""
@@ -71,15 +71,15 @@ class GraphAxes:
         """Two dims of one size are the same direction. Raises Misfit."""
         a, b = list(self.known(left)), list(self.known(right))
         while a and b:
-            one, other = a.pop(0), b.pop(0)
-            if one == other:
+            first, other = a.pop(0), b.pop(0)
+            if first == other:
                 continue
-            if self.sizes[one] == self.sizes[other]:
-                self._becomes(one, (other,))
-            elif self.sizes[one] > self.sizes[other]:
-                a[:0], b[:0] = self.factored(one, self.sizes[other]), (other,)
+            if self.sizes[first] == self.sizes[other]:
+                self._becomes(first, (other,))
+            elif self.sizes[first] > self.sizes[other]:
+                a[:0], b[:0] = self.factored(first, self.sizes[other]), (other,)
             else:
-                a[:0], b[:0] = (one,), self.factored(other, self.sizes[one])
+                a[:0], b[:0] = (first,), self.factored(other, self.sizes[first])
             a, b = list(self.known(a)), list(self.known(b))
         if a or b:
             raise Misfit
@@ -93,10 +93,10 @@ class GraphAxes:
                 if not todo:
                     raise Misfit
                 axis = todo.pop(0)
-                own = self.sizes[axis]
-                if size % own == 0:
+                size_here = self.sizes[axis]
+                if size % size_here == 0:
                     dim.append(axis)
-                    size //= own
+                    size //= size_here
                 else:
                     outer, *inner = self.factored(axis, size)
                     dim.append(outer)

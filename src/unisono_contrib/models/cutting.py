@@ -19,12 +19,12 @@ def cut_model(model: UserModel, sample: Tensor) -> Chain:
     """A user's whole module as a chain along its graph; as it is, with the reason, where it has none. sample: an input
     of one sample, [1, ...]."""
     module = one_input(model.stem.module)  # type: ignore[arg-type]
-    own = getattr(module, "loss", None)
+    own_loss = getattr(module, "loss", None)
     try:
-        chain = inferred(module, sample, model.loss, plain=own is None)
-        if own is None and chain.scores and isinstance(chain.scores[0], tuple):
+        chain = inferred(module, sample, model.loss, plain=own_loss is None)
+        if own_loss is None and chain.scores and isinstance(chain.scores[0], tuple):
             raise Untraceable("its forward returns several tensors, and it has no loss", forward_of(module))
-        if own is not None and (why := looks_at(own, module, chain.scores, sample)):
+        if own_loss is not None and (why := looks_at(own_loss, module, chain.scores, sample)):
             raise Untraceable(why, forward_of(module))
     except Untraceable as error:
         where = f" ({error.where})" if error.where else ""
@@ -57,11 +57,11 @@ def looks_at(
     tokens = not sample.is_floating_point()
     targets = torch.zeros((2, *sample.shape[1:]) if tokens else (2,), dtype=torch.int64)
     several = bool(scores) and isinstance(scores[0], tuple)
-    made = [torch.ones(2, *shape) for shape in (scores if several else [scores])]  # type: ignore[misc]
+    outputs = [torch.ones(2, *shape) for shape in (scores if several else [scores])]  # type: ignore[misc]
     looking = _Looking([*module.parameters(), *module.buffers()])
     try:
         with torch.no_grad(), looking:
-            loss(tuple(made) if several else made[0], targets)
+            loss(tuple(outputs) if several else outputs[0], targets)
     except Exception as error:
         return f"its loss could not be tried on zeros: {words(error, 120)}"
     return "its loss reads weights of the model" if looking.seen else ""

@@ -56,10 +56,10 @@ class GraphWalk:
 
     def seen(self, node: Node) -> set[int]:
         """All axes that a call meets: those of operands and results, and those over which it adds up."""
-        found = {a for n in (node, *node.all_input_nodes) if is_tensor(n) for dim in self.of(n) for a in dim}
+        axes = {a for n in (node, *node.all_input_nodes) if is_tensor(n) for dim in self.of(n) for a in dim}
         for dims in self.dims[node] if isinstance(self.dims.get(node), list) else ():
-            found |= {a for dim in dims for a in self.axes.known(dim)}
-        return found | set(self.axes.known(self.summed.get(node, ())))
+            axes |= {a for dim in dims for a in self.axes.known(dim)}
+        return axes | set(self.axes.known(self.summed.get(node, ())))
 
     def dealt(self, node: Any, chosen: Iterable[int]) -> DealtDim | None:
         """What of a value is dealt, None where it is whole."""
@@ -170,16 +170,16 @@ def _may(axis: int, nodes: Sequence[Node], graph: Traced, walk: GraphWalk) -> bo
 
 
 def _folded(node: Node, axis: int, walk: GraphWalk) -> bool:
-    found = walk.dealt(node, (axis,))
-    return found is not None and found.outer > 1
+    dealt_dim = walk.dealt(node, (axis,))
+    return dealt_dim is not None and dealt_dim.outer > 1
 
 
 def _adds(node: Node, axis: int, walk: GraphWalk) -> bool:
     """Whether a sum over this axis may be taken rank by rank."""
     if packet(node) == "embedding":
-        found = walk.dealt(arguments(node)["weight"], (axis,))
+        dealt_dim = walk.dealt(arguments(node)["weight"], (axis,))
         plain = not arguments(node).get("scale_grad_by_freq") and not arguments(node).get("sparse")
-        return found is not None and (found.outer, found.units.width) == (1, 1) and plain
+        return dealt_dim is not None and (dealt_dim.outer, dealt_dim.units.width) == (1, 1) and plain
     return "add" not in packet(node)  # a sum that is added to something is a term on one rank alone
 
 
@@ -204,7 +204,7 @@ def worth_of(axis: int, nodes: Sequence[Node], graph: Traced, walk: GraphWalk) -
     return Worth(saved, sent, held // 2, products)
 
 
-def told(graph: Traced, walk: GraphWalk, chosen: Sequence[int]) -> list[str]:
+def notes_of(graph: Traced, walk: GraphWalk, chosen: Sequence[int]) -> list[str]:
     """What is dealt, a line an axis: `heads 4 of 8: layers.0.qkv.weight rows, layers.0.proj.weight columns`."""
     lines = []
     for axis in chosen:
@@ -218,7 +218,7 @@ def told(graph: Traced, walk: GraphWalk, chosen: Sequence[int]) -> list[str]:
 
 def whole_of(graph: Traced, walk: GraphWalk, chosen: Sequence[int]) -> list[tuple[str, str]]:
     """(matrix that stays whole, why), in the graph's order."""
-    found = []
+    lines = []
     for parameter, name in graph.parameters.items():
         dims = walk.of(parameter)
         if len(dims) > 1 and not walk.dealt(parameter, chosen):
@@ -230,5 +230,5 @@ def whole_of(graph: Traced, walk: GraphWalk, chosen: Sequence[int]) -> list[tupl
                 ),
                 "",
             )
-            found.append((name, why))
-    return found
+            lines.append((name, why))
+    return lines

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from unisono.models.cut_chain import InferredChain, OwnName, folded, line_of
 from unisono.spec.layout import Anatomy, Split
-from unisono_contrib.models.deals import GraphWalk, chosen_axes, told, walked, whole_of
+from unisono_contrib.models.deals import GraphWalk, chosen_axes, notes_of, walked, whole_of
 from unisono_contrib.models.traced import Traced, Untraceable, random_of, traced
 from unisono_contrib.models.unit import NoSamples, unit_of
 from unisono_contrib.models.units import Stretch, additions, free_nodes, multiplied, stretches, uses
@@ -55,13 +55,17 @@ def inferred(
         terms=_terms(graph, sample),
         whole="" if chosen else "; ".join(["nothing in its graph can be dealt", *_wholes(cut)[:3]]),
     )
-    own = {name: OwnName(theirs, _folds(node, cut)) for name, (node, theirs) in names.items()}
-    own |= {f"blocks.{i}.{name}": OwnName(name) for i, unit in enumerate(units) for name in unit.written}
-    known = {theirs for theirs, _ in own.values()}
+    names_there = {name: OwnName(theirs, _folds(node, cut)) for name, (node, theirs) in names.items()}
+    names_there |= {
+        f"blocks.{i}.{name}": OwnName(name) for i, unit in enumerate(units) for name in unit.written
+    }
+    known = {theirs for theirs, _ in names_there.values()}
     beside = [name for name in module.state_dict() if name not in known]
-    says = [f"cut along its graph into {len(units)} units", *told(graph, walk, chosen), *_wholes(cut)]
+    says = [f"cut along its graph into {len(units)} units", *notes_of(graph, walk, chosen), *_wholes(cut)]
     shapes = tuple(tuple(n.meta["val"].shape[1:]) for n in graph.outputs)
-    return InferredChain(units, anatomy, loss, own, beside, says, shapes if graph.several else shapes[0])
+    return InferredChain(
+        units, anatomy, loss, names_there, beside, says, shapes if graph.several else shapes[0]
+    )
 
 
 def _names(cut: _Cut) -> dict[str, tuple[Node, str]]:
@@ -97,7 +101,7 @@ def _folds(node: Node, cut: _Cut) -> tuple[int, ...]:
 
 
 def _terms(graph: Traced, sample: Tensor) -> int:
-    """Places of a sample over which a weight's gradient is added up: those of its input or of its output."""
+    """Count the places of a sample over which a weight's gradient is added up: places of the input or of the output."""
     out = max(n.meta["val"][0].numel() // n.meta["val"].shape[-1] for n in graph.outputs)
     inner = sample[0].numel() // (sample.shape[1] if sample.dim() > 2 else 1)
     return max(int(out), int(inner), 1)

@@ -48,9 +48,13 @@ def _along(*names: str) -> Callable[[OperatorCall], Results]:
     def rule(call: OperatorCall) -> Results:
         (dims, *_) = [call.dims(n) for n in call.tensors]
         for name in names:
-            told = call.args.get(name)
+            argument = call.args.get(name)
             several = (
-                told if isinstance(told, (list, tuple)) else range(len(dims)) if told is None else [told]
+                argument
+                if isinstance(argument, (list, tuple))
+                else range(len(dims))
+                if argument is None
+                else [argument]
             )
             call.whole([dims[at_of(d, dims)] for d in several])
         return [dims] * len(call.shapes)
@@ -112,9 +116,9 @@ def _matmul(call: OperatorCall) -> Results:
                     batch[-i] = dims[-i]
         out = (*batch, a[-2], b[-1])
     if added is not None:
-        for dim, own in zip(reversed(out), reversed(call.dims(added)), strict=False):
-            if call.axes.known(own):
-                call.axes.same(dim, own)
+        for dim, axes in zip(reversed(out), reversed(call.dims(added)), strict=False):
+            if call.axes.known(axes):
+                call.axes.same(dim, axes)
     return [out]
 
 
@@ -166,9 +170,9 @@ def _attention(call: OperatorCall) -> Results:
     if mask is not None:
         dims = call.dims(mask)
         call.whole(dims[-2:])
-        for own, dim in zip(reversed(dims[:-2]), reversed(q[:-2]), strict=False):
-            if call.axes.known(own):
-                call.axes.same(own, dim)
+        for axes, dim in zip(reversed(dims[:-2]), reversed(q[:-2]), strict=False):
+            if call.axes.known(axes):
+                call.axes.same(axes, dim)
     call.whole([*q[-2:], *k[-2:], *v[-2:]])
     return [(*q[:-1], v[-1])]
 
@@ -186,8 +190,8 @@ def _last_norm(call: OperatorCall) -> Results:
     x = call.dims(call.args["input"])
     count = len(call.args["normalized_shape"])
     for name in ("weight", "bias"):
-        own = call.args.get(name)
-        for dim, mine in zip(x[-count:], call.dims(own) if own is not None else (), strict=False):
+        argument = call.args.get(name)
+        for dim, mine in zip(x[-count:], call.dims(argument) if argument is not None else (), strict=False):
             call.axes.same(dim, mine)
     call.whole(x[-count:])
     return [x]
@@ -214,8 +218,8 @@ def _group_norm(call: OperatorCall) -> Results:
 
 def _sum(call: OperatorCall) -> Results:
     (x,) = (call.dims(n) for n in call.tensors)
-    told = call.args.get("dim")
-    over = {at_of(d, x) for d in ([told] if isinstance(told, int) else told or range(len(x)))}
+    argument = call.args.get("dim")
+    over = {at_of(d, x) for d in ([argument] if isinstance(argument, int) else argument or range(len(x)))}
     for d in over:
         call.summed += x[d]
     keep = call.args.get("keepdim", False)
@@ -262,8 +266,8 @@ _TABLE: Sequence[tuple[str, Callable[[OperatorCall], Results]]] = (
     ("upsample_nearest2d upsample_bilinear2d upsample_bicubic2d upsample_linear1d", shapes.window),
     ("pad constant_pad_nd", shapes.padded),
     ("index", shapes.indexed),
-    ("arange full zeros ones empty scalar_tensor linspace eye", shapes.made),
-    ("new_zeros new_ones new_full new_empty", shapes.made),
+    ("arange full zeros ones empty scalar_tensor linspace eye", shapes.filled),
+    ("new_zeros new_ones new_full new_empty", shapes.filled),
     ("tril triu", shapes.triangle),
 )
 RULES: Mapping[str, Callable[[OperatorCall], Results]] = {

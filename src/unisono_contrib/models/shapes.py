@@ -43,8 +43,8 @@ def repeat(call: OperatorCall) -> Results:
     lead = len(shape) - len(x)
     out: list[Dim] = []
     for i, size in enumerate(shape):
-        own = x[i - lead] if i >= lead else ()
-        out.append((*call.axes.new(size // call.axes.size(call.axes.known(own))), *own))
+        axes = x[i - lead] if i >= lead else ()
+        out.append((*call.axes.new(size // call.axes.size(call.axes.known(axes))), *axes))
     return [tuple(out)]
 
 
@@ -118,14 +118,14 @@ def padded(call: OperatorCall) -> Results:
 def indexed(call: OperatorCall) -> Results:
     """One dim looked up by an index, such as `table[index]`; the others stay."""
     x, indices = call.dims(call.args["self"]), call.args["indices"]
-    told = [i for i, index in enumerate(indices) if index is not None]
-    if len(told) != 1 or indices[told[0]].meta["val"].dtype == torch.bool:
+    indexed_dims = [i for i, index in enumerate(indices) if index is not None]
+    if len(indexed_dims) != 1 or indices[indexed_dims[0]].meta["val"].dtype == torch.bool:
         raise Misfit
-    call.whole([x[told[0]], *call.dims(indices[told[0]])])
-    return [(*x[: told[0]], *call.dims(indices[told[0]]), *x[told[0] + 1 :])]
+    call.whole([x[indexed_dims[0]], *call.dims(indices[indexed_dims[0]])])
+    return [(*x[: indexed_dims[0]], *call.dims(indices[indexed_dims[0]]), *x[indexed_dims[0] + 1 :])]
 
 
-def made(call: OperatorCall) -> Results:
+def filled(call: OperatorCall) -> Results:
     """Made from nothing, or only in the likeness of an operand."""
     return [call.axes.fresh(shape) for shape in call.shapes]
 

@@ -137,20 +137,20 @@ def unit_of(
     b = _Building(graph, walk, chosen, stretch, free, nn.Module(), values, parameters)
     x = b.to.placeholder("x")
     b.noise = b.to.placeholder("noise", default_value=None)
-    for i, node in enumerate(stretch.given):
-        here = x if len(stretch.given) == 1 else b.to.call_function(operator.getitem, (x, i))
+    for i, node in enumerate(stretch.entries):
+        here = x if len(stretch.entries) == 1 else b.to.call_function(operator.getitem, (x, i))
         b.env[node] = _marked(here, node, b)
-    b.first = b.env[stretch.given[0]]
+    b.first = b.env[stretch.entries[0]]
     b.likes = [_value(p, b) for p in uses(stretch, graph, free)]
-    b.likes += [b.env[n] for n in stretch.given if n.meta["val"].is_floating_point()]
+    b.likes += [b.env[n] for n in stretch.entries if n.meta["val"].is_floating_point()]
     for node in stretch.nodes:
         if not (
             packet(node) == "add_" and node.args[0] in graph.buffers
         ):  # batches are counted after the step
             _copied(node, b)
-    made = [_handed_on(n, b) for n in stretch.made]
-    single = len(made) == 1 and not (stretch.made is graph.outputs and graph.several)
-    b.to.output(made[0] if single else tuple(made))
+    outputs = [_handed_on(n, b) for n in stretch.exits]
+    single = len(outputs) == 1 and not (stretch.exits is graph.outputs and graph.several)
+    b.to.output(outputs[0] if single else tuple(outputs))
     _unused(b)
     unit = GraphUnit(b.root, b.to)
     unit.held, unit.written = b.held, ()
@@ -222,12 +222,12 @@ def _parameter(node: Node, b: _Building) -> Node:
 def _buffer(node: Node, b: _Building) -> Node:
     if node in b.graph.buffers:
         name = b.graph.buffers[node]
-        given = b.values[name]
+        value = b.values[name]
     else:
-        name, given = f"constant_{len(b.held)}", b.graph.constants[node]
+        name, value = f"constant_{len(b.held)}", b.graph.constants[node]
     module, leaf = _module_for(b.root, name)
-    module.register_buffer(leaf, given.detach(), persistent=True)
-    b.held[name] = given.detach()
+    module.register_buffer(leaf, value.detach(), persistent=True)
+    b.held[name] = value.detach()
     b.env[node] = _marked(b.to.get_attr(name), node, b)
     return b.env[node]
 
@@ -250,12 +250,12 @@ def _module_for(root: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def _batch_size(node: Node, b: _Building) -> Node:
     """The number of samples, asked of what was handed in."""
-    for given in b.stretch.given:
-        for dim, size in enumerate(given.meta["val"].shape):
+    for entry in b.stretch.entries:
+        for dim, size in enumerate(entry.meta["val"].shape):
             if isinstance(size, torch.SymInt) and int(size.node.hint) % BATCH == 0:
-                asked = b.to.call_function(torch.ops.aten.sym_size.int, (b.env[given], dim))
+                size_node = b.to.call_function(torch.ops.aten.sym_size.int, (b.env[entry], dim))
                 times = int(size.node.hint) // BATCH
-                many = b.to.call_function(operator.floordiv, (asked, times)) if times > 1 else asked
+                many = b.to.call_function(operator.floordiv, (size_node, times)) if times > 1 else size_node
                 wanted = int(node.meta["val"].node.hint) // BATCH
                 return b.to.call_function(operator.mul, (many, wanted)) if wanted > 1 else many
     raise RuntimeError("no carry of this unit says how many samples there are")
@@ -302,8 +302,8 @@ def _normed(node: Node, args: tuple[Any, ...], b: _Building) -> Node:
 
 def _drop(node: Node, args: tuple[Any, ...], b: _Building) -> Node | None:
     """What takes a dropout's place, None for attention without one."""
-    told, name = arguments(node), packet(node)
-    p = float(told["dropout_p"] if name.startswith("scaled") else told["p"])
+    options, name = arguments(node), packet(node)
+    p = float(options["dropout_p"] if name.startswith("scaled") else options["p"])
     if p == 0.0:
         return (
             None if name.startswith("scaled") else b.to.call_function(torch.ops.aten.alias.default, args[:1])
@@ -318,8 +318,8 @@ def _drop(node: Node, args: tuple[Any, ...], b: _Building) -> Node | None:
         setattr(b.root, place, Drop(p, at, name))
         return b.to.call_module(place, (args[0], b.noise))
     setattr(b.root, place, DroppedAttention(p, at, name))
-    q, k, v, mask = (_argument(told[key], b) for key in ("query", "key", "value", "attn_mask"))
-    return b.to.call_module(place, (q, k, v, mask, told["is_causal"], told.get("scale"), b.noise))
+    q, k, v, mask = (_argument(options[key], b) for key in ("query", "key", "value", "attn_mask"))
+    return b.to.call_module(place, (q, k, v, mask, options["is_causal"], options.get("scale"), b.noise))
 
 
 class NoSamples(Exception):

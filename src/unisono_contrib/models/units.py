@@ -25,8 +25,8 @@ class Stretch:
     """A unit of the graph: its operators, and what it is handed and hands on."""
 
     nodes: tuple[Node, ...]
-    given: tuple[Node, ...]
-    made: tuple[Node, ...]
+    entries: tuple[Node, ...]
+    exits: tuple[Node, ...]
 
 
 def is_size(node: Node) -> bool:
@@ -59,12 +59,12 @@ def stretches(graph: Traced, walk: GraphWalk, chosen: Sequence[int]) -> list[Str
     crossing = [[n for n in values if at[n] <= i < last.get(n, -2)] for i in range(len(main) - 1)]
     ends = [i for i in _ends(main, crossing, graph, walk, chosen, at) if i < len(main) - 1]
     cuts = [-1, *ends, len(main) - 1]
-    found = []
+    parts = []
     for start, end in pairwise(cuts):
-        given = [graph.input] if start < 0 else crossing[start]
-        made = graph.outputs if end == len(main) - 1 else crossing[end]
-        found.append(Stretch(tuple(main[start + 1 : end + 1]), tuple(given), tuple(made)))
-    return found
+        entries = [graph.input] if start < 0 else crossing[start]
+        exits = graph.outputs if end == len(main) - 1 else crossing[end]
+        parts.append(Stretch(tuple(main[start + 1 : end + 1]), tuple(entries), tuple(exits)))
+    return parts
 
 
 def _last_uses(graph: Traced, at: Mapping[Node, int], end: int) -> dict[Node, int]:
@@ -127,12 +127,12 @@ def _cheap(best: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def _locked(graph: Traced, at: Mapping[Node, int]) -> set[int]:
     """Places inside of the uses of a weight that is used more than twice: two units can share a weight, no more."""
-    found: set[int] = set()
+    axes: set[int] = set()
     for parameter in graph.parameters:
         uses = sorted(at[u] for u in parameter.users if u in at)
         if len(uses) > 2:
-            found |= set(range(uses[0], uses[-1]))
-    return found
+            axes |= set(range(uses[0], uses[-1]))
+    return axes
 
 
 def _numel(node: Node) -> int:

@@ -84,15 +84,15 @@ class FlowPlayer(StagePlayer):
             self.stash.rest()
         return losses
 
-    def _next(self, given: int) -> Sequence[Action]:
+    def _next(self, count: int) -> Sequence[Action]:
         """This rank's actions up to where the call ends, with their messages."""
         begun = self.schedule.begun(self.stage, self.ranks, self.backwards, self.known)
-        known = self.base + given if self.until is None else min(self.base + given, self.until)
+        known = self.base + count if self.until is None else min(self.base + count, self.until)
         ends = max(self.base + self.micros, known - (self.ranks - 1))
         done = begun, self.backwards
         actions = self.schedule.stretch(self.stage, self.ranks, self.micros, done, ends, known)
         self.backwards, self.known = ends, known
-        return [one for action in actions for one in with_messages(self.all, action)]
+        return [message for action in actions for message in with_messages(self.all, action)]
 
     def _forward(self, action: Action) -> None:
         version = self.schedule.version(self.stage, self.ranks, self.micros, action.micro)

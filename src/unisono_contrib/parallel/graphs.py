@@ -53,8 +53,8 @@ def looked_up(weight: Tensor, indices: Tensor, padding: int, start: int, group: 
     """Rows of a table of which this rank has those from `start` on."""
     local = indices - start
     foreign = (local < 0) | (local >= weight.shape[0])
-    own = padding - start if start <= padding < start + len(weight) else None
-    rows = F.embedding(local.masked_fill(foreign, 0), weight, own)
+    padding_here = padding - start if start <= padding < start + len(weight) else None
+    rows = F.embedding(local.masked_fill(foreign, 0), weight, padding_here)
     return leave(rows.masked_fill(foreign.unsqueeze(-1), 0.0), group, 0)
 
 
@@ -91,8 +91,8 @@ class GatheredPart(torch.autograd.Function):
     def forward(ctx, x, dealt, group):  # type: ignore[override]
         ctx.dealt, ctx.group = dealt, group
         ends = [dealt.units.before(end) for end in ends_of(dealt.units.count, group.size)]
-        own = ends[group.index + 1] - ends[group.index]
-        apart = x.unflatten(dealt.dim, (-1, own)).movedim(dealt.dim + 1, 0).contiguous()
+        length = ends[group.index + 1] - ends[group.index]
+        apart = x.unflatten(dealt.dim, (-1, length)).movedim(dealt.dim + 1, 0).contiguous()
         whole = gather_dealt(apart, group, ends).movedim(0, dealt.dim + 1)
         return whole.flatten(dealt.dim, dealt.dim + 1)
 
@@ -116,8 +116,8 @@ class _Rewriting:
 
     def dealt(self, node: Any) -> DealtDim | None:
         """What is dealt of a value here: nothing where there are fewer units than ranks."""
-        found = node.meta.get("dealt") if isinstance(node, Node) else None
-        return found if found is not None and found.units.count >= self.group.size else None
+        dim = node.meta.get("dealt") if isinstance(node, Node) else None
+        return dim if dim is not None and dim.units.count >= self.group.size else None
 
     def step(self, function: Callable[..., Tensor], args: tuple[Any, ...], *more: Any) -> Node:
         """A call of `function(*args, *more)`, put where the graph is open."""
@@ -174,8 +174,8 @@ def _hold(node: Node, r: _Rewriting) -> None:
     units = replace(dealt.units, width=dealt.units.width * dealt.outer)
     start, size = features_of(units, r.group)
     whole = module.get_parameter(leaf)
-    own = whole.detach().narrow(dealt.dim, start, size).clone()
-    setattr(module, leaf, nn.Parameter(own, whole.requires_grad))
+    part = whole.detach().narrow(dealt.dim, start, size).clone()
+    setattr(module, leaf, nn.Parameter(part, whole.requires_grad))
     r.cuts[name] = Cut(dealt.dim, start, size, whole.shape[dealt.dim])
 
 
@@ -220,16 +220,16 @@ def _entered(operand: Node, r: _Rewriting) -> Node:
 
 def _add_up(node: Node, dealt: DealtDim, r: _Rewriting) -> None:
     """An operator that adds up over what is dealt."""
-    graph, name, told = r.unit.graph, packet(node), arguments(node)
+    graph, name, options = r.unit.graph, packet(node), arguments(node)
     if name == "embedding":
         start = features_of(dealt.units, r.group)[0]
         with graph.inserting_after(node):
-            args = (told["weight"], told["indices"], told.get("padding_idx", -1))
-            made = r.step(looked_up, args, start, r.group)
-        made.meta = {**node.meta}
-        node.replace_all_uses_with(made)
+            args = (options["weight"], options["indices"], options.get("padding_idx", -1))
+            step = r.step(looked_up, args, start, r.group)
+        step.meta = {**node.meta}
+        node.replace_all_uses_with(step)
         return
-    bias = told.get("bias") if name in _PRODUCTS else None
+    bias = options.get("bias") if name in _PRODUCTS else None
     if bias is not None:
         bias = next((n for n, e in r.entered.items() if e is bias), bias)  # it is added once, behind the sum
         args = list(node.args)
@@ -238,15 +238,15 @@ def _add_up(node: Node, dealt: DealtDim, r: _Rewriting) -> None:
     with graph.inserting_after(node):
         if name == "mean":
             share = r.local(dealt) / dealt.units.count
-            made = r.step(summed_mean, (node,), share, r.group)
+            step = r.step(summed_mean, (node,), share, r.group)
         else:
-            made = r.step(leave, (node,), r.group, 0)
-    last = made
+            step = r.step(leave, (node,), r.group, 0)
+    last = step
     if bias is not None:
-        with graph.inserting_after(made):
+        with graph.inserting_after(step):
             behind = 0 if name == "linear" else len(node.meta["shape"]) - 2
-            last = graph.call_function(with_bias, (made, bias, behind))
-    node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in (made, last))
+            last = graph.call_function(with_bias, (step, bias, behind))
+    node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in (step, last))
     last.meta = {**node.meta}
     _resize(node, None, r)
 
@@ -281,28 +281,28 @@ def _unflattened(node: Node, out: DealtDim | None, r: _Rewriting) -> None:
 
 def _sliced(node: Node, out: DealtDim | None, r: _Rewriting) -> None:
     """Where pieces begin and end."""
-    told = arguments(node)
-    dealt, dim = r.dealt(node.args[0]), told.get("dim", 0)
+    options = arguments(node)
+    dealt, dim = r.dealt(node.args[0]), options.get("dim", 0)
     if dealt is None or dim % len(node.args[0].meta["shape"]) != dealt.dim:  # type: ignore[union-attr]
         return
-    args = [told[a.name] for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    args = [options[a.name] for a in node.target._schema.arguments]  # type: ignore[union-attr]
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     for key in ("start", "end", "length", "split_size", "split_sizes"):
-        if key in names and told.get(key) is not None:
-            value, several = told[key], isinstance(told[key], (list, tuple))
-            own = [r.scaled(v, dealt) for v in (value if several else [value])]
-            args[names.index(key)] = own if several else own[0]
+        if key in names and options.get(key) is not None:
+            value, several = options[key], isinstance(options[key], (list, tuple))
+            scaled = [r.scaled(v, dealt) for v in (value if several else [value])]
+            args[names.index(key)] = scaled if several else scaled[0]
     node.args, node.kwargs = tuple(args), {}
 
 
 def _grouped(node: Node, out: DealtDim | None, r: _Rewriting) -> None:
     """Groups of a norm, or of a convolution whose channels are groups."""
-    told = arguments(node)
-    key = "num_groups" if "num_groups" in told else "groups"
-    if out is not None and told.get(key, 1) > 1:
+    options = arguments(node)
+    key = "num_groups" if "num_groups" in options else "groups"
+    if out is not None and options.get(key, 1) > 1:
         names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-        args = [told[n] for n in names]
-        args[names.index(key)] = r.scaled(told[key], out)
+        args = [options[n] for n in names]
+        args[names.index(key)] = r.scaled(options[key], out)
         node.args, node.kwargs = tuple(args), {}
 
 
@@ -328,16 +328,16 @@ _CHANGES: dict[str, Callable[[Node, DealtDim | None, _Rewriting], None]] = {
 
 def _hand_on(node: Node, r: _Rewriting) -> None:
     """What a unit hands on is whole, but for scores, whose classes the loss may take as they are."""
-    made = node.args[0]
-    several = isinstance(made, (list, tuple))
-    found = []
-    for value in made if several else [made]:  # type: ignore[union-attr]
+    outputs = node.args[0]
+    several = isinstance(outputs, (list, tuple))
+    values = []
+    for value in outputs if several else [outputs]:  # type: ignore[union-attr]
         dealt = r.dealt(value)
         if dealt is not None and (several or not _classes(value, dealt)):
             value = r.step(gathered, (value,), dealt, r.group)
-        found.append(value)
-    node.args = (tuple(found) if several else found[0],)
-    r.unit.classes = r.dealt(found[0]) if not several and "dealt" in found[0].meta else None  # type: ignore[assignment]
+        values.append(value)
+    node.args = (tuple(values) if several else values[0],)
+    r.unit.classes = r.dealt(values[0]) if not several and "dealt" in values[0].meta else None  # type: ignore[assignment]
 
 
 def _classes(value: Any, dealt: DealtDim) -> bool:
@@ -373,13 +373,13 @@ def split_graphs(stages: Stages, context: PassContext) -> None:
 
 def _score(stage: Stage, dealt: DealtDim, context: PassContext) -> None:
     """The loss over scores whose classes are dealt."""
-    tp, own = context.mesh.tp, stage.loss
+    tp, own_loss = context.mesh.tp, stage.loss
     ends = ends_of(dealt.units.count, tp.size)
     stage.whole = lambda y: GatherVocab.apply(y, ends, tp)
     if context.anatomy.cross_entropy:
         stage.loss = partial(_by_row, vocab_loss(tp, ends[tp.index]))
     else:
-        stage.loss = lambda y, targets: own(GatherVocab.apply(y, ends, tp), targets)
+        stage.loss = lambda y, targets: own_loss(GatherVocab.apply(y, ends, tp), targets)
 
 
 def _by_row(loss: Callable[[Tensor, Tensor], Tensor], y: Tensor, targets: Tensor) -> Tensor:

@@ -119,10 +119,10 @@ class GridVector:
 
     def __init__(self, whole: Tensor, groups: GridGroups, part: tuple[int, int]) -> None:
         start, size = part
-        first, own = part_of(size, groups.column)
+        first, length = part_of(size, groups.column)
         self.column, self.ends = groups.column, ends_of(size, groups.column.size)
-        self.block = nn.Parameter(whole.detach()[start + first : start + first + own].clone())
-        self.cuts = (Cut(0, start + first, own, len(whole)),)
+        self.block = nn.Parameter(whole.detach()[start + first : start + first + length].clone())
+        self.cuts = (Cut(0, start + first, length, len(whole)),)
 
     def whole(self, block: Tensor) -> Tensor:
         """This column's part."""
@@ -209,10 +209,10 @@ class GridNorm(nn.Module):
         self.centred = isinstance(whole, nn.LayerNorm)
         self.eps = torch.finfo(whole.weight.dtype).eps if whole.eps is None else whole.eps
         part = part_of(self.width, groups.row)
-        given = dict(whole.named_parameters())
-        self.vectors = {key: GridVector(p, groups, part) for key, p in given.items()}
+        parameters = dict(whole.named_parameters())
+        self.vectors = {key: GridVector(p, groups, part) for key, p in parameters.items()}
         for key in ("weight", "bias"):
-            setattr(self, key, self.vectors[key].block if key in given else None)
+            setattr(self, key, self.vectors[key].block if key in parameters else None)
         self.cuts = {key: vector.cuts for key, vector in self.vectors.items()}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -237,11 +237,11 @@ def split_over_grid(stages: "Stages", context: "PassContext") -> None:
         _refuse(grid, "this model has no classifier over a vocabulary")
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
-            made = _block_of(name, module, groups, context)
-            if made is not None:
+            block = _block_of(name, module, groups, context)
+            if block is not None:
                 parent, _, leaf = name.rpartition(".")
-                setattr(stage.get_submodule(parent), leaf, made)
-                for key, cuts in made.cuts.items():
+                setattr(stage.get_submodule(parent), leaf, block)
+                for key, cuts in block.cuts.items():
                     context.dealt[f"{name}.{key}"] = Dealt(cuts, False, "cp", alike)
         whole = [name for name, _ in stage.named_parameters() if name not in context.dealt]
         if whole:
@@ -258,24 +258,24 @@ def _refuse(grid: Grid, what: str) -> None:
 
 def _block_of(name: str, module: nn.Module, groups: GridGroups, context: "PassContext") -> Any:
     """This rank's block of a module, which takes its place; None where it stays, and is told which part it sees."""
-    split, told = context.anatomy.split_of(name), context.anatomy.units_of(name)
+    split, units = context.anatomy.split_of(name), context.anatomy.units_of(name)
     row = groups.row
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return GridNorm(module, groups)
     if isinstance(module, nn.Linear) and split in (Split.COLUMN, Split.ROW, Split.VOCAB_OUT):
         inputs, outputs = Units(module.in_features), Units(module.out_features)
-        if told.count:
-            inputs, outputs = (told, outputs) if split is Split.ROW else (inputs, told)
+        if units.count:
+            inputs, outputs = (units, outputs) if split is Split.ROW else (inputs, units)
         return GridLinear(module, groups, inputs, outputs)
     if isinstance(module, nn.Embedding) and split is Split.VOCAB_IN:
         return GridEmbedding(module, groups)
     if split is Split.POSITIONS:
         return GridPositions(module, groups)
     if split is Split.HEADS:
-        module.counts = dealt_heads(told, ends_of(told.count, row.size))[row.index].counts  # type: ignore[assignment]
+        module.counts = dealt_heads(units, ends_of(units.count, row.size))[row.index].counts  # type: ignore[assignment]
     elif split is Split.HEAD_DROPOUT:
-        whole = Places.whole(told.before(told.count))
-        module.places[1] = whole.part(*features_of(told, row))  # type: ignore[index,union-attr]
+        whole = Places.whole(units.before(units.count))
+        module.places[1] = whole.part(*features_of(units, row))  # type: ignore[index,union-attr]
     elif split is Split.SEQUENCE_DROPOUT:
         module.places[2] = Places.whole(_width(context)).dealt(row.index, row.size)  # type: ignore[index,union-attr]
     return None
@@ -288,10 +288,10 @@ def _width(context: "PassContext") -> int:
 
 
 def _own_samples(
-    stage: nn.Module, given: tuple[Carry, Noise | None], part: tuple[int, int]
+    stage: nn.Module, arguments: tuple[Carry, Noise | None], part: tuple[int, int]
 ) -> tuple[Carry, Noise | None]:
     """This row's samples of inputs, and of the noise."""
-    x, noise = given
+    x, noise = arguments
     if noise is not None:
         documents = noise.documents and noise.documents.samples(*part)
         noise = replace(noise, samples=noise.samples.narrow(0, *part), documents=documents)
@@ -300,7 +300,7 @@ def _own_samples(
 
 def _close(stage: Stage, groups: GridGroups, context: "PassContext", vocab: int) -> None:
     """The loss of all samples on every rank, and logits of all of them and of the whole vocabulary."""
-    own, samples = stage.loss, context.samples
+    own_loss, samples = stage.loss, context.samples
     part = part_of(samples, groups.column)
 
     def whole(logits: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ def _close(stage: Stage, groups: GridGroups, context: "PassContext", vocab: int)
         return Crossing.apply(mine, groups.column, summed, as_it_is, mine.dtype)  # type: ignore[return-value]
 
     stage.whole = whole
-    stage.loss = loss if context.anatomy.cross_entropy else lambda y, targets: own(whole(y), targets)
+    stage.loss = loss if context.anatomy.cross_entropy else lambda y, targets: own_loss(whole(y), targets)
 
 
 def crossing_shape(shape: tuple[int, ...], mesh: Mesh, grid: Grid) -> tuple[int, ...]:

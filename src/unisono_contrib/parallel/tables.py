@@ -81,11 +81,9 @@ class DealtTables(nn.Module):
 
     def look_up(self, index_NTL: Tensor) -> Tensor:
         """[N, tables of this rank, L] → [N, tables of this rank, d]."""
-        found = [self.get_submodule(str(t))(index_NTL[:, i]).sum(1) for i, t in enumerate(self.mine())]
+        rows = [self.get_submodule(str(t))(index_NTL[:, i]).sum(1) for i, t in enumerate(self.mine())]
         shape = (index_NTL.shape[0], 0, self.width)
-        return (
-            torch.stack(found, 1) if found else torch.empty(shape, dtype=self.dtype, device=index_NTL.device)
-        )
+        return torch.stack(rows, 1) if rows else torch.empty(shape, dtype=self.dtype, device=index_NTL.device)
 
     def everybodys(self, index_BTL: Tensor) -> Tensor:
         """[B, T, L] → [n · B, T, L]."""
@@ -107,8 +105,8 @@ class WholeTables(DealtTables):
         n, most, sizes = self.group.size, _most(self.count, self.group), _sizes(self.count, self.group)
         batch, _, lookups = index_BTL.shape
         parts = [F.pad(part, (0, 0, 0, most - part.shape[1])) for part in index_BTL.split(sizes, 1)]
-        asked = swap(torch.stack(parts), self.group)[:, :, : len(self.mine())]
-        found_NTD = self.look_up(asked.reshape(n * batch, -1, lookups))
+        wanted = swap(torch.stack(parts), self.group)[:, :, : len(self.mine())]
+        found_NTD = self.look_up(wanted.reshape(n * batch, -1, lookups))
         room = F.pad(found_NTD, (0, 0, 0, most - found_NTD.shape[1]))
         got = self.back(room.view(n, batch, most, self.width))
         return torch.cat([part[:, :size] for part, size in zip(got, sizes, strict=True)], 1)
@@ -121,14 +119,14 @@ class RowTables(DealtTables):
         return Cut(0, *part_of(table.num_embeddings, self.group), table.num_embeddings)
 
     def forward(self, index_BTL: Tensor) -> Tensor:
-        every, found = self.everybodys(index_BTL), list[Tensor]()
+        every, sums = self.everybodys(index_BTL), list[Tensor]()
         for number in range(self.count):
             cut, table = self.cuts[f"{number}.weight"], self.get_submodule(str(number))
             local_NL = every[:, number] - cut.start
             foreign_NL = (local_NL < 0) | (local_NL >= cut.size)
             rows_NLD = table(local_NL.masked_fill(foreign_NL, 0))
-            found.append(rows_NLD.masked_fill(foreign_NL.unsqueeze(-1), 0.0).sum(1))
-        partial_NTD = torch.stack(found, 1)
+            sums.append(rows_NLD.masked_fill(foreign_NL.unsqueeze(-1), 0.0).sum(1))
+        partial_NTD = torch.stack(sums, 1)
         return Crossing.apply(partial_NTD, self.group, scattered, gathered, partial_NTD.dtype)  # type: ignore[return-value]
 
 
@@ -169,10 +167,12 @@ def deal(stages: Stages, context: PassContext) -> None:
         if context.plan.ep > 1:
             group, _ = context.mesh.dealt(context.plan.ep)
             _require(whole, context)
-            made = _DEALT[context.anatomy.table_cut](whole, group, context.dtype)  # type: ignore[arg-type]
+            dealt_tables = _DEALT[context.anatomy.table_cut](whole, group, context.dtype)  # type: ignore[arg-type]
             parent, _, leaf = context.anatomy.tables.rpartition(".")
-            setattr(stage.get_submodule(parent), leaf, made)
-            context.cuts.update({f"{context.anatomy.tables}.{name}": cut for name, cut in made.cuts.items()})
+            setattr(stage.get_submodule(parent), leaf, dealt_tables)
+            context.cuts.update(
+                {f"{context.anatomy.tables}.{name}": cut for name, cut in dealt_tables.cuts.items()}
+            )
 
 
 def _require(whole: nn.Module, context: PassContext) -> None:

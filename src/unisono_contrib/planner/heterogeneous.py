@@ -137,7 +137,7 @@ def cut(
     beside = [2 * send for send in _messages(model, plan, cluster, stack, micro_batch)]
     beside[0] += sum(each[0].stem)
     beside[-1] += sum(each[-1].head)
-    given_ = {
+    costs = {
         "speeds": [1.0 / blocks for blocks in block],
         "beside": [b / o for b, o in zip(beside, block, strict=True)],
     }
@@ -153,9 +153,9 @@ def cut(
     counts = range(1, model.n_layer + 1)
     room = [bisect(counts, False, key=lambda n, row=row: not fits(row, n)) for row in range(plan.pp)]
     try:
-        stages = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, rooms=room, **given_)
+        stages = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, rooms=room, **costs)
     except ValueError:  # nothing fits: what is fastest says by how much
-        stages = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, **given_)
+        stages = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, **costs)
     return replace(plan, schedule=with_cut(plan.schedule, [len(part) for part in stages]))
 
 

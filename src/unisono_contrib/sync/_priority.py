@@ -172,7 +172,7 @@ class PrioritySync(Sync):
     def until(self, buckets: Sequence[Bucket]) -> int:
         """How many slices have to land, in their order, before all of these buckets are there."""
         wanted = {id(piece) for bucket in buckets for piece in self._of.get(id(bucket), ())}
-        return 1 + max((at for at, one in enumerate(self._order) if id(one) in wanted), default=-1)
+        return 1 + max((at for at, entry in enumerate(self._order) if id(entry) in wanted), default=-1)
 
     def land(self, count: int) -> list[Bucket]:
         """Wait for the first `count` slices that departed in this step; more are taken if they are over. Returns the

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from tests.library.catalogue import PLANS, Loop, distance, on_ranks
-from tests.threads import ThreadNursery, context
-from unisono.comm.threads import WorldEnded, run
+from tests.threads import ThreadForkServer, context
 from unisono.library.loop_check import ENTRY, LoopVerdict, Terms, playing
 from unisono.plan import Plan
 from unisono.spec.errors import UnisonoError
+from unisono_contrib.comm.threads import WorldEnded, run
 
 STEPS = 12  # more than any loop of the catalogue makes
 
@@ -110,7 +110,7 @@ def proof(one: Loop, plan: str) -> LoopVerdict | str:
     call = {"module": one.function.__module__, "name": one.name, "file": __file__}
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            with playing(ThreadNursery(ENTRY), call, Terms(STEPS, seed=3)) as verdict:  # type: ignore[arg-type]
+            with playing(ThreadForkServer(ENTRY), call, Terms(STEPS, seed=3)) as verdict:  # type: ignore[arg-type]
                 return verdict(Plan.parse(plan))
         except Exception as error:
             return f"{type(error).__name__}: {error}"

@@ -48,7 +48,7 @@ def test_parts_are_those_of_the_model(tmp_path) -> None:
         "head.model.lm_head"
     ]
     assert (model.anatomy.divides["heads"], model.anatomy.divides["key/value heads"]) == (4, 2)
-    assert any("LlamaForCausalLM: stem model.embed_tokens" in line for line in model.told)
+    assert any("LlamaForCausalLM: stem model.embed_tokens" in line for line in model.notes)
     assert type(model.blocks[0].layer).__module__ == "transformers.models.llama.modeling_llama"
 
 

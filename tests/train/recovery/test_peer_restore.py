@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.comm.threads import run, store
 from unisono.train.recovery.peer_restore import Incomplete, PeerRestore
 from unisono.train.recovery.snapshot_buffer import Snapshot
 from unisono.train.state.checkpoint import Box
+from unisono_contrib.comm.threads import run, store
 
 FULL = torch.arange(48.0).view(8, 6)
 

@@ -14,7 +14,6 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from tests.threads import context
 from tests.train.small import recipe, started
-from unisono.comm import threads as on_threads
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.train.build.build import Place
@@ -25,6 +24,7 @@ from unisono.train.state.checkpoint.boxes import Box
 from unisono.train.state.run_state import pieces_of
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
+from unisono_contrib.comm import threads as on_threads
 
 pytestmark = pytest.mark.timeout(120)
 

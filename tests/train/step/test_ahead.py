@@ -7,13 +7,13 @@ import torch
 
 from tests.threads import context
 from tests.train.small import recipe, started
-from unisono.comm.thread_group import Handed
-from unisono.comm.threads import run as on_threads
 from unisono.config import Recipe, TrainConfig, resolve
 from unisono.spec.errors import ConfigProblems
 from unisono.sync import Verdict
 from unisono.train.state.run_state import pieces_of
 from unisono.train.step.train_step import train
+from unisono_contrib.comm.thread_group import Handed
+from unisono_contrib.comm.threads import run as on_threads
 from unisono_contrib.sync import _priority
 from unisono_contrib.train.step.ahead import run_ahead
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.threads import prove
-from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
@@ -20,6 +19,7 @@ from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import pieces_of, restore
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.train_step import train
+from unisono_contrib.comm import threads
 from unisono_contrib.parallel.flow import FlowPlayer
 
 BOTH = ["pipedream", "pipedream:buffers=2"]

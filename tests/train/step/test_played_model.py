@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.train.small import recipe
-from unisono.comm.threads import run as on_threads
 from unisono.config import resolve
 from unisono.models.build import build as build_model
 from unisono.models.init import initialise
@@ -15,6 +14,7 @@ from unisono.spec.errors import UsageError, UserCodeError
 from unisono.train.build.build import build, facts_of, place_of
 from unisono.train.data.load import load
 from unisono.train.step.played_model import PlayedModel, evaluated
+from unisono_contrib.comm.threads import run as on_threads
 
 from tests.threads import context  # isort: skip
 

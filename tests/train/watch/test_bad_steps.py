@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tests.threads import context
-from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.spec.errors import UserCodeError
 from unisono.sync import Verdict
@@ -26,6 +25,7 @@ from unisono.train.step.numbers import Numbers
 from unisono.train.watch.bad_steps import LEAST, Judge, spread
 from unisono.verbs.train import rank as train_rank
 from unisono.verbs.train.order import TrainOrder
+from unisono_contrib.comm import threads
 
 pytestmark = pytest.mark.timeout(120)
 

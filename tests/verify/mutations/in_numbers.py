@@ -4,12 +4,13 @@ import torch
 
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import WIDE, bug
-from unisono.parallel import float8, masters
+from unisono.parallel import masters
 from unisono.parallel.shard import ShardGather, ShardScatter
 from unisono.parallel.stochastic import KEPT, Dither
 from unisono.parallel.wires import EightBits
 from unisono.train.step import update
 from unisono.train.step.scaling import DynamicScale
+from unisono_contrib.parallel import float8
 
 SINGLE = {"train.dtype": "float32"}
 ENCODE, DECODE, GATHER, SCATTER = (

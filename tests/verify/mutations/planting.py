@@ -19,7 +19,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from unisono.plan import Plan
-from unisono.verify.cover import MESH
+from unisono_contrib.verify.cover import MESH
 
 WIDE = MappingProxyType(
     {

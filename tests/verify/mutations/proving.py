@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.threads import ThreadNursery
+from tests.threads import ThreadForkServer
 from tests.verify.mutations.planting import Bug, Planting
 from unisono.config import Recipe
 from unisono.library.loop_check import ENTRY, LoopVerdict, prove_loop_on
@@ -33,7 +33,7 @@ class Found:
         return self.cause in bug.causes
 
 
-class Planted(ThreadNursery):
+class Planted(ThreadForkServer):
     """A bug that is there while several ranks play a loop, and not while one does."""
 
     def __init__(self, bug: Bug) -> None:
@@ -49,7 +49,7 @@ def prove_with(bugs: Iterable[Bug], steps: int = 2) -> dict[str, Found]:
     """Name → what was found under its plan, in their order."""
     chosen = list(bugs)
     found = {bug.name: _of_loop(bug, steps) for bug in chosen if bug.loop is not None}
-    nursery = ThreadNursery("tests.verify.mutations.entry:main")
+    nursery = ThreadForkServer("tests.verify.mutations.entry:main")
     for group in _alike([bug for bug in chosen if bug.loop is None]):
         plans = [Plan.parse(bug.plan) for bug in group]
         with TemporaryDirectory() as folder:

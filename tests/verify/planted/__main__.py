@@ -81,7 +81,7 @@ def found_by(bug: TextBug, copy: Path, ill: Sequence[str]) -> str:
 
 def proven(bug: TextBug, plan: str) -> str:
     """What the proof of a plan says of the source that is imported; "0" where it finds nothing wrong."""
-    from tests.threads import ThreadNursery
+    from tests.threads import ThreadForkServer
     from tests.verify.mutations.planting import Bug
     from tests.verify.mutations.proving import recipe
     from unisono.plan import Plan
@@ -92,7 +92,7 @@ def proven(bug: TextBug, plan: str) -> str:
     )
     with TemporaryDirectory() as folder:
         asked, stage = recipe(about, Path(folder)), ProofRanks(keep_going=False)
-        (proof,) = prove_on(ThreadNursery(ENTRY), asked, [Plan.parse(plan)], 3, stage=stage)
+        (proof,) = prove_on(ThreadForkServer(ENTRY), asked, [Plan.parse(plan)], 3, stage=stage)
     return "0" if proof.passed else proof.cause or "unlike one device"
 
 

@@ -92,19 +92,19 @@ class AroundCoder(Coder):
         return dict(self.inner.alike(name, like))
 
 
-def hearing(exchange: Exchange, told: "Callable[[Tensor], object]") -> "Generator[Any, Any, Tensor]":
+def hearing(exchange: Exchange, listener: "Callable[[Tensor], object]") -> "Generator[Any, Any, Tensor]":
     """The exchange of an inner codec, of whose `Sent` the outer one is told; `yield from` gives what it returns.
     Raises TypeError where the inner one says nothing."""
     answer, heard = None, False
     while True:
         try:
-            asked = exchange.send(answer)
+            request = exchange.send(answer)
         except StopIteration as end:
             if not heard:
                 raise TypeError("a codec inside error feedback has to yield Sent") from None
             return end.value
-        if isinstance(asked, Sent):
-            told(asked.decoded())
+        if isinstance(request, Sent):
+            listener(request.decoded())
             answer, heard = None, True
         else:
-            answer = yield asked
+            answer = yield request

@@ -79,7 +79,7 @@ class FedCoder(AroundCoder):
         left.add_(grad)
         grad.copy_(left)
 
-        def told(sent: "Tensor") -> None:
+        def keep_error(sent: "Tensor") -> None:
             left[: len(sent)].sub_(sent)
 
-        return (yield from hearing(self.inner.exchange(grad, shapes, memory), told))
+        return (yield from hearing(self.inner.exchange(grad, shapes, memory), keep_error))

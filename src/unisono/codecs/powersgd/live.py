@@ -35,24 +35,24 @@ class PowerCoder(Coder):
         numels = [shape.numel() for shape in shapes]
         parts = [x for _, x in spans(grad, numels)]
         # Of a matrix with a guess its first factor, all else as it is: one sum.
-        given = [
+        matrices = [
             x if q is None else torch.mm(x.view(-1, q.shape[1]), q.t())
             for x, q in zip(parts, guesses, strict=True)
         ]
-        total = yield Sum(torch.cat([x.view(-1) for x in given]))
-        sums = _apart(total, given)
+        total = yield Sum(torch.cat([x.view(-1) for x in matrices]))
+        sums = _apart(total, matrices)
         lefts = [p if q is None else orthonormal(p) for p, q in zip(sums, guesses, strict=True)]
         # The transposed factor times the matrix reads it row by row, 30 times as fast as the other way round.
         rights = [
             None if q is None else torch.mm(p.t().contiguous(), x.view(len(p), -1))
             for x, p, q in zip(parts, lefts, guesses, strict=True)
         ]
-        own = [x if right is None else left for x, left, right in zip(parts, lefts, rights, strict=True)]
-        yield Sent(lambda: _written(grad.new_empty(sum(numels)), own, rights))
-        found = [right for right in rights if right is not None]
-        if found:
-            total = yield Sum(torch.cat([right.view(-1) for right in found]))
-            added = iter(_apart(total, found))
+        sides = [x if right is None else left for x, left, right in zip(parts, lefts, rights, strict=True)]
+        yield Sent(lambda: _written(grad.new_empty(sum(numels)), sides, rights))
+        factors = [right for right in rights if right is not None]
+        if factors:
+            total = yield Sum(torch.cat([right.view(-1) for right in factors]))
+            added = iter(_apart(total, factors))
             rights = [None if right is None else next(added) for right in rights]
         for q, right in zip(guesses, rights, strict=True):
             if q is not None and right is not None:

@@ -69,14 +69,14 @@ def by_threshold(x: Tensor, share: float) -> tuple[Tensor, int]:
 def by_chunks(x: Tensor, share: float) -> tuple[Tensor, int]:
     """Of the largest magnitudes of each chunk of x [n], chunk by chunk."""
     whole = x.numel() // CHUNK * CHUNK
-    found = [torch.arange(0, device=x.device)]
+    chosen = [torch.arange(0, device=x.device)]
     if whole:
         rows = x[:whole].view(-1, CHUNK).abs()
         begins = torch.arange(0, whole, CHUNK, device=x.device).unsqueeze(1)
-        found.append((rows.topk(kept_of(CHUNK, share), sorted=False).indices + begins).view(-1))
+        chosen.append((rows.topk(kept_of(CHUNK, share), sorted=False).indices + begins).view(-1))
     if rest := x.numel() - whole:
-        found.append(largest(x[whole:], kept_of(rest, share)) + whole)
-    places = torch.cat(found)
+        chosen.append(largest(x[whole:], kept_of(rest, share)) + whole)
+    places = torch.cat(chosen)
     return places, places.numel()
 
 

@@ -39,10 +39,10 @@ class Auto(Collective):
     @field_validator("by")
     @classmethod
     def _known(cls, text: str) -> str:
-        for one in pick.read(text):
-            found = COLLECTIVES.find(one.name)
-            if issubclass(found, Auto) or not found.counted:
-                raise ValueError(f"{one.name!r} is no way of messages between hosts")
+        for chosen in pick.read(text):
+            member = COLLECTIVES.find(chosen.name)
+            if issubclass(member, Auto) or not member.counted:
+                raise ValueError(f"{chosen.name!r} is no way of messages between hosts")
         return text
 
     def way(self, op: str, nbytes: int, size: int, later: bool = False) -> Collective:
@@ -73,7 +73,7 @@ class AutoAlgorithm(Algorithm):
         self._memory: MemoryAlgorithm | None = None
         self._hosts: HostsAlgorithm | None = None
         self.by = self._measured()
-        self._others = {one.name: COLLECTIVES.read(one.name).bind(pg, axis) for one in self.by}
+        self._others = {chosen.name: COLLECTIVES.read(chosen.name).bind(pg, axis) for chosen in self.by}
 
     def _measured(self) -> tuple[pick.Pick, ...]:
         """What sums gradients between hosts, by size."""
@@ -178,9 +178,9 @@ class AutoAlgorithm(Algorithm):
             )
         usual = "engine" if self._hosts is None else "hierarchical in memory of each host"
         if self.by:
-            said = ", ".join(f"{one.name} to {words.nbytes(one.most)}" for one in self.by)
+            picks = ", ".join(f"{chosen.name} to {words.nbytes(chosen.most)}" for chosen in self.by)
             return (
-                f"{said}, {usual} beyond for sums of gradients, messages for the rest: as measured between hosts "
+                f"{picks}, {usual} beyond for sums of gradients, messages for the rest: as measured between hosts "
                 f"(collective={self.member.name}:by={pick.written(self.by)})"
             )
         if self._hosts is not None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from unisono.launch import wire
 from unisono.launch.context import Channel, Ending
-from unisono.launch.crossing import is_echo
+from unisono.launch.error_record import is_echo
 from unisono.launch.pace import StepPace
 from unisono.launch.rank_status import process_state, ran
 from unisono.spec.errors import PeerGone, Stopped, out_of_grace

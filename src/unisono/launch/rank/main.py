@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unisono.comm import begun
-from unisono.launch import crossing, inspect_folder
+from unisono.launch import error_record, inspect_folder
 from unisono.launch.context import RankContext, flush_and_leave
 from unisono.launch.inspect_folder import RankProcess
 from unisono.launch.pace import StepPace, margin
@@ -92,7 +92,7 @@ class _Forked:
         return 0
 
     def failed(self, ctx: RankContext | None, error: BaseException) -> int:
-        record = crossing.describe(error)
+        record = error_record.describe(error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         self.channel.farewell("error", error=record)
@@ -112,7 +112,7 @@ class _Forked:
 
         def hung(error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
             if mine:
-                self.channel.send("hang", error=crossing.describe(error), epoch=place.epoch)
+                self.channel.send("hang", error=error_record.describe(error), epoch=place.epoch)
 
         world = place.world if place.rank < place.world else 1  # one that leaves: nobody waits for it
         # Groups of a later meeting have the names of earlier ones: what is recorded of those is not to be compared.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from unisono.launch import crossing, signals, transport, verdict
+from unisono.launch import error_record, signals, transport
 from unisono.launch.agree import agree
 from unisono.launch.context import Channel, Ending, RankContext, flush_and_leave
 from unisono.launch.entry import find
@@ -33,6 +33,7 @@ from unisono.launch.rank.calls import Ledger
 from unisono.launch.rank.channel import PrintChannel
 from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.rank_status import catch_lines
+from unisono.launch.run import verdict
 from unisono.spec.errors import Stopped, UnisonoError, UsageError
 from unisono.spec.rendezvous import RankMeeting
 
@@ -94,7 +95,7 @@ class _UnderStarter:
         self.channel.over()
         how = _how(ctx, self.channel, result)
         if how:
-            _tell_torchrun(self.place.error_file, crossing.describe(Stopped("stopped as asked")))
+            _tell_torchrun(self.place.error_file, error_record.describe(Stopped("stopped as asked")))
         if self.watchdog is not None:
             self.watchdog.close()
         return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)
@@ -102,7 +103,7 @@ class _UnderStarter:
     def failed(self, ctx: RankContext | None, error: BaseException) -> Outcome:
         if self.watchdog is not None and self.watchdog.condemned:
             time.sleep(_LEAVE)  # the watchdog, which tells why, ends this process first
-        record, grace = crossing.describe(error), self.channel.ending.grace
+        record, grace = error_record.describe(error), self.channel.ending.grace
         if (self.channel.draining or (self.channel.hurried() and record["echo"])) and grace is not None:
             time.sleep(
                 grace
@@ -110,12 +111,12 @@ class _UnderStarter:
         _tell_torchrun(self.place.error_file, record)
         alike = _alike(ctx, record) if ctx is not None else [self.place.rank]
         others = [rank for rank in range(self.place.world) if rank not in alike]
-        judged = verdict.judge(verdict.Failure(alike[0], record), alike, others, socket.gethostname(), ())
+        judged = verdict.judge(verdict.Failure(alike[0], record, host=socket.gethostname()), alike, others)
         judged.shared |= not others  # rank 0 tells it
         return Outcome([None], judged, judged.exit)
 
 
-def _alike(ctx: RankContext, record: crossing.Record) -> list[int]:
+def _alike(ctx: RankContext, record: error_record.Record) -> list[int]:
     """The ranks that raise what this one does, as far as they do so within the next moment."""
     if record["echo"] or record["shared"]:
         return [ctx.rank]
@@ -149,7 +150,7 @@ def watch(
     rank is the one to do so. ledger: what ranks have to do alike, besides collectives."""
 
     def ended(error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
-        record = crossing.describe(error)
+        record = error_record.describe(error)
         record["what"] = f"U-{error.code} {error.what}, rank {error.rank}; {error.where}"
         _tell_torchrun(place.error_file, record, early=error.rank == place.rank)
         try:
@@ -213,7 +214,7 @@ def _catch_signals(channel: PrintChannel) -> None:
 
 
 def _leave(place: Started, leave: Callable[[UnisonoError], None], error: UnisonoError) -> None:
-    _tell_torchrun(place.error_file, crossing.describe(error))
+    _tell_torchrun(place.error_file, error_record.describe(error))
     leave(error)
 
 
@@ -260,7 +261,7 @@ def _part() -> None:
         dist.destroy_process_group()
 
 
-def _tell_torchrun(path: str, record: crossing.Record, early: bool = False) -> None:
+def _tell_torchrun(path: str, record: error_record.Record, early: bool = False) -> None:
     """The error in torch's own shape, so that torchrun's summary shows it; of several it names the earliest."""
     if not path:
         return

@@ -23,12 +23,13 @@ from typing import Any
 from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
-from unisono.launch import crossing, inspect_folder, verdict
+from unisono.launch import error_record, inspect_folder
 from unisono.launch.inspect_folder import RankProcess, home
 from unisono.launch.pace import PATIENCE, StepPace
 from unisono.launch.rank.calls import Calls, Ledger, before_abort
 from unisono.launch.rank.presence import Presence
 from unisono.launch.rank_status import Frame, RankStatus, from_outside, process_state, status_of
+from unisono.launch.run import verdict
 from unisono.launch.sleep import Sleep
 from unisono.spec.errors import UnisonoError
 
@@ -228,7 +229,7 @@ class Watchdog:
         self._stuck, self._heard = 0.0, False
         self._calls.refuted.update(map(tuple, alarm["asks"]))
         if judged:
-            self._obey(crossing.revive(judged["error"], None, self._host), mine, judged["kill"])
+            self._obey(error_record.revive(judged["error"], None, self._host), mine, judged["kill"])
 
     def _before_abort(self) -> None:
         """Gloo is about to abort this process: first all ranks look why."""
@@ -258,7 +259,7 @@ class Watchdog:
         if not called and (alarm["asks"] or self._may_go_on(order, waited)):
             return {}
         return {
-            "error": crossing.describe(verdict.hang(called or order, waited)) | {"shared": True},
+            "error": error_record.describe(verdict.hang(called or order, waited)) | {"shared": True},
             "kill": kill,
         }
 

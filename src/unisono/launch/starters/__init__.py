@@ -60,7 +60,7 @@ STARTERS: Family[Starter] = Family(
 
 def idle(environ: Environ) -> list[str]:
     """What starters say that might have started ranks here, and have not."""
-    return [said for name in STARTERS.names() if (said := STARTERS.find(name)().idle(environ))]
+    return [hint for name in STARTERS.names() if (hint := STARTERS.find(name)().idle(environ))]
 
 
 def detect(environ: Environ) -> Started | None:

@@ -126,12 +126,12 @@ def _heads(
     queries = config.n_head // groups
     rest = shape[1:]
     zeros: Sequence[int] = (0,) * len(rest)
-    found, row = [], 0
+    parts, row = [], 0
     for group in range(groups):
         for letter, rows in (("q", queries * width), ("k", width), ("v", width)):
             theirs, first = place(letter)
             there = (first + group * rows, *zeros)
             at = there[::-1] if turned else there
-            found.append(NamedPart(theirs, (row, *zeros), (rows, *rest), at, turned))
+            parts.append(NamedPart(theirs, (row, *zeros), (rows, *rest), at, turned))
             row += rows
-    return tuple(found)
+    return tuple(parts)

@@ -220,8 +220,8 @@ class GPT(Chain):
     def __init__(self, config: GPTConfig, blocks: Iterable[nn.Module] | None = None) -> None:
         """blocks: in the place of dense ones."""
         stem, head = Stem(config), Head(config)
-        made = nn.ModuleList(blocks or (Block(config) for _ in range(config.n_layer)))
-        super().__init__(stem, made, head, anatomy_of(config))
+        stack = nn.ModuleList(blocks or (Block(config) for _ in range(config.n_layer)))
+        super().__init__(stem, stack, head, anatomy_of(config))
         self.config = config
         if config.tie_embeddings:
             head.out.weight = stem.tok.weight

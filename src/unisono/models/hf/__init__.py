@@ -49,8 +49,8 @@ class HFConfig(ModelConfig):
     @property
     def reads(self) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         """Pictures where the model says how large they are."""
-        found = self.described
-        return "" if not found else "pictures" if "image_size" in found else "tokens"
+        described = self.described
+        return "" if not described else "pictures" if "image_size" in described else "tokens"
 
     @property
     def packs(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -64,10 +64,10 @@ class HFConfig(ModelConfig):
     @property
     def window(self) -> int:
         """Tokens of a sample; 0 where samples are pictures."""
-        found = self.described
-        if "image_size" in found:
+        described = self.described
+        if "image_size" in described:
             return 0
-        return self.context or size(found, "max_position_embeddings", "n_positions")
+        return self.context or size(described, "max_position_embeddings", "n_positions")
 
     def problems(self) -> Iterator[Problem]:
         try:
@@ -81,14 +81,16 @@ class HFConfig(ModelConfig):
             yield Problem("C22", what, "model.context", f"--model.context {longest}")
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
-        found = self.described
-        heads = size(found, "num_attention_heads", "n_head")
-        if not heads or found.get("model_type") in _LOOKING_BOTH_WAYS:
+        described = self.described
+        heads = size(described, "num_attention_heads", "n_head")
+        if not heads or described.get("model_type") in _LOOKING_BOTH_WAYS:
             return None
-        experts = size(found, "num_local_experts", "num_experts")
+        experts = size(described, "num_local_experts", "num_experts")
         if axis == "ep":
             return (DealtSize("the experts", "model.kind", experts),) if experts else None
-        groups = DealtSize("the key-value heads", "model.kind", size(found, "num_key_value_heads") or heads)
+        groups = DealtSize(
+            "the key-value heads", "model.kind", size(described, "num_key_value_heads") or heads
+        )
         positions = DealtSize("the context", "model.context", self.window)
         if axis == "cp":
             return positions, DealtSize("the heads", "model.kind", heads), groups

@@ -21,7 +21,7 @@ _ROW = ("rowwise", "rowwise_rep", "local_rowwise")
 
 
 @dataclass(slots=True)
-class Found:
+class LayerFacts:
     """What was inferred of one layer, by names inside of it. odd: what cannot be dealt, with the reason."""
 
     splits: dict[str, Split] = field(default_factory=dict)
@@ -30,26 +30,26 @@ class Found:
     odd: list[str] = field(default_factory=list)
 
 
-def layer_found(layer: nn.Module, order: list[str], published: Mapping[str, str], width: int) -> Found:
+def layer_found(layer: nn.Module, order: list[str], published: Mapping[str, str], width: int) -> LayerFacts:
     """Of one layer. order: its modules as they were called. published: glob inside the layer → how it is cut, {} where
     nothing is published. width: of the residual stream."""
-    found = Found()
+    facts = LayerFacts()
     for name, core in layer.named_modules():
         if isinstance(core, ForeignCore):
-            _attention(layer, name.rpartition(".")[0], order, published, found)
+            _attention(layer, name.rpartition(".")[0], order, published, facts)
     for name, module in layer.named_modules():
         if isinstance(module, ForeignExperts):
-            found.splits[f"{name}.stack"] = Split.EXPERTS
-            found.sizes["hidden width"] = module.stack.full_width
+            facts.splits[f"{name}.stack"] = Split.EXPERTS
+            facts.sizes["hidden width"] = module.stack.full_width
         elif isinstance(module, HeldDropout):
-            found.splits[name] = Split.SEQUENCE_DROPOUT
-    _hidden_widths(layer, order, published, found, width)
-    found.odd += _whole_inside(layer, found)
-    return found
+            facts.splits[name] = Split.SEQUENCE_DROPOUT
+    _hidden_widths(layer, order, published, facts, width)
+    facts.odd += _whole_inside(layer, facts)
+    return facts
 
 
 def _attention(
-    layer: nn.Module, name: str, order: list[str], published: Mapping[str, str], found: Found
+    layer: nn.Module, name: str, order: list[str], published: Mapping[str, str], facts: LayerFacts
 ) -> None:
     """Projections of one attention: those before its core by outputs, the one after it by inputs, in whole groups of
     heads."""
@@ -58,23 +58,25 @@ def _attention(
     at = order.index(f"{name}.core")
     ahead, behind = ([n for n in inside if (order.index(n) < at) is first] for first in (True, False))
     heads, groups, each = attention.shown
-    for one, ways, split in (
+    for projection, ways, split in (
         *((n, _COLUMN, Split.COLUMN) for n in ahead),
         *((n, _ROW, Split.ROW) for n in behind),
     ):
-        linear: Any = layer.get_submodule(one)
+        linear: Any = layer.get_submodule(projection)
         size = linear.out_features if split is Split.COLUMN else linear.in_features
-        fused = isinstance(layer.get_submodule(one.rpartition(".")[0]), FusedHeads)
-        if published and not _is(published, one, ways):
-            found.odd.append(f"{one}, which the published plan leaves whole")
+        fused = isinstance(layer.get_submodule(projection.rpartition(".")[0]), FusedHeads)
+        if published and not _is(published, projection, ways):
+            facts.odd.append(f"{projection}, which the published plan leaves whole")
         elif size not in (heads * each, groups * each) and not fused:
-            found.odd.append(f"{one}, whose {size} features are not those of {heads} heads or {groups} keys")
-        found.splits[one], found.units[one] = split, Units(groups, size // groups)
-    found.splits[f"{name}.core"] = Split.CORE
-    found.splits[f"{name}.drop"] = Split.HEAD_DROPOUT
-    found.units[f"{name}.drop"] = Units(groups, heads // groups)
-    found.splits[name] = Split.GATHERED
-    found.sizes |= {"heads": heads, "key/value heads": groups}
+            facts.odd.append(
+                f"{projection}, whose {size} features are not those of {heads} heads or {groups} keys"
+            )
+        facts.splits[projection], facts.units[projection] = split, Units(groups, size // groups)
+    facts.splits[f"{name}.core"] = Split.CORE
+    facts.splits[f"{name}.drop"] = Split.HEAD_DROPOUT
+    facts.units[f"{name}.drop"] = Units(groups, heads // groups)
+    facts.splits[name] = Split.GATHERED
+    facts.sizes |= {"heads": heads, "key/value heads": groups}
 
 
 def _is(published: Mapping[str, str], name: str, ways: tuple[str, ...]) -> bool:
@@ -83,12 +85,12 @@ def _is(published: Mapping[str, str], name: str, ways: tuple[str, ...]) -> bool:
 
 
 def _hidden_widths(
-    layer: nn.Module, order: list[str], published: Mapping[str, str], found: Found, width: int
+    layer: nn.Module, order: list[str], published: Mapping[str, str], facts: LayerFacts, width: int
 ) -> None:
     """Pairs of layers from the residual stream to a hidden width and back, beside attention."""
     parents: dict[str, list[str]] = {}
     for name in order:
-        if isinstance(layer.get_submodule(name), nn.Linear) and name not in found.splits:
+        if isinstance(layer.get_submodule(name), nn.Linear) and name not in facts.splits:
             parents.setdefault(name.rpartition(".")[0], []).append(name)
     for parent, names in parents.items():
         *ahead, last = names
@@ -96,21 +98,21 @@ def _hidden_widths(
         out: Any = layer.get_submodule(last)
         fits = all((m.in_features, m.out_features) == (width, out.in_features) for m in into)
         if not ahead or not fits or out.out_features != width or not parent:
-            found.odd += [f"{n}, which belongs to no pair of layers" for n in names]
+            facts.odd += [f"{n}, which belongs to no pair of layers" for n in names]
             continue
-        told = all(_is(published, n, _COLUMN) for n in ahead) and _is(published, last, _ROW)
-        if published and not told:
-            found.odd.append(f"{parent}, which the published plan leaves whole")
-        found.splits |= dict.fromkeys(ahead, Split.COLUMN) | {last: Split.ROW, parent: Split.GATHERED}
-        found.sizes["hidden width"] = out.in_features
+        published_so = all(_is(published, n, _COLUMN) for n in ahead) and _is(published, last, _ROW)
+        if published and not published_so:
+            facts.odd.append(f"{parent}, which the published plan leaves whole")
+        facts.splits |= dict.fromkeys(ahead, Split.COLUMN) | {last: Split.ROW, parent: Split.GATHERED}
+        facts.sizes["hidden width"] = out.in_features
 
 
-def _whole_inside(layer: nn.Module, found: Found) -> Iterator[str]:
+def _whole_inside(layer: nn.Module, facts: LayerFacts) -> Iterator[str]:
     """Weights that stay whole although they see some features alone; those of one head's width see heads one by one."""
-    regions = [name for name, split in found.splits.items() if split is Split.GATHERED]
+    regions = [name for name, split in facts.splits.items() if split is Split.GATHERED]
     for name, parameter in layer.named_parameters():
         module = name.rpartition(".")[0]
-        if module in found.splits or not any(name.startswith(f"{region}.") for region in regions):
+        if module in facts.splits or not any(name.startswith(f"{region}.") for region in regions):
             continue
         attention: Any = layer.get_submodule(next(r for r in regions if name.startswith(f"{r}.")))
         shown = getattr(attention, "shown", None)
@@ -118,16 +120,20 @@ def _whole_inside(layer: nn.Module, found: Found) -> Iterator[str]:
             yield f"{name}, a weight between dealt features"
 
 
-def merged(each: list[Found]) -> Found:
+def merged(each: list[LayerFacts]) -> LayerFacts:
     """Of all layers, which may be of several kinds. What one deals and another does not, of the same name, is odd."""
-    whole = Found()
-    for one in each:
-        for mine, theirs in ((whole.splits, one.splits), (whole.units, one.units), (whole.sizes, one.sizes)):
+    whole = LayerFacts()
+    for facts in each:
+        for mine, theirs in (
+            (whole.splits, facts.splits),
+            (whole.units, facts.units),
+            (whole.sizes, facts.sizes),
+        ):
             whole.odd += [
                 f"{n}, which layers have in two ways" for n in mine if theirs.get(n, mine[n]) != mine[n]
             ]
             mine.update(theirs)  # type: ignore[arg-type]
-        whole.odd += one.odd
+        whole.odd += facts.odd
     whole.odd = list(dict.fromkeys(whole.odd))
     return whole
 
@@ -143,10 +149,10 @@ class Ends:
 
 
 def anatomy_of(
-    found: Found, ends: Ends, *, sequence: int, ties: tuple[tuple[str, str], ...], uncut: str
+    facts: LayerFacts, ends: Ends, *, sequence: int, ties: tuple[tuple[str, str], ...], uncut: str
 ) -> Anatomy:
     """Of the whole model. sequence: 0 where positions cannot be dealt. uncut: why tp cannot deal it, "" if it can."""
-    cores = tuple(f"blocks.*.layer.{n}" for n, split in found.splits.items() if split is Split.CORE)
+    cores = tuple(f"blocks.*.layer.{n}" for n, split in facts.splits.items() if split is Split.CORE)
     if not sequence:
         return Anatomy(ties=ties, again=cores, uncut=uncut)
     always = (
@@ -154,7 +160,7 @@ def anatomy_of(
         Split.SEQUENCE_DROPOUT,
         Split.EXPERTS,
     )  # positions and experts are dealt without heads
-    kept = {n: s for n, s in found.splits.items() if not uncut or s in always}
+    kept = {n: s for n, s in facts.splits.items() if not uncut or s in always}
     splits = {f"blocks.*.layer.{name}": split for name, split in kept.items()}
     splits |= {"blocks.*.at": Split.ROTARY, "blocks.*.turns.*": Split.ROTARY, "stem": Split.POSITIONS}
     splits |= dict.fromkeys(ends.drops, Split.SEQUENCE_DROPOUT)
@@ -162,8 +168,8 @@ def anatomy_of(
         splits |= {ends.table: Split.VOCAB_IN, ends.out: Split.VOCAB_OUT}
     return Anatomy(
         splits=splits,
-        divides=found.sizes,
-        units={f"blocks.*.layer.{name}": units for name, units in found.units.items()},
+        divides=facts.sizes,
+        units={f"blocks.*.layer.{name}": units for name, units in facts.units.items()},
         ties=ties,
         sequence=sequence,
         cross_entropy=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from unisono.models.hf.anatomy import Ends, Found, anatomy_of, layer_found, merged
+from unisono.models.hf.anatomy import Ends, LayerFacts, anatomy_of, layer_found, merged
 from unisono.models.hf.attention import HeldDropout
 from unisono.models.hf.files import layout_of_files
 from unisono.models.hf.names import NamedPart, Names
@@ -60,10 +60,10 @@ def taken_apart(of: Making) -> ForeignModel:
     parts = nn.ModuleDict({"stem": stem, "blocks": nn.ModuleList(blocks), "head": head})
     names = names_of(parts, of)
     usual: Rule = ("normal", float(getattr(of.model.config, "initializer_range", 0.02)))
-    rules = {name: of.rules.get(made[0].name, usual) for name, made in names.modules.items()}
+    rules = {name: of.rules.get(weights[0].name, usual) for name, weights in names.modules.items()}
     anatomy = _anatomy(parts, of, names)
     return ForeignModel(
-        (stem, blocks, head), anatomy, rules, names, of.model.config, list(_told(of, anatomy))
+        (stem, blocks, head), anatomy, rules, names, of.model.config, list(_notes(of, anatomy))
     )
 
 
@@ -90,10 +90,10 @@ def _anatomy(parts: Any, of: Making, names: Names) -> Anatomy:
     model, seen, ties = of.model, of.seen, tuple(names.ties.items())
     if not of.looked_up or not _is_causal(parts):
         uncut = "tp deals language models whose attention looks back; this one sees all positions"
-        return anatomy_of(_found(parts, of), Ends("", "", ()), sequence=0, ties=ties, uncut=uncut)
-    found = _found(parts, of)
+        return anatomy_of(_layer_facts(parts, of), Ends("", "", ()), sequence=0, ties=ties, uncut=uncut)
+    facts = _layer_facts(parts, of)
     head = seen.after[-1]
-    odd = [*found.odd]
+    odd = [*facts.odd]
     if not isinstance(model.get_submodule(head), nn.Linear):
         odd.append(f"{head}, which is no plain classifier")
     if not of.dealt:
@@ -104,10 +104,10 @@ def _anatomy(parts: Any, of: Making, names: Names) -> Anatomy:
     table = of.dealt.removeprefix(f"{of.base}.")
     ends = Ends(f"stem.base.{table}", f"head.model.{head}", tuple(drops))
     uncut = f"tp cannot deal {'; '.join(odd)}" if odd else ""
-    return anatomy_of(found, ends, sequence=of.context, ties=ties, uncut=uncut)
+    return anatomy_of(facts, ends, sequence=of.context, ties=ties, uncut=uncut)
 
 
-def _found(parts: Any, of: Making) -> Found:
+def _layer_facts(parts: Any, of: Making) -> LayerFacts:
     """Of all layers."""
     width = of.model.config.hidden_size
     return merged(
@@ -135,7 +135,7 @@ def _is_causal(parts: nn.Module) -> bool:
     return bool(cores) and all(core.causal for core in cores)
 
 
-def _told(of: Making, anatomy: Anatomy) -> Iterator[str]:
+def _notes(of: Making, anatomy: Anatomy) -> Iterator[str]:
     """What was inferred, in words."""
     seen = of.seen
     parts = ", ".join(seen.before), f"{len(seen.calls)} blocks {seen.layers}", ", ".join(seen.after)
@@ -143,7 +143,7 @@ def _told(of: Making, anatomy: Anatomy) -> Iterator[str]:
     for alias, owner in anatomy.ties:
         yield f"tied: {alias} is {owner}"
     for split in Split:
-        dealt = [name for name, one in anatomy.splits.items() if one is split]
+        dealt = [name for name, kind in anatomy.splits.items() if kind is split]
         if dealt:
             yield f"{split.value}: {', '.join(dealt)}"
     if anatomy.uncut:

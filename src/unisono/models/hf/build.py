@@ -34,26 +34,26 @@ def foreign_model(config: Mapping[str, Any], context: int, facts: Facts, where: 
     """The model on the meta device. config: of its config.json, `where`. context: tokens of a sample, 0 for pictures.
     Raises UsageError where the library is missing, or the model cannot be played."""
     with torch.device("meta"):
-        made = made_of(config, where)
-        _check(made, facts, context, where)
-        rules = rules_seen(made)
-        theirs = {id(p): name for name, p in reversed(list(made.named_parameters(remove_duplicate=False)))}
-        their_ties = _ties(made)
-        origins = swap(made)
-        _drop_by_noise(made)
-        keep_constants(made)
-        table = next((n for n, m in made.named_modules() if m is made.get_input_embeddings()), "")
-        dealt = scaled_table(made, table) if table else ""
-        reads = str(getattr(made, "main_input_name", "input_ids"))
-        inputs = _inputs(made, reads, context, facts)
-        made.train()
-        if not hasattr(made(**inputs), "logits"):  # the run gives attention its cores
-            what = f"{type(made).__name__} of {where} gives no logits, from which a loss could be taken"
+        making = made_of(config, where)
+        _check(making, facts, context, where)
+        rules = rules_seen(making)
+        theirs = {id(p): name for name, p in reversed(list(making.named_parameters(remove_duplicate=False)))}
+        their_ties = _ties(making)
+        origins = swap(making)
+        _drop_by_noise(making)
+        keep_constants(making)
+        table = next((n for n, m in making.named_modules() if m is making.get_input_embeddings()), "")
+        dealt = scaled_table(making, table) if table else ""
+        reads = str(getattr(making, "main_input_name", "input_ids"))
+        inputs = _inputs(making, reads, context, facts)
+        making.train()
+        if not hasattr(making(**inputs), "logits"):  # the run gives attention its cores
+            what = f"{type(making).__name__} of {where} gives no logits, from which a loss could be taken"
             fix = '"architectures" of config.json naming a model with a head, as LlamaForCausalLM'
             raise UsageError(what, where="model.kind", fix=fix, code="C22")
-        seen = watch(made, inputs)
+        seen = watch(making, inputs)
         model = taken_apart(
-            Making(made, seen, origins, theirs, their_ties, rules, reads, context, table, dealt)
+            Making(making, seen, origins, theirs, their_ties, rules, reads, context, table, dealt)
         )
         _check_parts(model, inputs[reads], tuple(seen.result.logits.shape), where)
     return model
@@ -63,12 +63,12 @@ def _check_parts(model: ForeignModel, inputs: Tensor, shape: tuple[int, ...], wh
     """That the parts, one after the other, come to logits of the model's own shape."""
     try:
         with torch.no_grad():
-            found = tuple(model(inputs).shape)
+            size = tuple(model(inputs).shape)
     except Exception as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise _no_parts(where, said) from error
-    if found != shape:
-        raise _no_parts(where, f"its parts give logits {list(found)}, all of it {list(shape)}")
+    if size != shape:
+        raise _no_parts(where, f"its parts give logits {list(size)}, all of it {list(shape)}")
 
 
 def _no_parts(where: str, why: str) -> UsageError:

@@ -22,7 +22,7 @@ def layout_of_files(modules: Layout, model: Any) -> Layout:
     """Of the library's model, whose weights lie in its modules like this, as its files have it."""
     family, saved = model.config.model_type, saved_names(modules, model)
     return {
-        name: tuple(part for one in parts for part in _filed(one, family, saved))
+        name: tuple(part for source in parts for part in _filed(source, family, saved))
         for name, parts in modules.items()
     }
 

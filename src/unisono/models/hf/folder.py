@@ -39,7 +39,7 @@ def write_folder(
         for theirs, made_of in sources_of(names.files).items()
     ]
     word = str(dtype).removeprefix("torch.")
-    own = {
+    tensors = {
         key: value
         for key, value in said.items()
         if key not in ("torch_dtype", "dtype", "quantization_config")
@@ -51,7 +51,7 @@ def write_folder(
     try:
         out.mkdir(parents=True, exist_ok=True)
         files = write_tensors(out, entries)
-        write_json(out / "config.json", {**own, "dtype": word, "torch_dtype": word})
+        write_json(out / "config.json", {**tensors, "dtype": word, "torch_dtype": word})
         written = ["config.json", *copied(path.parent, out, ("generation_config.json",))]
         if len(written) == 1 and "image_size" not in said:
             write_json(out / "generation_config.json", generation)

@@ -88,25 +88,25 @@ class Names:
     def of_box(self, ours: str, start: Shape, size: Shape, files: bool = True) -> Iterator[NamedPart]:
         """The parts that a box of our tensor is made of, as when one rank reads what it holds."""
         for part in self.layout(files)[self.ties.get(ours, ours)]:
-            found = part.within(start, size)
-            if found is not None:
-                yield found
+            box = part.within(start, size)
+            if box is not None:
+                yield box
 
     def their_shapes(self, files: bool = True) -> dict[str, Shape]:
         """Their names → shapes, in our order."""
-        found: dict[str, Shape] = {}
+        shapes: dict[str, Shape] = {}
         for parts in self.layout(files).values():
             for part in parts:
                 end = tuple(a + n for a, n in zip(part.at, part.their_size, strict=True))
-                old = found.get(part.name, ())
-                found[part.name] = tuple(max(a, b) for a, b in zip_longest(end, old, fillvalue=0))
-        return found
+                old = shapes.get(part.name, ())
+                shapes[part.name] = tuple(max(a, b) for a, b in zip_longest(end, old, fillvalue=0))
+        return shapes
 
     def ours_of(self, theirs: str, files: bool = True) -> dict[str, tuple[NamedPart, ...]]:
         """Our names that hold something of their tensor, with the parts that lie in it; {} of an unknown name."""
         layout, theirs = self.layout(files), self.their_ties.get(theirs, theirs)
-        found = {ours: tuple(p for p in parts if p.name == theirs) for ours, parts in layout.items()}
-        return {ours: parts for ours, parts in found.items() if parts}
+        layout_there = {ours: tuple(p for p in parts if p.name == theirs) for ours, parts in layout.items()}
+        return {ours: parts for ours, parts in layout_there.items() if parts}
 
 
 def to_ours(names: Names, theirs: Callable[[str], "Tensor"], files: bool = False) -> dict[str, "Tensor"]:
@@ -132,18 +132,18 @@ def to_theirs(
 ) -> dict[str, "Tensor"]:
     """Their whole tensors, of our whole tensors. aliases: tied weights under both names, as `state_dict` has them.
     Raises ValueError where what we have does not fill a tensor of theirs."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     filled: dict[str, int] = {}
     shapes = names.their_shapes(files)
     for name, parts in names.layout(files).items():
         for part in parts:
-            if part.name not in made:
-                made[part.name] = ours[name].new_empty(shapes[part.name])
-            part.into_theirs(made[part.name], ours[name])
+            if part.name not in tensors:
+                tensors[part.name] = ours[name].new_empty(shapes[part.name])
+            part.into_theirs(tensors[part.name], ours[name])
             filled[part.name] = filled.get(part.name, 0) + prod(part.size)
-    lacking = [name for name, tensor in made.items() if filled[name] != tensor.numel()]
+    lacking = [name for name, tensor in tensors.items() if filled[name] != tensor.numel()]
     if lacking:
         raise ValueError(f"nothing fills all of {', '.join(lacking)}")
     if aliases:
-        made |= {alias: made[owner] for alias, owner in names.their_ties.items()}
-    return made
+        tensors |= {alias: tensors[owner] for alias, owner in names.their_ties.items()}
+    return tensors

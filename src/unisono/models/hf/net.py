@@ -45,10 +45,10 @@ class Turns(At):
 
     def __init__(self, module: nn.Module, call: WatchedCall) -> None:
         super().__init__()
-        self._made = module, call  # in a tuple: it belongs to several blocks
+        self._module_call = module, call  # in a tuple: it belongs to several blocks
 
     def forward(self, x: Tensor, noise: Noise | None) -> Any:
-        module, call = self._made
+        module, call = self._module_call
         at = super().forward(x, noise)
 
         def now(value: Any) -> Any:
@@ -130,13 +130,15 @@ class ForeignBlock(nn.Module):
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         self.held.noise = noise
-        given = {key: turn(x, noise) for key, turn in self.turns.items()}
+        arguments = {key: turn(x, noise) for key, turn in self.turns.items()}
         args = [self._now(value, noise, x) for value in self._call.args]
         kwargs = {
-            key: self._now(value, noise, x) for key, value in self._call.kwargs.items() if key not in given
+            key: self._now(value, noise, x)
+            for key, value in self._call.kwargs.items()
+            if key not in arguments
         }
         first = {} if args else {"hidden_states": x}
-        y = self.layer(*([x, *args[1:]] if args else ()), **{**kwargs, **first, **given})
+        y = self.layer(*([x, *args[1:]] if args else ()), **{**kwargs, **first, **arguments})
         return y[0] if isinstance(y, tuple) else y
 
     def _now(self, value: Any, noise: Noise | None, x: Tensor) -> Any:
@@ -172,11 +174,11 @@ class ForeignModel(Chain):
         rules: Mapping[str, Rule],
         names: Names,
         config: Any,
-        told: Sequence[str],
+        notes: Sequence[str],
     ) -> None:
         stem, blocks, head = parts
         super().__init__(stem, nn.ModuleList(blocks), head, anatomy)
-        self.names, self.config, self.told = names, config, tuple(told)
+        self.names, self.config, self.notes = names, config, tuple(notes)
         self._rules = rules
 
     def initial_rules(self) -> Mapping[str, Rule]:
@@ -242,11 +244,11 @@ def block_of(model: nn.Module, seen: FirstRun, index: int) -> ForeignBlock:
 
 def _check_given(model: nn.Module, seen: FirstRun, call: WatchedCall) -> None:
     sources = {id(feed.result): feed.name for feed in seen.feeds}
-    given = [
+    names = [
         *(("", x) for x in call.args[1:]),
         *((k, x) for k, x in call.kwargs.items() if k != "hidden_states"),
     ]
-    for key, value in given:
+    for key, value in names:
         name = sources.get(id(value), "")
         learns = name and any(True for _ in model.get_submodule(name).parameters())
         if learns or (not name and isinstance(value, Tensor) and value.is_floating_point()):
@@ -257,16 +259,16 @@ def _check_given(model: nn.Module, seen: FirstRun, call: WatchedCall) -> None:
 
 def with_parts(module: nn.Module, put: Mapping[str, nn.Module]) -> nn.Module:
     """The same module with some of its parts, by name, replaced; the rest is shared, and nothing is changed."""
-    made = copy.copy(module)
-    made._modules = dict(module._modules)
-    made._parameters, made._buffers = dict(module._parameters), dict(module._buffers)
+    clone = copy.copy(module)
+    clone._modules = dict(module._modules)
+    clone._parameters, clone._buffers = dict(module._parameters), dict(module._buffers)
     inner: dict[str, dict[str, nn.Module]] = {}
     for name, part in put.items():
         first, _, rest = name.partition(".")
         if rest:
             inner.setdefault(first, {})[rest] = part
         else:
-            made._modules[first] = part
+            clone._modules[first] = part
     for first, parts in inner.items():
-        made._modules[first] = with_parts(module._modules[first], parts)  # type: ignore[arg-type]
-    return made
+        clone._modules[first] = with_parts(module._modules[first], parts)  # type: ignore[arg-type]
+    return clone

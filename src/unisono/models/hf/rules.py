@@ -53,11 +53,11 @@ def rules_seen(model: Any) -> Mapping[str, Rule]:
     noted = _Noted()
     with torch.no_grad(), noted:
         nn.Module.apply(model, model._init_weights)  # parts before what holds them, which may change them
-    found = default_rules(model)
+    rules = default_rules(model)
     for name, parameter in model.named_parameters():
         if id(parameter) in noted.rules:
-            found[name] = noted.rules[id(parameter)]
-    return found
+            rules[name] = noted.rules[id(parameter)]
+    return rules
 
 
 def padding_rows(model: nn.Module) -> Mapping[str, int]:

@@ -70,14 +70,14 @@ def swap(model: nn.Module) -> Origins:
     """Swap in place. Raises UsageError P12 for experts of another kind than those with a SiLU gate."""
     origins: Origins = {}
     for name, module in list(model.named_modules()):
-        made = None
+        fresh = None
         if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
-            made = _plain(name, module, model, origins)
+            fresh = _plain(name, module, model, origins)
         elif {key for key, _ in module.named_parameters(recurse=False)} == {"gate_up_proj", "down_proj"}:
-            made = _experts(name, module, origins)
-            _parent(model, name).register_forward_pre_hook(_tell_samples(made))
-        if made is not None:
-            setattr(_parent(model, name), name.rpartition(".")[2], made)
+            fresh = _experts(name, module, origins)
+            _parent(model, name).register_forward_pre_hook(_tell_samples(fresh))
+        if fresh is not None:
+            setattr(_parent(model, name), name.rpartition(".")[2], fresh)
     return origins
 
 
@@ -91,9 +91,9 @@ def _plain(name: str, conv: Any, model: nn.Module, origins: Origins) -> nn.Modul
     width, size = conv.weight.shape
     parent: Any = _parent(model, name)
     if getattr(parent, "split_size", 0) * 3 != size:
-        made = nn.Linear(width, size)
-        _note(made, name, [(0, 0, size)], origins)
-        return made
+        linear = nn.Linear(width, size)
+        _note(linear, name, [(0, 0, size)], origins)
+        return linear
     each = parent.head_dim
     fused = FusedHeads(width, each)
     heads = [(head, part) for head in range(width // each) for part in range(3)]
@@ -102,11 +102,11 @@ def _plain(name: str, conv: Any, model: nn.Module, origins: Origins) -> nn.Modul
     return fused
 
 
-def _note(made: nn.Linear, name: str, rows: list[tuple[int, int, int]], origins: Origins) -> None:
+def _note(linear: nn.Linear, name: str, rows: list[tuple[int, int, int]], origins: Origins) -> None:
     """rows: (where they begin in ours, where in theirs, how many)."""
-    width = made.in_features
-    bias: Any = made.bias
-    weight: Any = made.weight
+    width = linear.in_features
+    bias: Any = linear.bias
+    weight: Any = linear.weight
     origins[weight] = tuple(
         NamedPart(f"{name}.weight", (ours, 0), (many, width), (0, theirs), turned=True)
         for ours, theirs, many in rows
@@ -133,15 +133,15 @@ def _experts(name: str, module: Any, origins: Origins) -> ForeignExperts:
         what = f"{name}: experts with {type(module.act_fn).__name__} cannot be dealt, nor run without numbers"
         raise UsageError(what, where="model.kind", fix="experts with a SiLU gate, as Mixtral's", code="P12")
     (E, fused, D), hidden = module.gate_up_proj.shape, module.down_proj.shape[2]
-    made = ForeignExperts(E, D, hidden, 1)
-    stack: Any = made.stack
+    experts = ForeignExperts(E, D, hidden, 1)
+    stack: Any = experts.stack
     box = (E, hidden, D)
     zeros = (0, 0, 0)
     gate: Any = stack.gate
     origins[gate] = (NamedPart(f"{name}.gate_up_proj", zeros, box, zeros),)
     origins[stack.up] = (NamedPart(f"{name}.gate_up_proj", zeros, box, (0, fused - hidden, 0)),)
     origins[stack.down] = (NamedPart(f"{name}.down_proj", zeros, (E, D, hidden), zeros),)
-    return made
+    return experts
 
 
 def scaled_table(model: nn.Module, table: str) -> str:

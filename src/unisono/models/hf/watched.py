@@ -58,10 +58,12 @@ def watch(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun:
     around = [c.name for c in calls if c.began < first.began and c.ended > last.ended]
     before = _outermost([c for c in calls if c.ended < first.began])
     after = _outermost([c for c in calls if c.began > last.ended])
-    given = {id(value) for call in mine for value in (*call.args, *call.kwargs.values())}
+    arguments = {id(value) for call in mine for value in (*call.args, *call.kwargs.values())}
     first_input = _hidden(first)
     feeds = tuple(
-        c for c in calls if c.ended < first.began and id(c.result) in given and c.result is not first_input
+        c
+        for c in calls
+        if c.ended < first.began and id(c.result) in arguments and c.result is not first_input
     )
     return FirstRun(
         layers, mine, tuple(c.name for c in before), tuple(c.name for c in after),
@@ -77,13 +79,13 @@ def _hidden(call: WatchedCall) -> Any:
 def _outermost(calls: list[WatchedCall]) -> list[WatchedCall]:
     """Those that are inside no other one, each module once, in order."""
     names = {c.name for c in calls}
-    found = {}
+    outer = {}
     for call in calls:
         parents = call.name.split(".")
         inside = any(".".join(parents[:i]) in names for i in range(1, len(parents)))
         if not inside:
-            found.setdefault(call.name, call)
-    return list(found.values())
+            outer.setdefault(call.name, call)
+    return list(outer.values())
 
 
 def _layers_of(model: nn.Module) -> str:

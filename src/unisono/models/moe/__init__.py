@@ -50,7 +50,7 @@ class MoEConfig(GPTConfig):
     )
     bias_rate: NotNegative = Field(
         default=0.0,
-        description="moe: by how much a step moves the bias that balances without a loss; 0: none",
+        description="moe: by how much a step moves the bias that balances the load without a loss; 0: none",
     )
     capacity_factor: NotNegative = Field(
         default=0.0,

@@ -105,8 +105,8 @@ class Router(nn.Module):
             choose = self._experts_choose if config.router == "expert_choice" else self._tokens_choose
             choice = choose(score_BtE)
             if noise is not None and noise.weight:
-                made = choice.kept if config.router == "expert_choice" else torch.ones_like(choice.kept)
-                counts_E = tally(choice.expert.flatten(), config.n_experts, made.flatten())
+                assigned = choice.kept if config.router == "expert_choice" else torch.ones_like(choice.kept)
+                counts_E = tally(choice.expert.flatten(), config.n_experts, assigned.flatten())
                 loss = self._loss(z_BtE, score_BtE, counts_E) * noise.weight
                 choice = TokenChoice(
                     choice.expert, Attached.apply(choice.weight, loss, self.scale), choice.kept
@@ -163,8 +163,10 @@ class Router(nn.Module):
     def _load(self, score_BtE: Tensor, counts_E: Tensor, choice: TokenChoice) -> Tensor:
         chance_BtE = score_BtE / score_BtE.sum(-1, keepdim=True)
         entropy = torch.special.entr(chance_BtE).sum()
-        tokens, made = score_BtE.shape[0] * score_BtE.shape[1], counts_E.sum()
-        rest = torch.stack([entropy.new_tensor(tokens), made, made - choice.kept.sum(), entropy])
+        tokens, assignments = score_BtE.shape[0] * score_BtE.shape[1], counts_E.sum()
+        rest = torch.stack(
+            [entropy.new_tensor(tokens), assignments, assignments - choice.kept.sum(), entropy]
+        )
         return torch.cat([counts_E, rest.double()]).double()
 
     def vote(self, counts_E: Tensor) -> None:

@@ -24,9 +24,9 @@ def table_calls(
         return
     n = plan.ep
     if not tables.count:  # nobody has said how they are cut
-        yield Transfer("ep", "all_to_all", tables.given * samples * item)
+        yield Transfer("ep", "all_to_all", tables.results * samples * item)
         return
-    width = tables.given / tables.count
+    width = tables.results / tables.count
     most = (
         -(-tables.count // n) if tables.cut == "table" else tables.count
     )  # tables of one rank; what is short is filled up
@@ -36,7 +36,7 @@ def table_calls(
         yield Transfer("ep", "all_gather", n * samples * tables.indices * INDEX)
     if tables.cut == "row":
         way = "all_gather" if backward else "reduce_scatter"
-        yield Transfer("ep", way, n * samples * tables.given * item)
+        yield Transfer("ep", way, n * samples * tables.results * item)
     else:
         part = width if tables.cut == "table" else -(-width // n)
         yield Transfer("ep", "all_to_all", n * samples * most * part * item)

@@ -39,6 +39,6 @@ def declared(model: Transformer | Network, plan: Plan, item: float, elements: fl
             often += call.times
         else:
             calls.append(call)
-    flops, moved = (own_ + often * scale * coded_ for own_, coded_ in
+    flops, moved = (policy_part + often * scale * codec_part for policy_part, codec_part in
                     ((policy_work.flops, coded.flops), (policy_work.moved, coded.moved)))  # fmt: skip
     return Work(tuple(calls), policy_work.kept + round(scale * coded.kept), round(flops), round(moved))

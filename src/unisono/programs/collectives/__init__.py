@@ -89,16 +89,16 @@ def held_at_first(program: Program, rank: int) -> range:
 def owed_at_last(program: Program, rank: int) -> dict[int, frozenset[int]]:
     """Chunks that a rank must hold after the last round, each with the ranks whose contributions are in it."""
     each, size, op = program.chunks // program.size, program.size, program.op
-    own = range(rank * each, (rank + 1) * each)
+    chunks = range(rank * each, (rank + 1) * each)
     everybody = frozenset(range(size))
     if op == "broadcast":
         return dict.fromkeys(range(program.chunks), frozenset({program.root}))
     if op == "scatter":
-        return dict.fromkeys(own, frozenset({program.root}))
+        return dict.fromkeys(chunks, frozenset({program.root}))
     if op == "all_to_all":
         return {i * size + rank: frozenset({i}) for i in range(size)}
     if op == "reduce_scatter":
-        return dict.fromkeys(own, everybody)
+        return dict.fromkeys(chunks, everybody)
     if op in ("gather", "reduce") and rank != program.root:
         return {}
     if op in ("gather", "all_gather"):
@@ -124,7 +124,7 @@ def among(rounds: Rounds, ranks: Sequence[int], chunks: Sequence[Sequence[int]])
             Move(
                 ranks[move.source],
                 ranks[move.to],
-                tuple(own for chunk in move.chunks for own in chunks[chunk]),
+                tuple(part for chunk in move.chunks for part in chunks[chunk]),
                 move.adds,
             )
             for move in turn

@@ -23,8 +23,8 @@ def check(program: Program) -> list[str]:
     ]
     problems: list[str] = []
     for number, moves in enumerate(program.rounds):
-        found = [*_strange(program, moves), *_clashes(moves)]
-        problems += [f"round {number}: {fault}" for fault in found or _made(held, moves)]
+        faults = [*_strange(program, moves), *_clashes(moves)]
+        problems += [f"round {number}: {fault}" for fault in faults or _played(held, moves)]
         if problems:
             return problems
     for rank in range(program.size):
@@ -58,7 +58,7 @@ def _clashes(moves: tuple[Move, ...]) -> Iterator[str]:
                 copied.add(place)
 
 
-def _made(held: list[_Buffer], moves: tuple[Move, ...]) -> list[str]:
+def _played(held: list[_Buffer], moves: tuple[Move, ...]) -> list[str]:
     """Makes the moves of a round; what is wrong with them."""
     problems = []
     before = [dict(buffer) for buffer in held]

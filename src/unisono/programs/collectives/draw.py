@@ -37,13 +37,13 @@ def text(program: Program) -> str:
 
 def spans(chunks: Sequence[int]) -> str:
     """Numbers in few letters: `0-3,6`."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for chunk in chunks:
-        if found and found[-1][1] == chunk - 1:
-            found[-1][1] = chunk
+        if runs and runs[-1][1] == chunk - 1:
+            runs[-1][1] = chunk
         else:
-            found.append([chunk, chunk])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+            runs.append([chunk, chunk])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def svg(program: Program) -> str:

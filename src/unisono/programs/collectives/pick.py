@@ -26,25 +26,25 @@ class Pick(NamedTuple):
 
 def read(text: str) -> tuple[Pick, ...]:
     """From a plan's words; "" is none. Raises ValueError."""
-    found = []
+    picks = []
     for part in filter(None, text.split("/")):
         match = _PICK.fullmatch(part)
         if match is None:
             raise ValueError(f"{part!r} is no algorithm and bytes, such as direct-65536")
-        found.append(Pick(match[1], int(match[2])))
-    if [one.most for one in found] != sorted({one.most for one in found}):
+        picks.append(Pick(match[1], int(match[2])))
+    if [pick.most for pick in picks] != sorted({pick.most for pick in picks}):
         raise ValueError(f"{text!r}: sizes must rise")
-    return tuple(found)
+    return tuple(picks)
 
 
 def written(picks: Iterable[Pick]) -> str:
     """For a plan."""
-    return "/".join(f"{one.name}-{one.most}" for one in picks)
+    return "/".join(f"{pick.name}-{pick.most}" for pick in picks)
 
 
 def of(picks: Iterable[Pick], nbytes: int) -> str:
     """The algorithm for a vector of so many bytes."""
-    return next((one.name for one in picks if nbytes <= one.most), USUAL)
+    return next((pick.name for pick in picks if nbytes <= pick.most), USUAL)
 
 
 def cheapest(programs: Mapping[str, Callable[[], Program]], nbytes: int, topology: Topology) -> str:
@@ -56,13 +56,13 @@ def picked(times: Mapping[int, Mapping[str, float]], margin: float = MARGIN) -> 
     """The quickest for each size. times: of vectors of so many bytes, the seconds of the engine and of others. Another
     one is taken where it needs less than 1 - `margin` of the engine's time. A size stands for those down to the one
     before it; neighbours that agree are one; beyond the largest it is the engine."""
-    found: list[Pick] = []
+    picks: list[Pick] = []
     for nbytes, each in sorted(times.items()):
         best = min(each, key=lambda name: each[name])
         name = best if each[best] < (1.0 - margin) * each[USUAL] else USUAL
-        if found and found[-1].name == name:
-            found.pop()
-        found.append(Pick(name, nbytes))
-    while found and found[-1].name == USUAL:
-        found.pop()
-    return tuple(found)
+        if picks and picks[-1].name == name:
+            picks.pop()
+        picks.append(Pick(name, nbytes))
+    while picks and picks[-1].name == USUAL:
+        picks.pop()
+    return tuple(picks)

@@ -56,4 +56,4 @@ def play(program: Program, nbytes: float, topology: Topology) -> list[Passed]:
 
 def seconds(program: Program, nbytes: float, topology: Topology) -> float:
     """Until the last rank is done."""
-    return max((one.stop for one in play(program, nbytes, topology)), default=0.0)
+    return max((piece.stop for piece in play(program, nbytes, topology)), default=0.0)

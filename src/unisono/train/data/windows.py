@@ -9,9 +9,9 @@ import numpy as np
 
 from unisono.spec.errors import UsageError
 from unisono.train.data import cache
-from unisono.train.data.crew import on_stderr
 from unisono.train.data.packing import PackedWindows, Pieces
 from unisono.train.data.tokenised.build import Tokens
+from unisono.train.data.worker_pool import on_stderr
 
 FORMAT = 1  # of what lies in the cache, and of how documents are packed
 _ARRAYS = ("first", "size", "counted", "order", "begins", "sums")

@@ -15,7 +15,6 @@ from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
-from unisono.train.export.adapter import write_adapter
 from unisono.train.export.card import write_card
 from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
@@ -62,7 +61,7 @@ def _as_folder(what: Exported, out: Path) -> dict[str, Any]:
 
 
 def _as_adapter(what: Exported, out: Path) -> dict[str, Any]:
-    return write_adapter(out, what.model, what.weights)
+    return contributed("unisono.train.export.adapter").write_adapter(out, what.model, what.weights)
 
 
 def _as_onnx(what: Exported, out: Path) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Optimisers, one a file, chosen by `train.optimizer`. `spec.training` declares them, `train.update` binds one."""
+"""Optimisers, one a file, chosen by `train.optimizer`. `spec.training` declares them, `train.step.update` binds one."""

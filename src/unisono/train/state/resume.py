@@ -10,13 +10,13 @@ from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
 from unisono.train.state.checkpoint import load
 from unisono.train.state.checkpoint.faults import damaged
 from unisono.train.state.checkpoint.find import FOLDER, by_age, first_whole, pointed, resumed_first, step_of
 from unisono.train.state.checkpoint.manifest import MANIFEST, read_manifest
-from unisono.train.state.checkpoint.mirror import fetch, place_at
 from unisono.train.state.checkpoint.tensorfile import Damage
 from unisono.train.state.writing import nothing_to_resume
 
@@ -44,8 +44,12 @@ def choose(
     folder, faults = first_whole([run_dir / FOLDER / named] if named else ages)
     notes = list[str]()
     if recipe.train.mirror and (folder is None or faults or _lost(run_dir, ages)):
-        place, wanted = place_at(recipe.train.mirror, run_dir), partial(_before, run_dir, folder, named)
-        copy, notes = fetch(place, run_dir, wanted)
+        mirror = contributed("unisono.train.state.checkpoint.mirror")
+        place, wanted = (
+            mirror.place_at(recipe.train.mirror, run_dir),
+            partial(_before, run_dir, folder, named),
+        )
+        copy, notes = mirror.fetch(place, run_dir, wanted)
         faults, notes = ([], [*faults, *notes]) if copy is not None else (faults, notes)
         folder = copy or folder
     if folder is None:

@@ -20,7 +20,6 @@ from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, Saver
 from unisono.train.state.checkpoint.faults import UNTOUCHED, not_written
 from unisono.train.state.checkpoint.find import FOLDER
-from unisono.train.state.checkpoint.mirror import Mirroring
 from unisono.train.state.checkpoint.write import bytes_of, discard, free_bytes, no_room
 
 _PAUSE = 0.05  # seconds between two looks at a save that all ranks wait for
@@ -52,7 +51,7 @@ class Saving:
         world: Group,
         device: torch.device,
         tell: Callable[[str], None],
-        mirror: Mirroring | None = None,
+        mirror: Any = None,
     ) -> None:
         self._saver, self._world, self._device, self._tell = saver, world, device, tell
         self._mirror = mirror

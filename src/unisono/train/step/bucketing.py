@@ -59,7 +59,7 @@ def departures(
     early, late = [], []
     for slot in slots:
         if slot.sparse:
-            continue  # see train.rows
+            continue  # see `train.step.rows`
         is_twin = any(slot is twin for twin in twins)
         if slot.alias and is_twin and not leafwise:
             continue  # travels with its owner

@@ -181,7 +181,10 @@ class BadSteps:
         for record in records[:3]:
             self.note(f"step {record['step']}: the loss of micro-batch {record['leaf']} is {record['loss']},"
                       f" of samples {_few(record['samples'])}; {QUARANTINE} names them")  # fmt: skip
-        if not (self.how.quarantine and losses) or run.update.after or feed.share(step, losses) >= 1.0:
+        if not (self.how.quarantine and losses) or feed.share(step, losses) >= 1.0:
+            return False
+        follows = torch.tensor([len(run.update.after)], device=run.local.device)
+        if bool(run.mesh.world.all_gather(follows).any()):  # on some stage
             return False
         feed.leave_out(step, losses)
         run.update.scaler.take_back()

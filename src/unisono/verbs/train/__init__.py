@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from unisono.plan.batch import batch_of
 from unisono.plan.grammar import families
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.runs import CHECKPOINTS, CONFIG, run_folder
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
@@ -112,18 +113,18 @@ class TrainVerb(RecipeVerb):
                              likely="--dry-run shows the recipe of the defaults",
                              fix="unisono train FILE; unisono new FILE writes one; unisono train --demo",
                              code="C04")  # fmt: skip
-        from unisono.verbs.train.guarded import order_again, ward_of
+        from unisono.verbs.train.guarded import guardian_of, order_again
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(
             resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos
         )
-        ward = ward_of(order, call.settings, call.environ)  # before anything heavy is imported
+        guardian = guardian_of(order, call.settings, call.environ)  # before anything heavy is imported
         from unisono.verbs.train import run
 
-        order = order_again(order, ward)
+        order = order_again(order, guardian)
         return run.run(
-            order, call.settings, resolved.origins, early, demo=args.demo, ward=ward, hosts=args.hosts
+            order, call.settings, resolved.origins, early, demo=args.demo, guardian=guardian, hosts=args.hosts
         )
 
 
@@ -190,7 +191,7 @@ def _faults(call: CommandCall, resolved: "Resolved") -> str:
     """The script that --chaos names, as ranks get it."""
     if call.args.chaos is None:
         return ""
-    from unisono.programs.chaos import script
+    script = contributed("unisono.programs.chaos.script")
 
     return script.read(call.args.chaos, resolved.plan.world, resolved.recipe.train.steps).as_text()
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from unisono.config import Recipe
 from unisono.launch import inspect_folder
-from unisono.launch.guardian import Ward
+from unisono.launch.guardian import GuardianPipe
 from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.spec.doubtful import toml_of
@@ -28,12 +28,12 @@ MADE = "env.json"
 _NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
 
-def make_run_dir(recipe: Recipe, config_text: str, ward: Ward = Ward()) -> Path:
+def make_run_dir(recipe: Recipe, config_text: str, guardian: GuardianPipe = GuardianPipe()) -> Path:
     """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot.
-    ward: hears of it before it is there."""
+    guardian: hears of it before it is there."""
     parent = Path(recipe.out.dir) / recipe.name
     run_dir = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    ward.tell(run_dir=str(run_dir), made=True)
+    guardian.tell(run_dir=str(run_dir), created=True)
     try:
         with writing(run_dir):
             run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -61,8 +61,8 @@ class Watched:
 
     A mistake that is found before the first step leaves no new folder behind, and nothing new in an old one. From then
     on an error that ends the run names the folder (`run_dir`), where the command line puts `error.json`. prediction:
-    the text of `prediction.json`, None where there is none; one from an earlier beginning goes. ward: hears how far the
-    run is, should this supervisor be killed.
+    the text of `prediction.json`, None where there is none; one from an earlier beginning goes. guardian: hears how far
+    the run is, should this supervisor be killed.
     """
 
     new: bool
@@ -70,7 +70,7 @@ class Watched:
     path: Path | None = None
     prediction: str | None = None
     began: bool = False
-    ward: Ward = field(default_factory=Ward)
+    guardian: GuardianPipe = field(default_factory=GuardianPipe)
     farthest: int = 0
 
     def hear(self, event: dict[str, Any]) -> None:
@@ -79,17 +79,17 @@ class Watched:
             self.path, self.new = Path(event["path"]), event["new"]
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
             self.began = True
-            self.ward.tell(began=True)
+            self.guardian.tell(began=True)
             self._begin(self.path)
         elif event.get("kind") == "step" and event["step"] > self.farthest:
             self.farthest = event["step"]
-            self.ward.tell(step=self.farthest)
+            self.guardian.tell(step=self.farthest)
         elif event.get("kind") == "members" and self.path is not None:
-            self.ward.tell(lost=int("lost" in event))
+            self.guardian.tell(lost=int("lost" in event))
             with contextlib.suppress(OSError):
                 history.changed(self.path, event)
         elif event.get("kind") == "saved" and self.path is not None:
-            self.ward.tell(saved=True)
+            self.guardian.tell(saved=True)
             newest, name = self.path.parent / "latest", self.path.name + "\n"
             with writing(self.path):  # not before: what it names can be gone on from
                 if not newest.is_file() or newest.read_bytes() != name.encode():

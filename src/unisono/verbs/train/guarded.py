@@ -6,31 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono.launch import env
-from unisono.launch.guardian import Ward, guarded, may_guard
+from unisono.launch.guardian import GuardianPipe, guarded, may_guard
 from unisono.spec.settings import Settings
 from unisono.train.state import history
 from unisono.verbs.train.folder import MADE, has_checkpoint, unmake
 from unisono.verbs.train.order import TrainOrder
 
 
-def ward_of(order: TrainOrder, settings: Settings, environ: Mapping[str, str]) -> Ward:
+def guardian_of(order: TrainOrder, settings: Settings, environ: Mapping[str, str]) -> GuardianPipe:
     """What a supervisor knows at its beginning. Where lost ranks are replaced it has a guardian, and is another process
     than the caller; ranks that others started have none."""
     owns = order.recipe.launch.recover and settings.is_program and may_guard()
-    return guarded(settings.note) if owns and env.detect(environ) is None else Ward()
+    return guarded(settings.note) if owns and env.detect(environ) is None else GuardianPipe()
 
 
-def order_again(order: TrainOrder, ward: Ward) -> TrainOrder:
+def order_again(order: TrainOrder, guardian: GuardianPipe) -> TrainOrder:
     """The order of a supervisor that goes on with the run of one that was killed: from the newest checkpoint or, where
     there is none, from the beginning in the same folder."""
-    known = ward.known
+    known = guardian.history
     if not known.launches:
         return order
     order = replace(order, launches=known.launches)
     if not known.run_dir:
         return order
     run_dir = Path(known.run_dir)
-    if known.made and not (run_dir / MADE).is_file():  # killed while it was made
+    if known.created and not (run_dir / MADE).is_file():  # killed while it was made
         unmake(run_dir)
         return order
     with suppress(OSError):

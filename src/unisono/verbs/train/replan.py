@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from unisono.comm.members import Members, Shape, assign
 from unisono.config import Loaded, Recipe
-from unisono.launch.advice import Advice, Situation
-from unisono.launch.spread import RunSpread
+from unisono.launch.background_replanner import Advice, Situation
+from unisono.launch.run.membership import RunSpread
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member

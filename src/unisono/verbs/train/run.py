@@ -14,22 +14,20 @@ from typing import Any, NoReturn
 
 from unisono.config import Recipe
 from unisono.config.resolve import located
-from unisono.launch import env, local
-from unisono.launch.advice import Adviser
+from unisono.launch import env, fork_server
+from unisono.launch.background_replanner import BackgroundReplanner
 from unisono.launch.context import flush_and_leave
-from unisono.launch.crossing import ECHO
-from unisono.launch.guardian import Ward
+from unisono.launch.error_record import ECHO
+from unisono.launch.guardian import GuardianPipe
+from unisono.launch.loop import OnEvent
 from unisono.launch.outcome import Outcome
-from unisono.launch.recovery import Recovery
+from unisono.launch.run.membership import RunSpread
 from unisono.launch.screen import Screen
 from unisono.launch.signals import StartupSignals
-from unisono.launch.spread import RunSpread
-from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
-from unisono.programs.chaos import sequel
-from unisono.programs.chaos.script import Script
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
+from unisono.spec.finder import contributed
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES, counted_in
 from unisono.train.state import history
@@ -43,15 +41,17 @@ from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
 
+_SEQUEL = "unisono.programs.chaos.sequel"  # of the sister package
+
 
 def run(
     order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: StartupSignals, *, demo: bool = False,
-    ward: Ward = Ward(),
+    guardian: GuardianPipe = GuardianPipe(),
     hosts: str | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. early:
-    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. ward: what is known
-    of supervisors before this one. hosts: as `--hosts` names them."""
+    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. guardian: knows of
+    supervisors before this one. hosts: as `--hosts` names them."""
     recipe, place = order.recipe, env.detect(os.environ)
     order, done = _which(order, alone=place is None)
     resume = order.run_dir
@@ -72,8 +72,8 @@ def run(
         _look(recipe, origins)  # before torch is imported: in a blink, not after seconds
         if resume is not None and order.resume and not order.auto and not has_checkpoint(resume):
             raise nothing_to_resume(str(resume))
-    new = resume is None or (ward.known.made and not ward.known.began)
-    with Watched(new, order.config_text, resume, ward=ward) as folder:
+    new = resume is None or (guardian.history.created and not guardian.history.began)
+    with Watched(new, order.config_text, resume, guardian=guardian) as folder:
         if place is not None:
             summary = _as_rank(order, settings, folder, place, early)
         else:
@@ -124,27 +124,27 @@ def _as_supervisor(
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
-    company = (
-        spreading.company(order, hosts, settings, partial(best_for, recipe, plan, os.environ))
+    remote = (
+        spreading.remote_hosts(order, hosts, settings, partial(best_for, recipe, plan, os.environ))
         if hosts
         else None
     )
-    with local.start(ENTRY, plan.world, settings.quiet) as nursery:
+    with fork_server.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)
-        folder.path = folder.path or make_run_dir(recipe, order.config_text, ward=folder.ward)
-        folder.ward.tell(run_dir=str(folder.path))
-        if company is not None:
-            company.open(recipe.launch.shell, folder.path)
+        folder.path = folder.path or make_run_dir(recipe, order.config_text, guardian=folder.guardian)
+        folder.guardian.tell(run_dir=str(folder.path))
+        if remote is not None:
+            remote.open(recipe.launch.shell, folder.path)
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank
-        script = Script.of_text(order.chaos) if order.chaos else None
-        known = folder.ward.known
-        past = sequel.began(folder.path, script, known.died, known.since) if script is not None else None
+        sequel = contributed(_SEQUEL) if order.chaos else None
+        known = folder.guardian.history
+        past = sequel.began(folder.path, order.chaos, known.died, known.since) if sequel else None
         with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder, past)
-            recovery = Recovery(plan.world) if recipe.launch.recover else None
-            replans = recovery is not None and recipe.launch.replan
+            recovers = recipe.launch.recover
+            replans = recovers and recipe.launch.replan
             outcome = nursery.run(
                 argument,
                 plan.world,
@@ -152,18 +152,18 @@ def _as_supervisor(
                 hear,
                 recipe.launch.timeout,
                 recipe.launch.backend,
-                recovery,
+                recovers,
                 recipe.launch.grace,
-                company=company,
-                adviser=Adviser(Replanner(recipe, plan, os.environ)) if replans else None,
+                remote=remote,
+                replanner=BackgroundReplanner(Replanner(recipe, plan, os.environ)) if replans else None,
                 spread=RunSpread(str(plan), plan.world),
             )
         if outcome.stopped:
             early.stopping()
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
-        summary["restarts"] = folder.ward.known.lost + (recovery.changes if recovery is not None else 0)
-        if past is not None:
+        summary["restarts"] = folder.guardian.history.lost + outcome.losses
+        if sequel and past is not None:
             summary["faults"] = sequel.summed_up(sequel.what_followed(past.lines()))
         if demo:
             summary["parity"] = prover.one_line(recipe, plan)
@@ -242,7 +242,7 @@ def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> N
     raise named or UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
-def _heard_by(screen: Screen, folder: Watched, past: sequel.Sequel | None = None) -> OnEvent:
+def _heard_by(screen: Screen, folder: Watched, past: Any = None) -> OnEvent:
     """past: where faults are played."""
 
     def hear(rank: int, event: dict[str, Any]) -> None:
@@ -337,7 +337,7 @@ def closing(summary: dict[str, Any], unit: str = "tokens") -> list[str]:
             f"memory  {words.nbytes(away)} of rank 0 put away, at most; {words.nbytes(resident)} resident"
         )
     if faults := summary.get("faults"):
-        lines.append(f"faults  {sequel.in_words(faults)}")
+        lines.append(f"faults  {contributed(_SEQUEL).in_words(faults)}")
     text = summary.get("sample") or ""
     strange = text.count("\N{REPLACEMENT CHARACTER}") / max(1, len(text))
     if strange > 0.25:

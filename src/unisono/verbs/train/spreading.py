@@ -9,9 +9,9 @@ from math import ceil
 from unisono.comm.members import Members, Shape, assign
 from unisono.config import Recipe
 from unisono.config.resolve import on_any_ranks
-from unisono.launch.company import Company, Guest, address_towards, is_here
-from unisono.launch.reception import Reception
-from unisono.launch.spread import RunSpread
+from unisono.launch.host_listener import HostListener
+from unisono.launch.remote_hosts import RemoteHosts, RequestedHost, address_towards, is_here
+from unisono.launch.run.membership import RunSpread
 from unisono.plan import Plan
 from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import member
@@ -24,7 +24,7 @@ Other = Callable[[int], Plan | None]
 """The best plan for so many ranks, by the planner; None where it knows none."""
 
 
-def hosts_of(text: str, ranks: int) -> tuple[int, list[Guest]]:
+def hosts_of(text: str, ranks: int) -> tuple[int, list[RequestedHost]]:
     """(room on this host, the others) from `a,b:4,c`, this one first. Raises UsageError U-L10."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     each = ceil(ranks / max(1, len(words)))
@@ -53,15 +53,15 @@ def room_of(text: str) -> int:
     return here + sum(guest.room for guest in guests)
 
 
-def _host(word: str, room: int) -> Guest:
+def _host(word: str, room: int) -> RequestedHost:
     name, colon, count = word.rpartition(":")
     if colon and not (count.isdigit() and int(count)):
         raise UsageError(f"{word}: how many ranks a host takes is a number", where="--hosts", fix="--hosts a,b:4",
                          code="L10")  # fmt: skip
-    return Guest(name, int(count)) if colon else Guest(word, room)
+    return RequestedHost(name, int(count)) if colon else RequestedHost(word, room)
 
 
-def company(order: TrainOrder, text: str, settings: Settings, other: Other) -> Company:
+def remote_hosts(order: TrainOrder, text: str, settings: Settings, other: Other) -> RemoteHosts:
     """The hosts that `--hosts` names, and where they join. other: see Spreading. Raises UsageError U-L10."""
     recipe, plan = order.recipe, order.plan
     here, guests = hosts_of(text, plan.world)
@@ -70,9 +70,9 @@ def company(order: TrainOrder, text: str, settings: Settings, other: Other) -> C
         raise UsageError(f"the plan takes {plan.world} ranks, and --hosts has room for {room}", where="--hosts, plan",
                          fix="more hosts, more ranks on some (a:4), or a smaller plan", code="L10")  # fmt: skip
     address = address_towards(guests[0].name if guests else socket.gethostname())
-    reception = Reception.at(address, recipe.launch.tls, recipe.launch.host_timeout)
-    reception.refused = lambda text: settings.note(f"note  {text}")
-    return Company(reception, here, Spreading(recipe, plan, other), guests)
+    listener = HostListener.at(address, recipe.launch.tls, recipe.launch.host_timeout)
+    listener.refused = lambda text: settings.note(f"note  {text}")
+    return RemoteHosts(listener, here, Spreading(recipe, plan, other), guests)
 
 
 def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> RunSpread | None:

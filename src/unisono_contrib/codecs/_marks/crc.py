@@ -57,10 +57,10 @@ class CheckedCodec(Around):
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         """Every payload is read before it leaves and when it has come."""
         inner = self.inner.work(shapes, itemsize, dp)
-        given = [_given(call, dp) for call in inner.calls]
-        beside = (Call(call.axis, call.op, SUM * (dp - 1), call.times) for call in given)
-        read = sum(2 * call.nbytes * call.times * dp / max(1, dp - 1) for call in given)
-        return self.more(replace(inner, calls=(*given, *beside)), 0, round(_AS_MOVED * read))
+        calls = [_checked_call(call, dp) for call in inner.calls]
+        beside = (Call(call.axis, call.op, SUM * (dp - 1), call.times) for call in calls)
+        read = sum(2 * call.nbytes * call.times * dp / max(1, dp - 1) for call in calls)
+        return self.more(replace(inner, calls=(*calls, *beside)), 0, round(_AS_MOVED * read))
 
     def bind(self) -> "CheckedCoder":
         from unisono.codecs._watched import bound
@@ -68,7 +68,7 @@ class CheckedCodec(Around):
         return CheckedCoder(bound(self.inner))
 
 
-def _given(call: Call, dp: int) -> Call:
+def _checked_call(call: Call, dp: int) -> Call:
     """Of a sum, each replica giving all of its own to the others."""
     if call.op != "all_reduce" or dp == 1:
         return call
@@ -87,23 +87,23 @@ class CheckedCoder(AroundCoder):
         inner, answer, turn = self.inner.exchange(grad, shapes, memory), None, 0
         while True:
             try:
-                asked = inner.send(answer)
+                wish = inner.send(answer)
             except StopIteration as end:
                 return end.value
-            if isinstance(asked, Sent):
-                answer = yield asked
+            if isinstance(wish, Sent):
+                answer = yield wish
                 continue
-            requests = asked if isinstance(asked, tuple) else (asked,)
-            given = [Gather(one.tensor.view(-1)) if isinstance(one, Sum) else one for one in requests]
+            requests = wish if isinstance(wish, tuple) else (wish,)
+            gathers = [Gather(part.tensor.view(-1)) if isinstance(part, Sum) else part for part in requests]
             turn += 1
-            told = yield (*given, *(_summed(one, memory, turn) for one in given))
+            checksums = yield (*gathers, *(_summed(part, memory, turn) for part in gathers))
             answers = []
-            for one, request, rows, sums in zip(
-                given, requests, told[: len(given)], told[len(given) :], strict=True
+            for part, request, rows, sums in zip(
+                gathers, requests, checksums[: len(gathers)], checksums[len(gathers) :], strict=True
             ):
-                _compare(rows, sums, one, memory, turn)
+                _compare(rows, sums, part, memory, turn)
                 answers.append(_added(rows, request.tensor) if isinstance(request, Sum) else rows)
-            answer = tuple(answers) if isinstance(asked, tuple) else answers[0]
+            answer = tuple(answers) if isinstance(wish, tuple) else answers[0]
 
 
 def _added(rows: "Tensor", out: "Tensor") -> "Tensor":
@@ -132,9 +132,9 @@ def checksum(payload: "Tensor", memory: BucketMemory, turn: int) -> int:
     return crc32(payload.contiguous().view(torch.uint8).cpu().numpy().data, crc32(about))
 
 
-def _compare(rows: "Tensor", told: "Tensor", request: Gather | Deal, memory: BucketMemory, turn: int) -> None:
+def _compare(rows: "Tensor", sums: "Tensor", request: Gather | Deal, memory: BucketMemory, turn: int) -> None:
     """rows [replicas, n]: payloads as they came. told [replicas, 1]: their checksums."""
-    for sender in _damaged(rows, told, memory, turn):
+    for sender in _damaged(rows, sums, memory, turn):
         way = "gave to all" if isinstance(request, Gather) else f"dealt to replica {memory.place}"
         raise UserCodeError(
             f"in step {memory.step} what replica {sender} {way} arrived as other bytes",
@@ -145,8 +145,8 @@ def _compare(rows: "Tensor", told: "Tensor", request: Gather | Deal, memory: Buc
         )
 
 
-def _damaged(rows: "Tensor", told: "Tensor", memory: BucketMemory, turn: int) -> Iterator[int]:
-    sums = told.reshape(-1).tolist()
+def _damaged(rows: "Tensor", checksums: "Tensor", memory: BucketMemory, turn: int) -> Iterator[int]:
+    sums = checksums.reshape(-1).tolist()
     for sender, (row, said) in enumerate(zip(rows, sums, strict=True)):
         if checksum(row, memory, turn) != said:
             yield sender

@@ -64,9 +64,9 @@ class FollowingCoder(AroundCoder):
         estimate, shared = memory[OWN], memory[ALL]
         grad.sub_(estimate)
 
-        def told(sent: "Tensor") -> None:
+        def keep_error(sent: "Tensor") -> None:
             estimate[: len(sent)].add_(sent)
 
-        moved = yield from hearing(self.inner.exchange(grad, shapes, memory), told)
+        moved = yield from hearing(self.inner.exchange(grad, shapes, memory), keep_error)
         shared.add_(moved, alpha=1.0 / memory.replicas)
         return shared * memory.replicas

@@ -117,13 +117,13 @@ class CorrectedCoder(AroundCoder):
         left.add_(velocity)
         grad.copy_(left)
 
-        def told(sent: "Tensor") -> None:
+        def keep_error(sent: "Tensor") -> None:
             left[: len(sent)].sub_(sent)
             velocity[: len(sent)].masked_fill_(sent != 0, 0.0)
 
         done = len(self.stages) - 1
         stage = min(done, memory.step * done // self.warmup) if self.warmup else done
-        return (yield from hearing(self.stages[stage].exchange(grad, shapes, memory), told))
+        return (yield from hearing(self.stages[stage].exchange(grad, shapes, memory), keep_error))
 
 
 def _without(plan: Any) -> str:

@@ -31,16 +31,16 @@ class ThresholdCoder(Coder):
             return (yield Sum(grad))
         taus = [alike.get("tau") for alike in memory.alike]
         if memory.step % member.every == 0 and any(tau is not None for tau in taus):
-            told = [
+            limits = [
                 threshold(x, n / 2)
                 for (_, x), n, tau in zip(parts, kept, taus, strict=True)
                 if tau is not None
             ]
-            agreed = yield Sum(torch.stack(told) / memory.replicas)
+            agreed = yield Sum(torch.stack(limits) / memory.replicas)
             agreed.nan_to_num_(0.0, 0.0)  # nothing would be above infinity, not even what overflowed
             for tau, new in zip((tau for tau in taus if tau is not None), agreed, strict=True):
                 tau.copy_(new)
-        found, values = [], []
+        chosen, values = [], []
         for (begin, x), shape, tau in zip(parts, shapes, taus, strict=True):
             if member.spared(shape):
                 continue
@@ -49,7 +49,7 @@ class ThresholdCoder(Coder):
             places, count = capped(x, places, n)
             values.append(x[places])
             values[-1][count:] = 0
-            found.append(places + begin)
-        places, sent = torch.cat(found), torch.cat(values)
+            chosen.append(places + begin)
+        places, sent = torch.cat(chosen), torch.cat(values)
         sent = sent.bfloat16() if member.values == "bf16" else sent
         return (yield from met(member, grad, shapes, sent, places, parcel))

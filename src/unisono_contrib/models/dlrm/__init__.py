@@ -108,16 +108,16 @@ def dlrm(
     continuous features, through `bottom` and a layer of `width`. Then the dot products of all pairs, through `top` and
     a layer of one. cut: how the tables are dealt.
     """
-    given = len(tables) * width
+    results = len(tables) * width
     stem = WorkPart(
-        "tables", sum(tables) * width, 0, given, given + dense,
+        "tables", sum(tables) * width, 0, results, results + dense,
         # Rows are read, sums written, and an index of 8 bytes for each row.
-        moved=len(tables) * lookups * (width + 2) + given, kernels=len(tables),
+        moved=len(tables) * lookups * (width + 2) + results, kernels=len(tables),
         tensors=len(tables), tables=Tables(
-            sum(tables) * width, len(tables) * lookups * width, given, len(tables), len(tables) * lookups, cut
+            sum(tables) * width, len(tables) * lookups * width, results, len(tables), len(tables) * lookups, cut
         ),
     )  # fmt: skip
-    first = _perceptron("bottom", dense, *bottom, width, carried=given)
+    first = _perceptron("bottom", dense, *bottom, width, carried=results)
     count = len(tables) + 1
     pairs = count * (count - 1) // 2
     cross = WorkPart(

@@ -26,8 +26,8 @@ class EmbeddingTables(nn.ModuleList):
         super().__init__(nn.Embedding(count, width, sparse=True) for count in rows)
 
     def forward(self, index_BTL: Tensor) -> Tensor:
-        found = [table(index_BL).sum(1) for table, index_BL in zip(self, index_BTL.unbind(1), strict=True)]
-        return torch.stack(found, 1)
+        rows = [table(index_BL).sum(1) for table, index_BL in zip(self, index_BTL.unbind(1), strict=True)]
+        return torch.stack(rows, 1)
 
 
 class ClickStem(nn.Module):

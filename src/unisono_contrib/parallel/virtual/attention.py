@@ -55,10 +55,10 @@ class VirtualCore(nn.Module):
         each = q.shape[1] // k.shape[1]
         keys, values = (fan(solid(x), deal.stretches, deal.cp) for x in (k, v))
         first, parts = deal.cp.index * q.shape[2], []
-        for p, some in enumerate(deal.along(q, 2)):
-            end = first + some.shape[2]
+        for p, heads in enumerate(deal.along(q, 2)):
+            end = first + heads.shape[2]
             key, value = (solid(x[p][:, :, :end]).repeat_interleave(each, 1) for x in (keys, values))
-            parts.append(solid(self._attend(some, key, value, (head, first), noise)))
+            parts.append(solid(self._attend(heads, key, value, (head, first), noise)))
             first = end
         return torch.cat(parts, 2)
 

@@ -39,14 +39,14 @@ def virtualize(stages: Stages, context: PassContext) -> None:
     here = Places.whole(anatomy.sequence).dealt(mesh.cp.index, mesh.cp.size)
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
-            made = _layer(name, module, anatomy, deal, here)
-            if made is None:
+            layer = _layer(name, module, anatomy, deal, here)
+            if layer is None:
                 continue
             parent, _, leaf = name.rpartition(".")
-            setattr(stage.get_submodule(parent), leaf, made)
-            cuts = getattr(made, "cuts", {})
+            setattr(stage.get_submodule(parent), leaf, layer)
+            cuts = getattr(layer, "cuts", {})
             context.cuts.update(
-                {f"{name}.{key}": cut for key, cut in cuts.items() if getattr(made, key) is not None}
+                {f"{name}.{key}": cut for key, cut in cuts.items() if getattr(layer, key) is not None}
             )
         first = deal.cp.index * anatomy.sequence // deal.cp.size
         stage.dealt = lambda x, first=first: x.narrow(1, first, x.shape[1] // deal.cp.size)

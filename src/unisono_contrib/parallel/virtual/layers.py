@@ -35,8 +35,10 @@ class VirtualColumn(nn.Module):
         parts = []
         for p, x in enumerate(deal.along(x_BTD)):
             uses = fan(x, deal.features, deal.tp)
-            made = [solid(F.linear(use, w[p], b[p])) for use, w, b in zip(uses, weights, biases, strict=True)]
-            parts.append(torch.cat(made, -1))
+            products = [
+                solid(F.linear(use, w[p], b[p])) for use, w, b in zip(uses, weights, biases, strict=True)
+            ]
+            parts.append(torch.cat(products, -1))
         return torch.cat(parts, 1)
 
 

@@ -39,8 +39,8 @@ class VirtualCrossEntropy(torch.autograd.Function):
         shares, (*saved, out_N) = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
         each_N1 = grad.expand(out_N.shape).masked_fill(out_N, 0.0)[:, None]
         grads = [
-            share.scatter_add(1, index, -own.to(share.dtype)[:, None]) * each_N1
-            for share, index, own in zip(shares, saved[::2], saved[1::2], strict=True)
+            share.scatter_add(1, index, -part.to(share.dtype)[:, None]) * each_N1
+            for share, index, part in zip(shares, saved[::2], saved[1::2], strict=True)
         ]
         return None, None, None, *grads
 

@@ -19,9 +19,9 @@ def program(op: str, size: int, root: int = 0, pieces: int = 1) -> Program:
     # The root stands outside, and hands each tree its half.
     others = [(root + i) % size for i in range(1, size)]
     both: list[Parents] = []
-    for one in trees(size - 1):
-        top = next(i for i in range(size - 1) if i not in one)
-        both.append({others[i]: others[one[i]] if i in one else root for i in [*one, top]})
+    for half in trees(size - 1):
+        top = next(i for i in range(size - 1) if i not in half)
+        both.append({others[i]: others[half[i]] if i in half else root for i in [*half, top]})
     rounds = _scheduled(both, size, pieces, there_and_back=False)
     return Program(op, size, chunks, rounds if op == "reduce" else backwards(rounds), root)
 
@@ -51,7 +51,7 @@ def _scheduled(both: list[Parents], size: int, pieces: int, *, there_and_back: b
     ]
     todo.sort(key=lambda task: (not task[2], task[0]))  # what waits longest for others goes first
     done: set[tuple[int, int, bool, int]] = set()
-    children = [{rank: [c for c in one if one[c] == rank] for rank in range(size)} for one in both]
+    children = [{rank: [c for c in tree if tree[c] == rank] for rank in range(size)} for tree in both]
     rounds: list[tuple[Move, ...]] = []
 
     def ready(piece: int, half: int, up: bool, child: int) -> bool:

@@ -36,10 +36,10 @@ class DualPipeV(VShaped):
                 where=f"schedule=dualpipev pp={ranks} micros={micros}",
                 fix=f"micros={2 * ranks}, or schedule=zbv",
             )
-        made = [row(r, ranks, (r, range(micros)), (2 * ranks - 1 - r, range(micros))) for r in range(ranks)]
+        rows = [row(r, ranks, (r, range(micros)), (2 * ranks - 1 - r, range(micros))) for r in range(ranks)]
         return Timetable(
-            tuple(tuple(actions) for actions, _ in made),
+            tuple(tuple(actions) for actions, _ in rows),
             self.placement(ranks),
             micros,
-            overlapped=frozenset(pair for _, pairs in made for pair in pairs),
+            overlapped=frozenset(pair for _, pairs in rows for pair in pairs),
         )

@@ -49,7 +49,7 @@ class Clicks:
     def logits(self, numbers: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """Of the hidden model: [n, dense], [n, tables · lookups] → [n]."""
         weights = self._normal(_WEIGHT, np.zeros(1, dtype=np.uint64), self.dense)[0]
-        own = numbers @ weights / np.sqrt(max(1, self.dense))
+        scores = numbers @ weights / np.sqrt(max(1, self.dense))
         effects = np.stack(
             [
                 self._normal(_ROW_WEIGHT, chosen[:, column].astype(np.uint64), 1, column // self.lookups)[:, 0]
@@ -58,7 +58,7 @@ class Clicks:
             1,
         ).reshape(len(chosen), -1, self.lookups).sum(2) / np.sqrt(self.lookups)  # fmt: skip
         pair = effects[:, 0] * effects[:, min(1, effects.shape[1] - 1)]
-        return SCALE * (own + effects.mean(1)) + CROSSED * pair + OFFSET
+        return SCALE * (scores + effects.mean(1)) + CROSSED * pair + OFFSET
 
     def _chosen(self, at: np.ndarray) -> np.ndarray:
         """int64 [n, tables · lookups]."""

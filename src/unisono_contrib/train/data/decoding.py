@@ -1,4 +1,4 @@
-"""A process that decodes pictures: orders on stdin, answers on stdout, see `crew`. No torch here."""
+"""A process that decodes pictures: orders on stdin, answers on stdout, see `worker_pool`. No torch here."""
 
 import json
 import os

@@ -14,10 +14,10 @@ from torch import Tensor
 from unisono.config import DataConfig
 from unisono.spec.errors import UsageError
 from unisono.train.data import cache
-from unisono.train.data.crew import on_stderr, progress, served
 from unisono.train.data.dataset import Corpus, require_samples
 from unisono.train.data.load import fingerprint
 from unisono.train.data.order import sample_ids
+from unisono.train.data.worker_pool import on_stderr, progress, served
 from unisono_contrib.train.data.folders import classes_of, listed
 
 _FORMAT, _PART, _SPLIT_SEED = 1, 256, 0

@@ -26,8 +26,8 @@ from unisono.spec.model import Facts
 from unisono.spec.quiet import importing
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load as load_data
-from unisono.train.export.adapter import layout_for
 from unisono.train.export.stored import StoredWeights
+from unisono_contrib.train.export.adapter import layout_for
 from unisono_contrib.train.export.graph import whole_model
 from unisono_contrib.train.export.quantised import BITS, quantise_folder, quantised_weights
 
@@ -194,8 +194,8 @@ def shrink(
 
 def files_layout(config: ModelConfig, weights: StoredWeights) -> Layout:
     """How a folder that was written of these weights holds them."""
-    if (found := config.layouts(weights.shapes).get(config.layout())) is not None:
-        return found
+    if (layout := config.layouts(weights.shapes).get(config.layout())) is not None:
+        return layout
     return build_model(config, Facts()).names.files  # type: ignore[union-attr,return-value]
 
 
@@ -233,11 +233,11 @@ def _loss(model: nn.Module, batches: list[Any]) -> float | None:
     return loss / count
 
 
-def summary(made: Mapping[str, Any]) -> Iterator[str]:
+def summary(compressed: Mapping[str, Any]) -> Iterator[str]:
     """Lines for people."""
-    size, loss = made["bytes"], made["loss"]
+    size, loss = compressed["bytes"], compressed["loss"]
     ratio = size["before"] / max(1, size["after"])
     yield f"weights {size['before']:,} to {size['after']:,} bytes, {ratio:.2f} times smaller"
-    yield f"{made['zeros']:.1%} of the elements of {made['matrices']} matrices are zero"
+    yield f"{compressed['zeros']:.1%} of the elements of {compressed['matrices']} matrices are zero"
     if loss["before"] is not None:
         yield f"validation loss {loss['before']:.4f} before, {loss['after']:.4f} after"

@@ -44,13 +44,13 @@ def write_onnx(out: Path, config: ModelConfig, data: DataConfig, weights: Stored
             fix="pip install 'unisono[onnx]'",
         ) from None
     program, inputs = _program(config, data, weights)
-    made = torch.onnx.export(
+    exported = torch.onnx.export(
         program, input_names=["inputs"], output_names=["logits"], dynamo=True, verbose=False
     )
-    if made is None:
+    if exported is None:
         raise no_graph("torch.onnx made nothing of it")
     path = out / "model.onnx"
-    made.save(path, external_data=_bytes(weights) > 1 << 30)  # a protobuf holds 2 GiB at most
+    exported.save(path, external_data=_bytes(weights) > 1 << 30)  # a protobuf holds 2 GiB at most
     return _about(out, [file.name for file in sorted(out.glob("model.onnx*"))], inputs, config)
 
 

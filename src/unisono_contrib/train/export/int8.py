@@ -49,8 +49,8 @@ def write_int8(folder: Path, matrices: Collection[str]) -> list[str]:
         if name not in last:
             last.clear()
             shape = whole.shapes[name]
-            made = torchao_tensor(whole.box(name, (0,) * len(shape), shape).clone())
-            last[name] = flattened({name: made})[0]  # type: ignore[arg-type]
+            numbers = torchao_tensor(whole.box(name, (0,) * len(shape), shape).clone())
+            last[name] = flattened({name: numbers})[0]  # type: ignore[arg-type]
         return last[name][which]
 
     entries: list[Outgoing] = []
@@ -79,11 +79,11 @@ class Int8Weights(Weights):
         self.where = str(folder)
         ends = {f"._weight_{part}" for part in (_NUMBERS, _SCALE, "zero_point")}
         held = self._stored.shapes
-        made = {
+        tensors = {
             name[: -len(f"._weight_{_NUMBERS}")] for name in held if name.endswith(f"._weight_{_NUMBERS}")
         }
         plain = {name: shape for name, shape in held.items() if not name.endswith(tuple(ends))}
-        self.matrices = {f"{layer}.weight": held[f"{layer}._weight_{_NUMBERS}"] for layer in made}
+        self.matrices = {f"{layer}.weight": held[f"{layer}._weight_{_NUMBERS}"] for layer in tensors}
         self.shapes: Mapping[str, Shape] = {**plain, **self.matrices}
 
     def parts(self, name: str) -> tuple[Tensor, Tensor]:

@@ -43,10 +43,10 @@ def _torchao_numbers(matrix: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """(int8 [outputs, inputs], scale [outputs, groups]) as `torchao.quantization.quantize_` makes them."""
     layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(matrix, requires_grad=False)
-    made = quantised_layer(layer, bits).weight
-    if bool(getattr(made, "zero_point", torch.zeros(1)).any()):
+    numbers = quantised_layer(layer, bits).weight
+    if bool(getattr(numbers, "zero_point", torch.zeros(1)).any()):
         raise ValueError("torchao's zero points are not zero, and this form has none")
-    return made.qdata, made.scale.view(matrix.shape[0], -1).to(matrix.dtype)  # type: ignore[union-attr,operator]
+    return numbers.qdata, numbers.scale.view(matrix.shape[0], -1).to(matrix.dtype)  # type: ignore[union-attr,operator]
 
 
 def quantised_layer(layer: nn.Linear, bits: int) -> nn.Linear:
@@ -98,15 +98,15 @@ def quantise_folder(folder: Path, layout: Layout, kind: str, modules: Collection
     last: dict[str, tuple[Tensor, Tensor]] = {}
 
     def matrix(name: str) -> Tensor:
-        given = whole.box(name, (0, 0), whole.shapes[name])
-        return (given.T if chosen[name] else given).contiguous()
+        whole_matrix = whole.box(name, (0, 0), whole.shapes[name])
+        return (whole_matrix.T if chosen[name] else whole_matrix).contiguous()
 
     def numbers(name: str, part: int) -> Tensor:
         if name not in last:
             last.clear()
             last[name] = _torchao_numbers(matrix(name), bits)
-        made = last[name][part]
-        return packed(made) if part == 0 and bits == 4 else made
+        part_numbers = last[name][part]
+        return packed(part_numbers) if part == 0 and bits == 4 else part_numbers
 
     entries: list[Outgoing] = []
     for name, shape in whole.shapes.items():
@@ -201,9 +201,9 @@ def load_quantised(folder: str | Path) -> nn.Module:
         layer = layers.get(name.removesuffix(".weight"))
         if isinstance(layer, nn.Linear):
             numbers, scale = weights.parts(name)
-            made = quantised_layer(
+            quantised = quantised_layer(
                 layer, weights.bits
             ).weight  # of numbers times scale: the same numbers again
-            made.qdata.copy_(numbers)  # type: ignore[union-attr,operator]
-            made.scale.copy_(scale.view(made.scale.shape))  # type: ignore[union-attr,operator]
+            quantised.qdata.copy_(numbers)  # type: ignore[union-attr,operator]
+            quantised.scale.copy_(scale.view(quantised.scale.shape))  # type: ignore[union-attr,operator]
     return model.eval()

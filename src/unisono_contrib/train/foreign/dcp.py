@@ -91,7 +91,7 @@ def _read(folder: Path) -> tuple[dict[str, list[_Chunk]], dict[str, Shape]]:
             chunks[name].append(
                 _Chunk(start, shape, file, size_of(place["offset"]), size_of(place["length"]))
             )
-    _check_lengths(chunk for some in chunks.values() for chunk in some)
+    _check_lengths(chunk for group in chunks.values() for chunk in group)
     return chunks, {name: shape_of(about["size"]) for name, about in tensors.items()}
 
 

@@ -63,11 +63,11 @@ def _same(tensor: Tensor, *_: Any) -> Tensor:
 
 
 def _ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:
-    made: OrderedDict[Any, Any] = OrderedDict()
+    pairs_in_order: OrderedDict[Any, Any] = OrderedDict()
     for pair in pairs.items() if isinstance(pairs, dict) else listed(pairs):
         key, value = listed(pair)
-        made[simple(key)] = value
-    return made
+        pairs_in_order[simple(key)] = value
+    return pairs_in_order
 
 
 _MADE: Mapping[str, Callable[..., Any]] = {
@@ -99,7 +99,7 @@ class Unpickler(PickleMachine):
         super().__init__(data)
         self._where, self._storage = where, storage
 
-    def found(self, module: str, name: str) -> Any:
+    def resolve(self, module: str, name: str) -> Any:
         module = _compat_pickle.IMPORT_MAPPING.get(
             module, module
         )  # torch.save writes names as Python 2 had them
@@ -163,18 +163,18 @@ class _Storages:
     def __init__(self, archive: zipfile.ZipFile, part: "_Part", at: int, mapped: Tensor) -> None:
         self._archive, self._part, self._at, self._mapped = archive, part, at, mapped
         self._room = len(mapped)
-        self._found: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._storages: dict[tuple[str, torch.dtype], Tensor] = {}
         self.pickled = next(name for name in archive.namelist() if name.endswith("data.pkl"))
         self._stem = self.pickled.removesuffix("data.pkl")
         self._stored(self.pickled)
 
     def __call__(self, key: str, dtype: torch.dtype, elements: int) -> Tensor:
-        if (key, dtype) not in self._found:
-            self._found[key, dtype] = self._read(f"{self._stem}data/{key}", dtype)
-        found = self._found[key, dtype]
-        if len(found) < elements:
+        if (key, dtype) not in self._storages:
+            self._storages[key, dtype] = self._read(f"{self._stem}data/{key}", dtype)
+        storage = self._storages[key, dtype]
+        if len(storage) < elements:
             raise ValueError("a tensor is cut short")
-        return found
+        return storage
 
     def _stored(self, name: str) -> zipfile.ZipInfo:
         info = self._archive.getinfo(name)
@@ -230,7 +230,7 @@ class _Part(io.RawIOBase):
 def tensors_in(tree: Any) -> dict[str, Tensor]:
     """All tensors of nested mappings under dotted names. Raises ValueError where these hold each other without end, or
     a tensor lies under what is no name."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     below: list[tuple[str | None, Any]] = [("", tree)]
     room = _LETTERS
     while below:
@@ -246,5 +246,5 @@ def tensors_in(tree: Any) -> dict[str, Tensor]:
             elif isinstance(value, Tensor):
                 if name is None:
                     raise ValueError("a tensor lies under a key that is no name")
-                found[name] = value
-    return found
+                tensors[name] = value
+    return tensors

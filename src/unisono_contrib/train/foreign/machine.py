@@ -24,17 +24,17 @@ _COPIED = (list, dict, set, tuple, frozenset, str, bytes)
 
 
 class Inert(dict):
-    """Stands for whatever a pickle names: keeps what it is given. name: of what it stands for. given: the arguments;
+    """Stands for whatever a pickle names: keeps what it is given. name: of what it stands for. arguments: of its call.
     state: the attributes."""
 
     name = ""
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     state: Any
 
     def __new__(cls, *args: Any, **_: Any) -> "Inert":
-        made = super().__new__(cls)
-        made.given, made.state = args, {}
-        return made
+        thing = super().__new__(cls)
+        thing.arguments, thing.state = args, {}
+        return thing
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class PickleMachine(_INPYTHON):
         self._names: dict[tuple[str, str], Any] = {}
 
     @abstractmethod
-    def found(self, module: str, name: str) -> Any:
+    def resolve(self, module: str, name: str) -> Any:
         """What a name stands for."""
 
     @abstractmethod
@@ -100,33 +100,33 @@ class PickleMachine(_INPYTHON):
         if (simple(module), simple(name)) not in self._names:
             if len(self._names) >= _NAMES:
                 raise ValueError("it names more things than any program has")
-            self._names[module, name] = self.found(module, name)
+            self._names[module, name] = self.resolve(module, name)
         return self._names[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         return self.referred(pid)
 
-    def _called(self, what: Any, given: Any) -> Any:
-        if not isinstance(given, tuple):
+    def _called(self, what: Any, arguments: Any) -> Any:
+        if not isinstance(arguments, tuple):
             raise ValueError("a call without its arguments")
-        self._room -= len(given)
+        self._room -= len(arguments)
         if isinstance(what, Makes):
-            self._room -= sum(len(one) for one in given if isinstance(one, _COPIED))
+            self._room -= sum(len(argument) for argument in arguments if isinstance(argument, _COPIED))
         if self._room < 0:
             raise ValueError("it copies more than it holds")
         if isinstance(what, Makes):
-            return what.make(*given)
+            return what.make(*arguments)
         if _is_inert(what):
-            return what(*given)
+            return what(*arguments)
         raise ValueError(f"it calls {type(what).__name__}, which is nothing to be called")
 
     def _reduce(self) -> None:
-        given = self.stack.pop()
-        self.stack[-1] = self._called(self.stack[-1], given)
+        arguments = self.stack.pop()
+        self.stack[-1] = self._called(self.stack[-1], arguments)
 
     def _newobj(self) -> None:
-        given = self.stack.pop()
-        self.append(self._called(self.stack.pop(), given))
+        arguments = self.stack.pop()
+        self.append(self._called(self.stack.pop(), arguments))
 
     def _newobj_ex(self) -> None:
         del self.stack[-1]  # arguments by name

@@ -15,8 +15,8 @@ from torch import Tensor
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights
 from unisono.spec.words import whole
+from unisono_contrib.train.foreign.assembled import MadeWeights
 from unisono_contrib.train.foreign.inert import Inert, saved, tensors_in
-from unisono_contrib.train.foreign.made import MadeWeights
 
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?$")
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
@@ -59,12 +59,12 @@ def _iteration(folder: Path) -> Path:
 
 def _files(folder: Path) -> dict[tuple[int, int], Path]:
     """(stage, tensor rank) → its file."""
-    found: dict[tuple[int, int], Path] = {}
+    files: dict[tuple[int, int], Path] = {}
     inside = _iteration(folder)
     for path in sorted(inside.glob("mp_rank_*/model*_rng.pt")):
         if (match := _RANK.match(path.parent.name)) is not None:
-            found[int(match[2] or 0), int(match[1])] = path
-    return found
+            files[int(match[2] or 0), int(match[1])] = path
+    return files
 
 
 def is_megatron(folder: Path) -> bool:
@@ -90,8 +90,8 @@ def open_megatron(folder: Path) -> Weights:
             pieces = [part[name] for part in parts]
             # The last stage of tied embeddings has a copy of the first one's.
             make.setdefault(name, (_shape(name, pieces), partial(_whole, name, pieces, gated)))
-        own = {int(match[1]) for name in parts[0] if (match := _LAYER.match(name))}
-        layers = max(own, default=layers - 1) + 1
+        numbers = {int(match[1]) for name in parts[0] if (match := _LAYER.match(name))}
+        layers = max(numbers, default=layers - 1) + 1
     return MadeWeights(str(_iteration(folder)), make)
 
 
@@ -105,14 +105,14 @@ def _named(tree: Any, path: Path, before: int) -> dict[str, Tensor]:
     """The weights of one part by newer names. before: layers of the stages before it."""
     if not isinstance(tree, Mapping) or not isinstance(tree.get("model"), Mapping):
         raise unreadable(path, ValueError("it holds no `model`; parts of interleaved stages are not read"))
-    found = {}
+    named = {}
     for name, tensor in tensors_in(tree["model"]).items():
         for old, new in _NEWER:
             name = name.replace(old, new)
         name = _LAYER.sub(lambda match: f"decoder.layers.{before + int(match[1])}.", name)
         if not name.endswith("_extra_state"):
-            found[name] = tensor
-    return found
+            named[name] = tensor
+    return named
 
 
 def _dim(name: str) -> int | None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from unisono.models.folder import unreadable
 from unisono.models.weights import Weights
+from unisono_contrib.train.foreign.assembled import held
 from unisono_contrib.train.foreign.inert import saved, tensors_in
-from unisono_contrib.train.foreign.made import held
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".bin")
 _UNDER = ("state_dict", "model_state_dict", "model", "module")  # Lightning's first

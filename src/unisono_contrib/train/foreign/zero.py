@@ -16,8 +16,8 @@ from torch import Tensor
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights, shape_of
 from unisono.spec.words import whole
+from unisono_contrib.train.foreign.assembled import MadeWeights, held
 from unisono_contrib.train.foreign.inert import saved, tensors_in
-from unisono_contrib.train.foreign.made import MadeWeights, held
 
 _STATES = "*zero_pp_rank_*_mp_rank_*_optim_states.pt"
 Made = dict[str, tuple[Shape, Callable[[], Tensor]]]
@@ -83,15 +83,15 @@ def _gathered(about: Mapping[str, Any], shards: list[Any], lengths: list[int]) -
     """lengths: of the files of the shards, in bytes."""
     states = [shard["optimizer_state_dict"] for shard in shards]
     stage = states[0]["zero_stage"]
-    stage = int(stage.given[0]) if hasattr(stage, "given") else int(stage)  # an enum of its own
-    made: Made = {}
+    stage = int(stage.arguments[0]) if hasattr(stage, "arguments") else int(stage)  # an enum of its own
+    tensors: Made = {}
     if stage <= 2:
         groups = [state["single_partition_of_fp32_groups"] for state in states]
         for number, shapes in enumerate(about["param_shapes"]):
             line = [group[number] for group in groups]
             at = 0
-            for name, shape in _each_once(shapes, made):
-                made[name] = shape, partial(_of_line, line, at, shape)
+            for name, shape in _each_once(shapes, tensors):
+                tensors[name] = shape, partial(_of_line, line, at, shape)
                 at += prod(shape)
             if at > sum(part.numel() for part in line):
                 raise ValueError("a group's line is too short")
@@ -99,25 +99,25 @@ def _gathered(about: Mapping[str, Any], shards: list[Any], lengths: list[int]) -
         groups = [state["fp32_flat_groups"] for state in states]
         lines = [_in_a_row(group, most) for group, most in zip(groups, lengths, strict=True)]
         at = 0
-        for name, shape in (pair for shapes in about["param_shapes"] for pair in _each_once(shapes, made)):
+        for name, shape in (pair for shapes in about["param_shapes"] for pair in _each_once(shapes, tensors)):
             part = -(-prod(shape) // len(lines))
-            made[name] = shape, partial(_of_parts, lines, at, part, shape)
+            tensors[name] = shape, partial(_of_parts, lines, at, part, shape)
             at += part
         if at > lines[0].numel():
             raise ValueError("a rank's line is too short")
     buffers = tensors_in(about.get("module", {}))
     for name in about.get("buffer_names", ()):
         if name in buffers:
-            made[name] = tuple(buffers[name].shape), partial(buffers.__getitem__, name)
+            tensors[name] = tuple(buffers[name].shape), partial(buffers.__getitem__, name)
     for alias, owner in dict(about.get("shared_params") or {}).items():
-        made.setdefault(alias, made[owner])
-    return made
+        tensors.setdefault(alias, tensors[owner])
+    return tensors
 
 
-def _each_once(shapes: Mapping[str, Any], made: Made) -> Iterator[tuple[str, Shape]]:
+def _each_once(shapes: Mapping[str, Any], tensors: Made) -> Iterator[tuple[str, Shape]]:
     """The shapes of weights that are not there yet. Raises ValueError: a few bytes may name the same ones again."""
     for name, shape in shapes.items():
-        if name in made:
+        if name in tensors:
             raise ValueError(f"{name} is there twice")
         yield name, shape_of(shape)
 
@@ -136,13 +136,13 @@ def _end_to_end(parts: list[Tensor]) -> Tensor:
 
 def _of_line(line: list[Tensor], at: int, shape: Shape) -> Tensor:
     """`prod(shape)` numbers from `at` on of a line that lies in parts."""
-    want, first, found = prod(shape), 0, []
+    want, first, parts = prod(shape), 0, []
     for part in line:
         begin, end = max(at, first), min(at + want, first + part.numel())
         if begin < end:
-            found.append(part[begin - first : end - first])
+            parts.append(part[begin - first : end - first])
         first += part.numel()
-    return _end_to_end(found).view(shape)
+    return _end_to_end(parts).view(shape)
 
 
 def _of_parts(lines: list[Tensor], at: int, part: int, shape: Shape) -> Tensor:

@@ -35,7 +35,7 @@ class Distil(Loss):
         )
 
     def teaching(self) -> Teaching:
-        own, weight, temperature = self.bind(), self.weight, self.temperature
+        plain_loss, weight, temperature = self.bind(), self.weight, self.temperature
 
         def mixed(logits: "Tensor", theirs: "Tensor", targets: "Tensor") -> "Tensor":
             import torch
@@ -45,6 +45,6 @@ class Distil(Loss):
             teacher = (theirs.to(wide) / temperature).log_softmax(-1)
             apart = (teacher.exp() * (teacher - student)).sum(-1)
             hints = apart.masked_fill(targets == IGNORED, 0.0).sum() * temperature**2
-            return (1.0 - weight) * own(logits, targets) + weight * hints
+            return (1.0 - weight) * plain_loss(logits, targets) + weight * hints
 
         return Teaching(self.teacher, mixed)

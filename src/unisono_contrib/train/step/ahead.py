@@ -93,7 +93,7 @@ class AheadGradients(Gradients):
 
     def _depart(self) -> None:
         """Hand over early buckets as they fill: their order of departure is the policy's affair."""
-        for bucket in [one for one in self._yet if one.waiting == 0]:
+        for bucket in [waiting for waiting in self._yet if waiting.waiting == 0]:
             self._yet.remove(bucket)
             if self.slices.ahead:
                 self._squares.append(_square(bucket.body))

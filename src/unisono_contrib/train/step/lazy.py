@@ -4,7 +4,7 @@ So a step costs what its samples have read, however large the table is. As users
 stand still between its uses (torch's SparseAdam does the same), and counters count the steps of the whole table. A row
 whose gradient is zero in all entries is one without, so that it does not matter how a gradient is written down.
 
-Rows are stepped as one line with zeros behind, whose length fills vector registers: see `train.update`.
+Rows are stepped as one line with zeros behind, whose length fills vector registers: see `train.step.update`.
 """
 
 from collections.abc import Mapping

@@ -17,13 +17,13 @@ from unisono.codecs._watched import CodecFault, WatchedCoder, unlike
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group, Pending
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UserCodeError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
 from unisono.sync._drive import Drive
+from unisono_contrib.comm.threads import run
 
 REPLICAS = 3
 SENDER, RECEIVER = 1, 2

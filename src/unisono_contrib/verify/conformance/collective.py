@@ -19,12 +19,12 @@ from torch import Tensor
 
 from unisono.comm.collectives import Algorithm, Collective, Pending, ProgramCollective
 from unisono.comm.collectives.engine import Engine
-from unisono.comm.thread_group import ThreadGroup
-from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
 from unisono.programs.collectives import OPS, ROOTED
 from unisono.programs.collectives.check import check
 from unisono.spec.fidelity import Fidelity
+from unisono_contrib.comm.thread_group import ThreadGroup
+from unisono_contrib.comm.threads import run
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 PARTS = (0, 1, 13, 6_000)

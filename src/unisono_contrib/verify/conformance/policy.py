@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
@@ -20,6 +19,7 @@ from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
+from unisono_contrib.comm import threads
 
 STEPS = 4  # at least
 NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from unisono.comm.members import Shape
 from unisono.comm.mesh import Mesh
-from unisono.comm.threads import run
 from unisono.models.gpt.net import Core
 from unisono.models.noise import Dropout, Noise, numbers
 from unisono.observe.span import Recorder
 from unisono.parallel.attend import ContextWay
 from unisono.spec.layout import Places
+from unisono_contrib.comm.threads import run
 
 ROWS, HEADS, PAIRS, WIDTH, POSITIONS = 2, 12, 6, 4, 24
 NEAR = 1e-12  # of numbers about 1, in float64

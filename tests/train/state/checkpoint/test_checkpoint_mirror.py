@@ -15,9 +15,9 @@ from tests.train.small import recipe
 from tests.train.test_session import losses, play
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, latest, read_full, save, verify_folder
-from unisono.train.state.checkpoint.depot import FolderDepot, RemoteDepot, bare, depot_at
 from unisono.train.state.checkpoint.find import by_age, step_of
-from unisono.train.state.checkpoint.mirror import Mirroring, fetch, place_at
+from unisono_contrib.train.state.checkpoint.depot import FolderDepot, RemoteDepot, bare, depot_at
+from unisono_contrib.train.state.checkpoint.mirror import Mirroring, fetch, place_at
 
 pytestmark = pytest.mark.timeout(120)
 KINDS = ["folder", "file", "memory"]

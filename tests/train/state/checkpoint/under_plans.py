@@ -6,12 +6,12 @@ import torch
 
 from tests.threads import context
 from tests.train.small import recipe, started
-from unisono.comm import threads
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.train.state.checkpoint import Saver, latest
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.train_step import train
+from unisono_contrib.comm import threads
 
 Pieces = list[tuple[str, tuple[int, ...], torch.Tensor]]
 

@@ -40,6 +40,6 @@ class HierarchicalCollective(ProgramCollective):
             return super().bind(pg, axis)
         if (hosts := on_hosts(self, pg, axis)) is not None:
             return hosts
-        found = self.model_copy()
-        found._nodes = nodes_of(pg)
-        return super(HierarchicalCollective, found).bind(pg, axis)
+        bound = self.model_copy()
+        bound._nodes = nodes_of(pg)
+        return super(HierarchicalCollective, bound).bind(pg, axis)

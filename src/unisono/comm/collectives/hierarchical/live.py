@@ -63,26 +63,26 @@ class HostsMeeting:
         if self.between is not None:
             return
         self.there.wait()
-        own, *others = self.by.in_turn(self.buffers)
+        mine, *others = self.by.in_turn(self.buffers)
         part = self._part()
         with torch.no_grad():
             for at in range(part.start, part.stop, _WARM):
                 piece = slice(at, min(at + _WARM, part.stop))
-                total = own[piece]
+                total = mine[piece]
                 for other in others:
                     total.add_(other[piece])
-        self.between = self.by.across(own[part], dist.ReduceOp.SUM)
+        self.between = self.by.across(mine[part], dist.ReduceOp.SUM)
 
     def share(self) -> None:
         """Write the sum of this rank's part to all ranks of the host."""
         if self.shared is not None:
             return
         self.between.wait()
-        own, *others = self.by.in_turn(self.buffers)
+        mine, *others = self.by.in_turn(self.buffers)
         part = self._part()
         with torch.no_grad():
             for other in others:
-                other[part].copy_(own[part])
+                other[part].copy_(mine[part])
         self.shared = agreed(self.by.within, HOSTS.of(self.number))
 
     def end(self) -> None:
@@ -156,9 +156,9 @@ class HostsAlgorithm(ProgramAlgorithm):
         buffers = None if is_apart(like) else mapped(self.within, numel, like.dtype)
         if buffers is None:
             return super().buffer(numel, like)
-        own = buffers[self.within.rank()]
-        self._buffers[own.data_ptr()] = buffers
-        return own
+        mine = buffers[self.within.rank()]
+        self._buffers[mine.data_ptr()] = buffers
+        return mine
 
     def says(self) -> str:
         hosts, ranks = self.between.size(), self.within.size()
@@ -238,8 +238,8 @@ class HostsAlgorithm(ProgramAlgorithm):
 
     def go_on(self) -> None:
         """What is under way, as far as it goes without waiting."""
-        for one in self._under_way:
-            if not one.goes_on():
+        for meeting in self._under_way:
+            if not meeting.goes_on():
                 break
 
     def end(self, last: HostsMeeting | _Brought) -> None:
@@ -262,7 +262,7 @@ def on_hosts(member: HierarchicalCollective, pg: dist.ProcessGroup, axis: str) -
     ranks, timeout = dist.get_process_group_ranks(pg), _timeout_of(pg)
     here = next(node for node in nodes if pg.rank() in node)
     lane = [node[here.index(pg.rank())] for node in nodes]
-    made: list[Any] = [
+    groups: list[Any] = [
         dist.new_group(
             [ranks[place] for place in places],
             timeout,
@@ -271,13 +271,13 @@ def on_hosts(member: HierarchicalCollective, pg: dist.ProcessGroup, axis: str) -
         )
         for places in (here, lane)
     ]
-    sees = torch.tensor([float(mapped(made[0], 1, torch.uint8) is not None)])
+    sees = torch.tensor([float(mapped(groups[0], 1, torch.uint8) is not None)])
     started(pg, "the making of shared memory", pg.allreduce, [sees]).wait()
     if sees.item() < pg.size():
         return None
-    found = member.model_copy()
-    found._nodes = nodes
-    return HostsAlgorithm(found, pg, axis, *made)
+    bound = member.model_copy()
+    bound._nodes = nodes
+    return HostsAlgorithm(bound, pg, axis, *groups)
 
 
 def _timeout_of(pg: Any) -> Any:

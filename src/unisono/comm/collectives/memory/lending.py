@@ -74,12 +74,12 @@ class Lending:
             for loan in self._loans
             if loan.free and nbytes <= loan.room <= 2 * nbytes and (len(loan.each) == 1) == of_all
         ]
-        loan = min(fit, key=lambda loan: loan.room) if fit else self._made(nbytes, of_all)
+        loan = min(fit, key=lambda loan: loan.room) if fit else self._new_loan(nbytes, of_all)
         if loan is None:
             return None
         self._now += 1
         loan.free, loan.since, loan.nbytes = False, self._now, nbytes
-        view = self._own(loan).numpy()[:nbytes]  # torch keeps it for as long as a tensor is there
+        view = self._mine(loan).numpy()[:nbytes]  # torch keeps it for as long as a tensor is there
         loan.held = weakref.ref(view)
         return torch.from_numpy(view).view(like.dtype)
 
@@ -94,7 +94,7 @@ class Lending:
     def meet(self, loan: Loan) -> _Meeting:
         """Begin to let all members know that this one has written its own."""
         self._now += 1
-        gone = sum(1 << i for i, one in enumerate(self._loans) if not one.free and one.held() is None)
+        gone = sum(1 << i for i, other in enumerate(self._loans) if not other.free and other.held() is None)
         mine = torch.tensor([self._loans.index(loan), gone])
         words = torch.zeros(self._pg.size(), 2, dtype=torch.int64).unbind(0)
         there = exchanged(words, [mine] * self._pg.size(), self._pg, LOANS.first)
@@ -104,7 +104,7 @@ class Lending:
         """This member's part of the sum of everybody's loan, along the tree over the members."""
         self.meet(loan).wait()
         into, index = out.view(-1), self._pg.rank()
-        whole = [one[: loan.nbytes].view(out.dtype) for one in loan.each]
+        whole = [buffer[: loan.nbytes].view(out.dtype) for buffer in loan.each]
         mine = [x[into.numel() * index : into.numel() * (index + 1)] for x in whole]
         step = _WARM // out.element_size()
         with torch.no_grad():
@@ -113,14 +113,14 @@ class Lending:
 
     def _at(self, address: int, nbytes: int) -> Loan | None:
         for loan in self._loans:
-            if not loan.free and loan.nbytes == nbytes > 0 and self._own(loan).data_ptr() == address:
+            if not loan.free and loan.nbytes == nbytes > 0 and self._mine(loan).data_ptr() == address:
                 return loan
         return None
 
-    def _own(self, loan: Loan) -> Tensor:
+    def _mine(self, loan: Loan) -> Tensor:
         return loan.each[0 if len(loan.each) == 1 else self._pg.rank()]
 
-    def _made(self, nbytes: int, of_all: bool) -> Loan | None:
+    def _new_loan(self, nbytes: int, of_all: bool) -> Loan | None:
         if self._refused or len(self._loans) == MOST:
             return None
         each = mapped(self._pg, nbytes, torch.uint8, makers=1 if of_all else self._pg.size())

@@ -29,7 +29,7 @@ _PIECE = 1 << 15  # elements of a sum that fit into the CPU's second cache
 
 
 @dataclass
-class Meeting(Once):
+class BufferSum(Once):
     """A sum under way over `buffers`, one a member, in order; `index` is this rank's. After `wait` it is in all their
     buffers, the same bits in all."""
 
@@ -40,12 +40,12 @@ class Meeting(Once):
 
     def end(self) -> None:
         self.there.wait()
-        own, *others = (self.buffers[(self.index + i) % len(self.buffers)] for i in range(len(self.buffers)))
-        part = part_of(own.numel(), self.index, len(self.buffers))
+        mine, *others = (self.buffers[(self.index + i) % len(self.buffers)] for i in range(len(self.buffers)))
+        part = part_of(mine.numel(), self.index, len(self.buffers))
         with torch.no_grad():
             for at in range(part.start, part.stop, _PIECE):
                 piece = slice(at, min(at + _PIECE, part.stop))
-                total = own[piece]
+                total = mine[piece]
                 for other in others:
                     total.add_(other[piece])
                 for other in others:
@@ -68,9 +68,9 @@ class MemoryAlgorithm(EngineAlgorithm):
         buffers = mapped(self.pg, numel, like.dtype) if self.near(like.device) else None
         if buffers is None:
             return super().buffer(numel, like)
-        own = buffers[self.pg.rank()]
-        self._buffers[own.data_ptr()] = buffers
-        return own
+        mine = buffers[self.pg.rank()]
+        self._buffers[mine.data_ptr()] = buffers
+        return mine
 
     def holds(self, x: Tensor) -> bool:
         """Whether x is the whole of such a buffer."""
@@ -97,16 +97,16 @@ class MemoryAlgorithm(EngineAlgorithm):
         if op == dist.ReduceOp.SUM and self.holds(x):
             if self._is_small(x):
                 return start_small_sum(x, op, self.pg)  # one round of messages, where a meeting takes two
-            return Meeting(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
+            return BufferSum(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
         if op in _OPS and passes("all_reduce", x):
             return self._room.all_reduce(x, op)
         return super().all_reduce(x, op)
 
     def all_gather(self, out: Tensor, part: Tensor, later: bool = False) -> Pending:
         if (loan := self._lending.of(out)) is not None:
-            own = out.view(-1).chunk(self.pg.size())[self.pg.rank()]
-            if own.data_ptr() != part.data_ptr():
-                own.copy_(part.view(-1))
+            mine = out.view(-1).chunk(self.pg.size())[self.pg.rank()]
+            if mine.data_ptr() != part.data_ptr():
+                mine.copy_(part.view(-1))
             return self._lending.meet(loan)
         if passes("all_gather", part):
             return self._room.all_gather(out, part)

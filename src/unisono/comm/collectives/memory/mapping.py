@@ -41,21 +41,21 @@ def mapped(
     makers = size if makers is None else makers
     nbytes = _HEAD + numel * dtype.itemsize
     token = secrets.randbits(62)
-    file = _made(nbytes, token) if index < makers else -1
+    file = _anonymous_file(nbytes, token) if index < makers else -1
     offers = torch.zeros(size, 4, dtype=torch.int64)
     offers[index] = torch.tensor([os.getpid(), file, token, _network()])
     started(pg, _DOING, pg.allreduce, [offers]).wait()
     maps = [_opened(offer, nbytes) for offer in offers[:makers].tolist()]
-    votes = torch.tensor([float(all(one is not None for one in maps))])
+    votes = torch.tensor([float(all(memory is not None for memory in maps))])
     started(pg, _DOING, pg.allreduce, [votes]).wait()  # by then everybody has opened what there is
     if file >= 0:
         os.close(file)
     if votes.item() < size:
         return None
-    return tuple(one[_HEAD:].view(dtype) for one in maps if one is not None)
+    return tuple(memory[_HEAD:].view(dtype) for memory in maps if memory is not None)
 
 
-def _made(nbytes: int, token: int) -> int:
+def _anonymous_file(nbytes: int, token: int) -> int:
     """An anonymous file of so many bytes, which begins with the token; -1 where the system has none."""
     try:
         file = os.memfd_create(_NAME)
@@ -77,10 +77,10 @@ def _opened(offer: Sequence[int], nbytes: int) -> Tensor | None:
     # In another container the same numbers may be those of any file, which must not be touched.
     with suppress(OSError, RuntimeError):
         if network == _network() and _NAME in os.readlink(path) and os.stat(path).st_size == nbytes:
-            found = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
-            if int.from_bytes(found[:8].numpy().tobytes(), "little") == token:
-                _touch(found)
-                return found
+            opened = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
+            if int.from_bytes(opened[:8].numpy().tobytes(), "little") == token:
+                _touch(opened)
+                return opened
     return None
 
 

@@ -2,9 +2,10 @@
 it needs of the others'. Over loopback the same bytes would be copied four times.
 
 What passes has room in a ring of slots, each as large as the largest piece so far. An operation takes the next slot; it
-is free again when everybody has read what was in it. Nobody is asked: at most `AHEAD` pieces are under way, so who
-begins one has ended the `AHEAD`-th before it, for which all others had begun that one, and so had ended all that lay in
-the slot.
+is free again when everybody has read what was in it. No message says so; the order of pieces does. Let n be a piece
+that a member begins. (1) At most `AHEAD` pieces are under way, so this member has ended piece n - AHEAD. (2) A piece
+ends only after all members have begun it. (3) So all others have begun n - AHEAD, and have ended piece n - 2 * AHEAD.
+(4) The slot of n held piece n - `SLOTS` = n - 2 * AHEAD before, which nobody reads any more.
 """
 
 from collections import deque
@@ -123,12 +124,12 @@ class SharedRoom:
         def reduced(piece: slice, number: int) -> Read:
             def read(each: Sequence[Tensor]) -> None:
                 size, x = len(each), flat[piece]
-                own = part_of(x.numel(), index, size)
-                summed = [x[own] if i == index else each[i][own] for i in range(size)]
-                for warm in _warm(x[own]):
-                    x[own][warm].copy_(_of([part[warm] for part in summed], op))
-                beyond(x[own])
-                each[index][own].copy_(x[own])
+                mine = part_of(x.numel(), index, size)
+                summed = [x[mine] if i == index else each[i][mine] for i in range(size)]
+                for warm in _warm(x[mine]):
+                    x[mine][warm].copy_(_of([part[warm] for part in summed], op))
+                beyond(x[mine])
+                each[index][mine].copy_(x[mine])
                 agreed(self.pg, PIECES.of(2 * number + 1)).wait()
                 for i in self._others():
                     part = part_of(x.numel(), i, size)
@@ -138,8 +139,8 @@ class SharedRoom:
 
         works = []
         for piece in pieces(flat):
-            own = part_of(flat[piece].numel(), index, self.pg.size())
-            works.append(self._pass(flat[piece], reduced(piece, self._begun), own))
+            mine = part_of(flat[piece].numel(), index, self.pg.size())
+            works.append(self._pass(flat[piece], reduced(piece, self._begun), mine))
         return Several(works)
 
     def _dealt(self, x: Tensor, read: Callable[[slice], Read]) -> Pending:
@@ -157,10 +158,10 @@ class SharedRoom:
 
             return of_all
 
-        own = slice(index, index + 1)
-        return Several([self._pass(parts[:, piece], mine(piece), own) for piece in pieces(parts[0], size)])
+        ours = slice(index, index + 1)
+        return Several([self._pass(parts[:, piece], mine(piece), ours) for piece in pieces(parts[0], size)])
 
-    def _pass(self, x: Tensor, read: Read, own: slice = slice(0, 0)) -> Passing:
+    def _pass(self, x: Tensor, read: Read, mine: slice = slice(0, 0)) -> Passing:
         """Begin to pass x, of which nobody reads the rows `own` but this member, who has them."""
         if len(self._under_way) == AHEAD:
             self._under_way.popleft().wait()
@@ -169,8 +170,8 @@ class SharedRoom:
             self._slots = self._grown(x.nbytes)
         each = [place[: x.nbytes].view(x.dtype) for place in self._slots[at]]
         place = each[self.pg.rank()].view(x.shape)
-        place[: own.start].copy_(x[: own.start])
-        place[own.stop :].copy_(x[own.stop :])
+        place[: mine.start].copy_(x[: mine.start])
+        place[mine.stop :].copy_(x[mine.stop :])
         passing = Passing(each, agreed(self.pg, PIECES.of(2 * self._begun)), read)
         self._begun += 1
         self._under_way.append(passing)

@@ -90,16 +90,16 @@ class MemorySlots:
         return started(self._pg, f"a receive from rank {rank}", self._receive, out, self._place(rank))
 
     def _send(self, x: Tensor, to: int) -> _Leaving:
-        own = self._each[self._pg.rank()]
-        slot = next((i for i in range(SLOTS) if not own[i]), -1)
+        mine = self._each[self._pg.rank()]
+        slot = next((i for i in range(SLOTS) if not mine[i]), -1)
         if slot < 0:
             self._wholes = self._wholes % WHOLES.count + 1
             word = torch.tensor([-self._wholes])
             works = [self._pg.send([word], to, WORDS.first), self._pg.send([x], to, WHOLES.of(self._wholes))]
             return _Leaving(works, (word, x))
         with torch.no_grad():
-            own[slot] = 1
-            self._slot(own, slot, x).copy_(x)
+            mine[slot] = 1
+            self._slot(mine, slot, x).copy_(x)
         word = torch.tensor([slot])
         return _Leaving([self._pg.send([word], to, WORDS.first)], (word,))
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from unisono.spec.errors import UsageError
 from unisono.train.data import cache
-from unisono.train.data.crew import on_stderr, progress, served, working
 from unisono.train.data.tokenised.cutters import folder_of, width_of
 from unisono.train.data.tokenised.order import DATASET, JSONL, PARQUET, PLAIN, Part, TokenOrder
+from unisono.train.data.worker_pool import on_stderr, progress, served, working
 
 FORMAT = 2  # of what lies in the cache, and of how texts are cut
 _PART = 4 << 20  # bytes of a file that one worker takes at a time

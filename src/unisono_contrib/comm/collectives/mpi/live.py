@@ -97,18 +97,18 @@ class MpiAlgorithm(Algorithm):
         return Requested(request, (y,), self._back(x, y, op))
 
     def all_gather(self, out: Tensor, part: Tensor, later: bool = False) -> Pending:
-        own = out.view(-1).chunk(self.pg.size())[self.pg.rank()] if out.numel() else out
-        given = self._mpi.IN_PLACE if own.data_ptr() == part.data_ptr() else self._raw(part)
-        return Requested(self._comm.Iallgather(given, self._raw(out)), (out, part))
+        mine = out.view(-1).chunk(self.pg.size())[self.pg.rank()] if out.numel() else out
+        sent = self._mpi.IN_PLACE if mine.data_ptr() == part.data_ptr() else self._raw(part)
+        return Requested(self._comm.Iallgather(sent, self._raw(out)), (out, part))
 
     def exchange(self, out: Tensor, x: Tensor) -> Pending:
         return Requested(self._comm.Ialltoall(self._raw(x), self._raw(out)), (out, x))
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
         wide = _WIDER.get(x.dtype, x.dtype)
-        given, taken = x.view(-1).to(wide), out.view(-1).to(wide)
-        call = self._comm.Ireduce_scatter_block(self._typed(given), self._typed(taken), self._mpi.SUM)
-        Requested(call, (given, taken)).wait()
+        sent, taken = x.view(-1).to(wide), out.view(-1).to(wide)
+        call = self._comm.Ireduce_scatter_block(self._typed(sent), self._typed(taken), self._mpi.SUM)
+        Requested(call, (sent, taken)).wait()
         if wide != x.dtype:
             out.copy_(taken.view_as(out))
 
@@ -117,13 +117,13 @@ class MpiAlgorithm(Algorithm):
 
     def reduce(self, x: Tensor, root: int, op: Any) -> Pending:
         y, is_root = x.view(-1).to(_WIDER.get(x.dtype, x.dtype)), self.pg.rank() == root
-        given, taken = (self._mpi.IN_PLACE, self._typed(y)) if is_root else (self._typed(y), None)
-        request = self._comm.Ireduce(given, taken, self._op(op), root)
+        sent, taken = (self._mpi.IN_PLACE, self._typed(y)) if is_root else (self._typed(y), None)
+        request = self._comm.Ireduce(sent, taken, self._op(op), root)
         return Requested(request, (y,), self._back(x, y, op) if is_root else lambda: None)
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int) -> Pending:
-        given = None if x is None else self._raw(x)
-        return Requested(self._comm.Iscatter(given, self._raw(out), root), (out, x))
+        sent = None if x is None else self._raw(x)
+        return Requested(self._comm.Iscatter(sent, self._raw(out), root), (out, x))
 
     def gather(self, out: Tensor | None, part: Tensor, root: int) -> Pending:
         taken = None if out is None else self._raw(out)

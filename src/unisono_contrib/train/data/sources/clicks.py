@@ -43,7 +43,7 @@ class ClickLog(DataSource):
             for first, count in ((0, self.samples - held), (self.samples - held, held))
         )
         require_samples(len(train), 1, self.name, f"{self.name}:samples=100000")
-        some = [part.numpy() for part in train.fetch(np.arange(min(64, len(train))))]
+        parts = [part.numpy() for part in train.fetch(np.arange(min(64, len(train))))]
         size = np.array([self.samples, *rows])
         return Corpus(
             train=train,
@@ -53,7 +53,7 @@ class ClickLog(DataSource):
             sample_shape=(dense + lookups * len(rows),),
             decode=None,
             encode=None,
-            fingerprint=fingerprint(size, *some),
+            fingerprint=fingerprint(size, *parts),
             origin=self.name,
             rows=rows,
         )

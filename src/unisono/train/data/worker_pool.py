@@ -1,0 +1,131 @@
+"""Worker processes: started, given orders as lines of JSON, heard, ended; and what is said of how far they are."""
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from subprocess import PIPE, Popen
+from typing import Any
+
+from unisono.spec.errors import UsageError
+from unisono.train.data.documents import unreadable
+
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main()"
+
+
+@dataclass(slots=True)
+class DataWorker:
+    """One process. held: the beginning of an answer that has not come whole. about: the file that it works on."""
+
+    process: "Popen[bytes]"
+    held: bytes = field(default=b"")
+    about: str = "data.source"
+
+    @property
+    def answers(self) -> int:
+        """The file that answers come from, to wait for."""
+        return self.process.stdout.fileno() if self.process.stdout is not None else -1
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Give an order. One that has died says so when it is heard."""
+        files = request.get("part") or request.get("files") or request.get("look") or [self.about]
+        self.about = str(files[0])
+        try:
+            if self.process.stdin is not None:
+                self.process.stdin.write(json.dumps(request).encode() + b"\n")
+                self.process.stdin.flush()
+        except BrokenPipeError:
+            return
+
+    def heard(self, out: str) -> list[dict[str, Any]]:
+        """The answers that have come, after waiting for something to come. out: where it writes. Raises what they tell:
+        UsageError, OSError where it cannot write; UsageError D16 where the process has died."""
+        read = os.read(self.answers, 1 << 16)
+        if not read:
+            raise UsageError(
+                f"a process that reads the data ended with {self.process.wait()}",
+                code="D16",
+                where=self.about,
+                likely="it ran out of memory, or the reason stands above",
+                fix="data.workers = 1",
+            )
+        *lines, self.held = (self.held + read).split(b"\n")
+        return [_answer(json.loads(line), out) for line in lines]
+
+
+def _answer(reply: dict[str, Any], out: str) -> dict[str, Any]:
+    if "errno" in reply:
+        error = OSError(reply["errno"], os.strerror(reply["errno"] or 0))
+        is_ours = not reply["file"] or reply["file"].startswith(out)
+        raise error if is_ours else unreadable(Path(reply["file"]), error)
+    if "error" in reply:
+        raise UsageError(**reply["error"])
+    return reply
+
+
+@contextmanager
+def working(module: str, count: int) -> Iterator[list[DataWorker]]:
+    """Processes that run `main` of a module and wait for orders; none is left behind."""
+    command = [sys.executable, "-c", _START.format(module=module), json.dumps(sys.path)]
+    workers: list[DataWorker] = []
+    try:
+        for _ in range(count):
+            workers.append(DataWorker(Popen(command, stdin=PIPE, stdout=PIPE)))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.wait()
+            for pipe in (worker.process.stdin, worker.process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+
+
+def served(
+    module: str,
+    count: int,
+    jobs: Sequence[Mapping[str, Any]],
+    out: str,
+    heard: Callable[[int, dict[str, Any]], bool],
+) -> None:
+    """All jobs, by `count` processes that each have one at a time. heard(number of the job, an answer) → whether that
+    was its last. out: the beginning of the paths that they write. Raises what `DataWorker.heard` and `heard` raise."""
+    with working(module, min(count, len(jobs))) as workers, DefaultSelector() as selector:
+        waiting, busy, left = deque(range(len(jobs))), dict[int, int](), len(jobs)
+
+        def give(at: int) -> None:
+            if waiting:
+                busy[at] = waiting.popleft()
+                workers[at].ask(jobs[busy[at]])
+
+        for at, worker in enumerate(workers):
+            selector.register(worker.answers, EVENT_READ, at)
+            give(at)
+        while left:
+            for key, _ in selector.select():
+                for answer in workers[key.data].heard(out):
+                    if heard(busy[key.data], answer):
+                        left -= 1
+                        give(key.data)
+
+
+def progress(what: str, done: int, total: int, unit: str, seconds: float) -> str:
+    """How far something is, in a line."""
+    share = done / max(1, total)
+    left = f", {seconds * (1 / share - 1):.0f} s left" if 0 < share < 1 and seconds > 1 else ""
+    return f"{what}: {share:4.0%} of {total:,} {unit}, {seconds:.1f} s{left}"
+
+
+def on_stderr(text: str) -> None:
+    """A line that is written over where somebody looks at it; elsewhere only what ends one."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text.endswith("\n"):
+        print(text, end="", file=sys.stderr, flush=True)
