@@ -72,7 +72,7 @@ def balance_by_the_tokens_of_one_rank(patch):
 def room_by_the_tokens_of_one_rank(patch):
     """Each rank fills its own share of an expert's room, so other tokens are dropped."""
     patch(SlicedLeaf, "gather", lambda self, x: x)
-    patch(SlicedLeaf, "own", lambda self, x: x)
+    patch(SlicedLeaf, "local", lambda self, x: x)
 
 
 @bug("shard=3 ep=3", "forward", recipe={**SPARSE, "model.n_experts": 6, "train.global_batch": 12})
