@@ -92,6 +92,7 @@ def test_means_over_samples_are_means(act: Act) -> None:
         (lambda x, y: x.cumsum(0).mean(), "cumsum over the samples"),
         (lambda x, y: x.amax((0, 2)), "amax over the samples"),
         (lambda x, y: (1.0 / torch.bincount(y))[y].mean(), "reciprocal of a count"),
+        (lambda x, y: (torch.histc(y.float(), 3) * x.mean((0, 2))).sum(), "product of a count"),
         (lambda x, y: F.scaled_dot_product_attention(x.view(1, 4, 6), x.view(1, 4, 6), x.view(1, 4, 6)), "samples with each other"),
         (lambda x, y: F.batch_norm(x, None, None, training=True), "batch norm over the samples"),
         (lambda x, y: torch.where(x > x.mean(), x, 0 * x).mean(), "gt of a mean"),

@@ -310,7 +310,7 @@ RULES: dict[str, Callable[[TorchCall], Found]] = {
         "binary_cross_entropy_with_logits soft_margin_loss multi_margin_loss multilabel_margin_loss_forward",
         lossy,
     ),
-    **_each("bincount", counted),
+    **_each("bincount histc", counted),
 }
 
 
