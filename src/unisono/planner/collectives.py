@@ -16,7 +16,8 @@ from unisono.programs.collectives import price as program_price
 from unisono.programs.collectives.price import Hop, Topology
 from unisono.spec.numbers import larger, smaller
 
-_DIMS = {"ring": 1, "torus2d": 2, "torus3d": 3}
+_TOPOLOGIES = Source("specification", "sides along which a topology closes rings")
+_DIMS: Annotated[dict[str, int], _TOPOLOGIES] = {"ring": 1, "torus2d": 2, "torus3d": 3}
 
 
 def torus_sides(units: int, dims: int) -> tuple[int, ...]:
