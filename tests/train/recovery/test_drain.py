@@ -67,7 +67,8 @@ class Rank:
         self.line, self.saved = Line(asked), list[int]()
         store_of_layers = SimpleNamespace(most=0)
         self.run: Any = SimpleNamespace(
-            gate=threading.Lock(), step=step, mesh=SimpleNamespace(rank=rank), gradients=SimpleNamespace(overlap=False),
+            gate=threading.Lock(), step=step, mesh=SimpleNamespace(rank=rank),
+            gradients=SimpleNamespace(overlap=False),
             sync=SimpleNamespace(state=lambda: kept), local=SimpleNamespace(store=store_of_layers, routers=(), stages={}),
         )  # fmt: skip
         settled = threading.Event()
