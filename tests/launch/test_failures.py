@@ -221,9 +221,10 @@ def test_a_rank_that_fails_before_its_entry_function_says_why(monkeypatch: pytes
     (store, events, output), theirs = line_pairs()
     pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr(rank.transport, "choose", _no_descriptor)
+        monkeypatch.setattr(rank.body.transport, "choose", _no_descriptor)
         order = {"timeout": None, "leads": "", "epoch": 0, "rank": 0, "world": 1, "present": 1, "local_rank": 0,
-                 "local_world": 1, "spread": {}}  # fmt: skip
+                 "local_world": 1, "spread": {}, "threads": 1, "backend": "gloo", "serves": None, "joins": False,
+                 "token": "", "recovers": False}  # fmt: skip
         rank.live(rank.SeatEnds(0, theirs[0], theirs[1], theirs[2]), order, lambda *_: {}, {}, None)
     for fd in theirs:
         os.close(fd)
