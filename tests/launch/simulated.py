@@ -13,7 +13,7 @@ from unisono.launch.rank_status import RankStatus
 from unisono.launch.run import commands, events
 from unisono.launch.run.machine import handle
 from unisono.launch.run.membership import Role, RunSpread
-from unisono.launch.run.state import Phase, RunState, Terms, begin
+from unisono.launch.run.state import Phase, RunState, RunTerms, begin
 
 KILLED = -signal.SIGKILL
 ECHO = {"kind": "UserCodeError", "what": "gone", "where": "", "likely": "", "fix": "", "code": "R03", "rank": None,
@@ -129,7 +129,7 @@ class World:
 def started(ranks: int = 4, room: int = 4, beside: tuple[Role, ...] = (), **terms: Any) -> World:
     """A run on one host, whose workers have just been asked for."""
     spread = RunSpread("dp", ranks, roles=(Role.TRAINER,) * ranks + beside if beside else ())
-    world = World(begin(Terms("here", spread, **terms)))
+    world = World(begin(RunTerms("here", spread, **terms)))
     world.feed(events.HostUp(0, "here", room))
     return world
 
@@ -172,7 +172,7 @@ def _any(order: random.Random, worker: int, living: int, epoch: int) -> events.E
         lambda: events.Failed(worker, order.choice((ECHO, RAISED))),
         lambda: events.Missed(worker, epoch),
         lambda: events.FoundHang(worker, stands, epoch),
-        lambda: events.Paused(worker, epoch),
+        lambda: events.WorkerPaused(worker, epoch),
         lambda: events.Signalled(order.choice(("interrupt", "terminate")), worker),
         lambda: events.Drained(worker, "saved"),
         lambda: events.Said(worker, {"kind": "note", "text": "x"}),

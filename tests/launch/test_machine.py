@@ -9,7 +9,7 @@ from tests.launch.simulated import ECHO, KILLED, RAISED, World, drawn, ready, st
 from unisono.launch.run import commands, events
 from unisono.launch.run.ending import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE
 from unisono.launch.run.membership import LIMIT, Role, RunSpread, Tries
-from unisono.launch.run.state import LEAVE, STOPPED, Phase, Terms, begin
+from unisono.launch.run.state import LEAVE, STOPPED, Phase, RunTerms, begin
 from unisono.spec.errors import HangError, Interrupted, Stopped, UserCodeError
 
 SEQUENCES = 10_000
@@ -23,7 +23,7 @@ def random_world(order: random.Random) -> World:
     ranks = order.randint(1, 4)
     beside = tuple(order.choice([*Role][2:]) for _ in range(order.choice((0, 0, 2))))
     roles = (Role.SERVER,) + (Role.TRAINER,) * (ranks - 1) + beside if beside else ()
-    terms = Terms(
+    terms = RunTerms(
         "here", RunSpread("dp", ranks, roles=roles), order.choice((None, shrinking)), order.random() < 0.8,
         order.choice((None, 5.0)), order.choice((30.0, 300.0)),
     )  # fmt: skip
@@ -312,7 +312,7 @@ def test_one_that_comes_while_all_stop_is_told() -> None:
 
 
 def test_a_host_is_lost_with_all_its_workers_and_the_run_shrinks() -> None:
-    world = World(begin(Terms("here", RunSpread("dp=4", 4), shrinking, recovers=True)))
+    world = World(begin(RunTerms("here", RunSpread("dp=4", 4), shrinking, recovers=True)))
     world.feed(events.HostUp(0, "here", 2))
     assert world.state.phase is Phase.WAITING and not world.spawned
     world.feed(events.HostUp(1, "b", 2))
@@ -330,12 +330,12 @@ def test_a_host_is_lost_with_all_its_workers_and_the_run_shrinks() -> None:
     world.feed(events.HostPrepared(1))
     assert world.told == [(1, "move"), (2, "move")]
     for number in (1, 2):
-        world.feed(events.Paused(number, 1))
+        world.feed(events.WorkerPaused(number, 1))
     assert world.state.spread.ranks == 4 and world.state.losses == 1 and "lost" not in world.shown[-1]
 
 
 def test_a_host_that_is_lost_during_a_move_to_it_is_not_moved_to() -> None:
-    world = World(begin(Terms("here", RunSpread("dp=2", 2), shrinking, recovers=True)))
+    world = World(begin(RunTerms("here", RunSpread("dp=2", 2), shrinking, recovers=True)))
     world.feed(events.HostUp(0, "here", 2))
     world.turn()
     ready(world)
@@ -343,12 +343,12 @@ def test_a_host_that_is_lost_during_a_move_to_it_is_not_moved_to() -> None:
     world.feed(events.HostPrepared(1))
     world.happen(events.HostDown(1))
     for number in (1, 2):
-        world.feed(events.Paused(number, 0))
+        world.feed(events.WorkerPaused(number, 0))
     assert world.state.spread.ranks == 2 and world.state.epoch == 1 and world.killed == set()
 
 
 def test_a_host_whose_loss_nobody_makes_good_is_named() -> None:
-    world = World(begin(Terms("here", RunSpread("dp=2", 2), recovers=True)))
+    world = World(begin(RunTerms("here", RunSpread("dp=2", 2), recovers=True)))
     world.feed(events.HostUp(0, "here", 1))
     world.feed(events.HostUp(1, "b", 1))
     world.turn()

@@ -12,7 +12,7 @@ from unisono.launch.local_host import LocalHost
 from unisono.launch.loop import EventLoop
 from unisono.launch.pace import StepPace
 from unisono.launch.run.membership import RunSpread
-from unisono.launch.run.state import Terms, begin
+from unisono.launch.run.state import RunTerms, begin
 from unisono.spec.errors import UsageError
 
 
@@ -51,7 +51,7 @@ def watched() -> tuple[EventLoop, socket.socket, list[int]]:
     """A loop of one worker, the fork server's end of its line, and the worker's ends of its own."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host = LocalHost("h", 1, 1, ours, server=None)  # type: ignore[arg-type]
-    state = begin(Terms("h", RunSpread("", 1)))
+    state = begin(RunTerms("h", RunSpread("", 1)))
     loop = EventLoop(state, lambda rank, event: None, StepPace(None), {}, {}, host, lambda: host)
     loop._join(0, host)
     assert wire.read_message(theirs) is not None  # prepare

@@ -23,7 +23,7 @@ from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace
 from unisono.launch.remote_hosts import RemoteHosts
 from unisono.launch.run.membership import RunSpread
-from unisono.launch.run.state import Terms, begin
+from unisono.launch.run.state import RunTerms, begin
 from unisono.launch.signals import Signals
 from unisono.launch.suspend import stops_with
 from unisono.spec.errors import UsageError
@@ -86,7 +86,7 @@ class ForkServer:
             raise UsageError(f"cannot start {ranks} ranks", fix="launch.ranks of 1 or more", code="L02")
         pace, room = StepPace(timeout), remote.room if remote else ranks
         choice = remote.choice if remote else None
-        terms = Terms(
+        terms = RunTerms(
             self._host.name, spread or RunSpread("", ranks), choice, recovers, grace, silence=pace.silence()
         )
         order = {

@@ -17,7 +17,7 @@ from unisono.launch import inspect_folder
 from unisono.launch.inspect_folder import InspectQuestion, Questions, RankProcess
 
 
-class Worker(Protocol):
+class InspectedWorker(Protocol):
     """A rank's process as its supervisor sees it. number: the same as long as it lives, whatever its rank."""
 
     number: int
@@ -46,7 +46,9 @@ class InspectServer:
     def fileno(self) -> int:
         return self._woken.fileno()
 
-    def heard(self, worker: Worker, event: Mapping[str, Any], workers: Mapping[int, Worker]) -> bool:
+    def heard(
+        self, worker: InspectedWorker, event: Mapping[str, Any], workers: Mapping[int, InspectedWorker]
+    ) -> bool:
         """Take in what a rank says. Returns whether it was for this server alone."""
         kind = event.get("kind")
         if kind == "appear" and (living := RankProcess.of(event.get("living") or {})) is not None:
@@ -58,7 +60,7 @@ class InspectServer:
             self._answer(next((rank for rank in workers if workers[rank].number == worker.number), -1), event)
         return kind in ("appear", "report")
 
-    def turn(self, workers: Mapping[int, Worker]) -> None:
+    def turn(self, workers: Mapping[int, InspectedWorker]) -> None:
         """Pass on what is asked."""
         with suppress(BlockingIOError):
             self._woken.recv(64)
@@ -89,7 +91,7 @@ class InspectServer:
             )
             self._thread.start()
 
-    def _show(self, workers: Mapping[int, Worker]) -> None:
+    def _show(self, workers: Mapping[int, InspectedWorker]) -> None:
         """Put down who the ranks are by now."""
         if self._folder is None:
             return
@@ -114,7 +116,7 @@ class InspectServer:
             self._answered.add(rank)
             self._write(inspect_folder.answer, self._folder, rank, self._asked, facts)
 
-    def _look_at_silent(self, question: InspectQuestion, workers: Mapping[int, Worker]) -> None:
+    def _look_at_silent(self, question: InspectQuestion, workers: Mapping[int, InspectedWorker]) -> None:
         """Ranks that have not answered, and that who asks cannot see, are looked at from their own host."""
         for rank, living in self._present.items():
             if rank in self._answered or living.home == question.home:

@@ -49,7 +49,7 @@ class _Stillness:
         return now - self._since >= STUCK or now - self._begun >= self._pace.deadline()
 
 
-class Met(Protocol):
+class JoinedMeeting(Protocol):
     """A meeting of ranks, as `meetings.Meeting` is one."""
 
     place: RankMeeting
@@ -57,7 +57,7 @@ class Met(Protocol):
 
     def leave(self) -> None: ...
 
-    def next(self, place: RankMeeting) -> "Met": ...
+    def next(self, place: RankMeeting) -> "JoinedMeeting": ...
 
 
 class SocketChannel(Channel):
@@ -81,7 +81,7 @@ class SocketChannel(Channel):
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._left = False  # the supervisor has
-        self.meeting: Met | None = None
+        self.meeting: JoinedMeeting | None = None
         self._recovers = False
         self._called: RankMeeting | None = None  # the latest that this rank was called to
         self._report: Callable[[dict[str, Any]], dict[str, Any]] = lambda question: {}
@@ -90,7 +90,7 @@ class SocketChannel(Channel):
 
     def listen(
         self,
-        meeting: Met,
+        meeting: JoinedMeeting,
         recovers: bool,
         report: Callable[[dict[str, Any]], dict[str, Any]] = lambda question: {},
     ) -> None:
@@ -151,7 +151,7 @@ class SocketChannel(Channel):
         met = self._next_meeting(here)
         return None if met is here else Rendezvous(met.place, met.store)
 
-    def _next_meeting(self, seen: Met) -> Met:
+    def _next_meeting(self, seen: JoinedMeeting) -> JoinedMeeting:
         """The newest meeting that this rank is called to, `seen` if there is none after that. All earlier ones it has
         left. Only the main thread calls this."""
         while (called := self._called) is not None and called.epoch > seen.place.epoch:

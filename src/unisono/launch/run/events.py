@@ -135,7 +135,7 @@ class FoundHang:
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class WorkerPaused:
     """A worker has ended its step because all are to meet under another plan."""
 
     worker: int
@@ -200,7 +200,7 @@ class Tick:
 
 
 WorkerEvent = (
-    Born | Exited | Frozen | Ready | Stepped | Finished | Failed | Missed | FoundHang | Paused | Drained | Said
+    Born | Exited | Frozen | Ready | Stepped | Finished | Failed | Missed | FoundHang | WorkerPaused | Drained | Said
 )  # fmt: skip
 HostEvent = HostUp | HostPrepared | HostFailed | HostDown
 Event = WorkerEvent | HostEvent | HostsMissing | Signalled | Advised | StacksRead | Resumed | Abandoned | Tick
@@ -222,7 +222,7 @@ def from_worker(worker: int, event: dict[str, Any], silence: float | None = None
         case {"kind": "hang", "error": {"what": str()} as record, "epoch": int(epoch)}:
             return FoundHang(worker, EMPTY | record, epoch)
         case {"kind": "paused", "epoch": int(epoch)}:
-            return Paused(worker, epoch)
+            return WorkerPaused(worker, epoch)
         case {"kind": "asked", "how": "interrupt" | "terminate" as how}:
             return Signalled(how, worker)
         case {"kind": "drained", "text": str(text)}:

@@ -183,7 +183,7 @@ def _goes_on(turn: Turn, worker: Worker, event: events.Event) -> None:
             # If nobody turns out to be dead, a connection was cut: then all meet anew too.
             if state.terms.recovers and epoch == state.epoch and state.verdict_at is None:
                 turn.set(verdict_at=turn.now + CUT_GRACE)
-        case events.Paused(epoch=epoch):
+        case events.WorkerPaused(epoch=epoch):
             if epoch == state.epoch and state.phase is not Phase.OVER:
                 turn.change(worker.number, paused=epoch)
                 if all_paused(turn.state) and not meet(turn):

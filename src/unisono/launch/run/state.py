@@ -29,7 +29,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RunTerms:
     """What is fixed for a run. host: the name of the supervisor's own. spread: that the run begins with. choice: how it
     goes on with other room. recovers: replaces workers that are lost. grace: seconds from a SIGTERM to the end, None
     for any number. silence: seconds that a worker may say nothing before the pace is known."""
@@ -95,7 +95,7 @@ class RunState:
     their start. advised: better spreads, by room. move: the spread to which all move after their step. verdict_at,
     grace_at, leave_at: when that is due."""
 
-    terms: Terms
+    terms: RunTerms
     spread: RunSpread
     silence: float
     hosts: Mapping[int, Host] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class RunState:
         return min((at for at in due if at is not None), default=None)
 
 
-def begin(terms: Terms, count: int = 0, epoch: int = 0) -> RunState:
+def begin(terms: RunTerms, count: int = 0, epoch: int = 0) -> RunState:
     """A run whose hosts are still to come. count: workers of earlier runs, whose numbers are not used again."""
     return RunState(terms, terms.spread, terms.silence, count=count, epoch=epoch)
 
