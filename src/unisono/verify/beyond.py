@@ -20,7 +20,7 @@ from unisono.train.state.checkpoint import Box, load, read_full, tensor_names
 from unisono.verify.bounds import rhythm_of
 from unisono.verify.compare import CompareTerms, Divergence
 from unisono.verify.evidence import Cause, axis_text
-from unisono.verify.stretch import ROW, Met, met_by, saved_by
+from unisono.verify.stretch import ROW, StretchRecord, met_by, saved_by
 from unisono.verify.twin import RunTolerance, apart, gap, largest
 
 Fault = tuple[Divergence, Cause]
@@ -52,14 +52,21 @@ def beyond(
 
 class _Stretch:
     def __init__(
-        self, terms: CompareTerms, plan: Plan, leaves: int, first: int, alone: Met, twin: Met, reach: float
+        self,
+        terms: CompareTerms,
+        plan: Plan,
+        leaves: int,
+        first: int,
+        alone: StretchRecord,
+        twin: StretchRecord,
+        reach: float,
     ) -> None:
         self.terms, self.plan, self.leaves, self.first, self.alone, self.twin, self.reach = (
             terms, plan, leaves, first, alone, twin, reach
         )  # fmt: skip
         self.tolerance = RunTolerance(terms.bounds, terms.exact, leaves)
 
-    def row(self, rank: int, met: Met) -> Iterator[Fault]:
+    def row(self, rank: int, met: StretchRecord) -> Iterator[Fault]:
         """Steps from the plan's own state: what they read, then their numbers."""
         for i in range(ROW * rhythm_of(self.plan)):
             step = self.first + i
@@ -82,7 +89,7 @@ class _Stretch:
         reach = self.reach / abs(want) if kind == "loss" and want else 0.0
         return max(self.tolerance.number(kind, apart(pushed, want)), self.tolerance.number(kind, 0.0) + reach)
 
-    def validation(self, rank: int, met: Met) -> Iterator[Fault]:
+    def validation(self, rank: int, met: StretchRecord) -> Iterator[Fault]:
         """Loss and metrics on batches that nothing is learnt from."""
         for name, want in self.alone.validation.items():
             got = met.validation.get(name, torch.nan)
@@ -117,7 +124,7 @@ class _Stretch:
                     text = f"{name} is off by {error:.1e} of its largest entry after {ROW + 1} steps in a row"
                     yield self._fault(ROW - 1, "checkpoint", text, self._lost(text))
 
-    def resumed(self, rank: int, met: Met) -> Iterator[Fault]:
+    def resumed(self, rank: int, met: StretchRecord) -> Iterator[Fault]:
         """What is read back, beside what was saved."""
         if met.resumed:
             text = f"resumed, rank {rank} has another {listed(met.resumed, 3)} than it had"
@@ -149,7 +156,7 @@ def _read_otherwise(folder: Path, wholes: Mapping[str, Tensor]) -> list[str]:
     return wrong
 
 
-def _reach(right: Path, twin: Path, alone: Met) -> float:
+def _reach(right: Path, twin: Path, alone: StretchRecord) -> float:
     """How far a codec may take the loss, in nats: to first order, the norm of its gradient times how far the twin's
     weights are (Cauchy-Schwarz). How far one push takes the loss itself is chance, and may be next to nothing."""
     names = [name for name in tensor_names(right) if name.startswith("model/")]

@@ -38,7 +38,7 @@ BATCHES = 2  # of validation
 
 
 @dataclass(slots=True)
-class Met:
+class StretchRecord:
     """What one rank met.
 
     steps: loss, norm and rate of each step in a row, with the leaves it read. validation: loss and metrics. resumed:
@@ -68,7 +68,7 @@ class Noting(Feed):
 
 def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> None:
     """From where the run stands. Every rank calls it, or it hangs."""
-    recipe, first, met = resolved.recipe, run.step, Met()
+    recipe, first, met = resolved.recipe, run.step, StretchRecord()
     row = ROW * rhythm_of(resolved.plan)
     batch = recipe.train.global_batch
     count = min(len(corpus.train), batch * (first + 1) + batch // 2)  # an epoch ends in the second step
@@ -80,7 +80,9 @@ def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, fol
         met.resumed = _forget_and_resume(run, resolved, place, corpus, folder)
     if place.world == 1:
         met.epochs = _odd_epochs(recipe.seed, batch, resolved.batch.micro_batch)
-    (folder / f"told-{place.rank}.json").write_text(json.dumps([getattr(met, n) for n in Met.__slots__]))
+    (folder / f"told-{place.rank}.json").write_text(
+        json.dumps([getattr(met, n) for n in StretchRecord.__slots__])
+    )
 
 
 def _forget_and_resume(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> list[str]:
@@ -108,9 +110,9 @@ def saved_by(folder: Path, steps_made: int) -> Path:
     return folder / "checkpoints" / f"step-{steps_made:06d}"
 
 
-def met_by(folder: Path, ranks: int) -> list[Met]:
+def met_by(folder: Path, ranks: int) -> list[StretchRecord]:
     """What each rank met."""
-    return [Met(*json.loads((folder / f"told-{rank}.json").read_text())) for rank in range(ranks)]
+    return [StretchRecord(*json.loads((folder / f"told-{rank}.json").read_text())) for rank in range(ranks)]
 
 
 def _steps_of(run: Run, feed: Feed, until: int) -> list[dict[str, Any]]:
@@ -133,7 +135,7 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
-def _validate(run: Run, resolved: Resolved, feed: Any, met: Met) -> None:
+def _validate(run: Run, resolved: Resolved, feed: Any, met: StretchRecord) -> None:
     """Validate where there is something to validate on."""
     if not feed.samples:
         return
