@@ -50,7 +50,7 @@ def request_of(
     assumed, later = (*assumed, *more), unplayed(loaded, plan)
     sizes = batch.micro_batch, batch.micros, steps
     ask = simulate.PlanRequest(model, plan, where, software, *sizes, assumed=assumed, unplayed=later)
-    order = order or loaded.recipe.launch.order or None
+    order = order if order is not None else loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
