@@ -92,9 +92,19 @@ def usual_dtype() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+OF_A_STARTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _settings() -> list[str]:
+    return [name for name in os.environ if name.startswith("UNISONO_") or name in OF_A_STARTER]
+
+
 @pytest.fixture(autouse=True)
-def no_outside_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe in a test is what the test says, whatever the shell's UNISONO_* variables say."""
-    for name in list(os.environ):
-        if name.startswith("UNISONO_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            monkeypatch.delenv(name)
+def no_outside_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A recipe in a test is what the test says, whatever the shell's UNISONO_* variables say; and ranks that were played
+    in this process leave their variables to no later test."""
+    for name in _settings():
+        monkeypatch.delenv(name)
+    yield
+    for name in _settings():
+        del os.environ[name]

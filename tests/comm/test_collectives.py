@@ -66,7 +66,7 @@ def test_a_large_sum_is_the_same_bits_on_all(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("engine", "Handed"), ("messages", "_TwoShot"), ("memory", "Meeting"), ("auto", "Meeting")],
+    [("engine", "Handed"), ("messages", "_TwoShot"), ("memory", "BufferSum"), ("auto", "BufferSum")],
 )
 def test_what_is_asked_for_is_what_sums_gradients(name: str, kind: str) -> None:
     def taken(rank):
@@ -78,7 +78,7 @@ def test_what_is_asked_for_is_what_sums_gradients(name: str, kind: str) -> None:
 
     for used, near, said in run(2, taken):
         assert used == kind
-        assert near == (kind == "Meeting")
+        assert near == (kind == "BufferSum")
         assert said.startswith("memory" if name == "auto" else name)
 
 

@@ -7,6 +7,7 @@
 
 import hashlib
 import json
+import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ def read(text: str, ranks: int, steps: int) -> Script:
     if word == "random":
         return _drawn(text, ranks, steps)
     # `explode:who=1` is a fault misspelt, not a file; the name of a file has an ending, or lies in a folder.
-    is_inline = not Path(text).is_file() and (word in FAULTS or not re.search(r"[./\\]", word))
+    is_inline = not os.path.isfile(text) and (word in FAULTS or not re.search(r"[./\\]", word))
     rows = list(_words(text) if is_inline else _file(Path(text)))
     problems: list[Problem] = []
     faults = [fault for row in rows if (fault := _fault(row, ranks, steps, problems)) is not None]
