@@ -72,7 +72,7 @@ class BackgroundReplanner:
     _busy: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW)))
     _steps: int = 0
     _answer: Advice | None = None
-    _asked: int = -1
+    _queried_epoch: int = -1
     _epoch: int = 0
     _thread: threading.Thread | None = None
 
@@ -125,7 +125,7 @@ class BackgroundReplanner:
             busy={rank: statistics.median(seen) for rank, seen in self._busy.items() if seen},
             changed=self._changed,
         )  # fmt: skip
-        self._changed, self._looked, self._asked = False, now, self._epoch
+        self._changed, self._looked, self._queried_epoch = False, now, self._epoch
         self._thread = threading.Thread(
             target=self._think, args=(situation,), name="unisono-advice", daemon=True
         )
@@ -142,7 +142,7 @@ class BackgroundReplanner:
         """What was advised; None where the ranks have met again since, under what nobody has asked about."""
         os.read(self._reads, 16)
         advice, self._answer, self._thread = self._answer, None, None
-        return advice if self._asked == self._epoch else None
+        return advice if self._queried_epoch == self._epoch else None
 
     def close(self) -> None:
         """Whatever is thought of meanwhile, nobody hears it."""

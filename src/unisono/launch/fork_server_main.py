@@ -122,7 +122,7 @@ class _Helper:
         """This program from its beginning, in this process: without the threads, and with the order in hand."""
         self._say(
             op="note",
-            text=f"reading the data started threads ({_some(names)}): each rank reads it for itself",
+            text=f"reading the data started threads ({_first_names(names)}): each rank reads it for itself",
         )
         file = os.memfd_create("order")
         with os.fdopen(os.dup(file), "wb") as writer:
@@ -198,7 +198,7 @@ def _taken(file: int) -> dict[str, Any]:
         return json.loads(reader.read())
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 

@@ -32,7 +32,7 @@ class _Pending:
 
     sock: socket.socket
     address: str
-    asked: dict[str, Any]
+    challenge: dict[str, Any]
     since: float
     greeted: bool = False
     data: bytearray = field(default_factory=bytearray)
@@ -154,7 +154,7 @@ class HostListener:
 
     def _greet(self, pending: _Pending) -> None:
         pending.greeted = True
-        pending.sock.send(wire.frame(wire.dumps(pending.asked)))
+        pending.sock.send(wire.frame(wire.dumps(pending.challenge)))
 
     def _heard(self, pending: _Pending) -> RemoteHost | None:
         """The host, once it has proven itself. Raises Refused, OSError."""
@@ -178,11 +178,11 @@ class HostListener:
         if len(pending.data) > wire.HEAD.size + length:
             raise Refused("more came than a greeting")
         answered = link.parse(bytes(pending.data[wire.HEAD.size :]))
-        facts, proved = link.admitted(self.token, pending.asked, answered)
+        facts, proved = link.admitted(self.token, pending.challenge, answered)
         self._leave(pending)
         pending.sock.send(wire.frame(wire.dumps(proved)))
         host_link = HostLink.between(
-            pending.sock, self.token, pending.asked["nonce"], answered["nonce"], is_caller=False
+            pending.sock, self.token, pending.challenge["nonce"], answered["nonce"], is_caller=False
         )
         room, cores = _count(facts.get("room")), _count(facts.get("cores"))
         return RemoteHost(str(facts.get("name"))[:100], room, cores, host_link, pending.address, self.gone)

@@ -38,7 +38,10 @@ class InspectServer:
         self._folder: Path | None = None
         self._processes: dict[int, RankProcess] = {}  # by the number of their worker
         self._present: dict[int, RankProcess] = {}  # by rank, as they stand in the folder
-        self._asked, self._answered = "", set[int]()  # the last question, and the ranks that have answered it
+        self._question, self._answered = (
+            "",
+            set[int](),
+        )  # the last question, and the ranks that have answered it
         self._questions: queue.SimpleQueue[tuple[InspectQuestion, bool]] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -67,7 +70,7 @@ class InspectServer:
         while not self._questions.empty():
             question, again = self._questions.get()
             if not again:
-                self._asked, self._answered = question.token, set()
+                self._question, self._answered = question.token, set()
                 for worker in workers.values():
                     worker.tell("report", token=question.token)
             elif self._folder is not None:
@@ -112,9 +115,9 @@ class InspectServer:
         """What a rank reports, of itself or of its neighbour."""
         rank, token = event.get("rank", by), event.get("token")
         facts = {key: value for key, value in event.items() if key not in ("kind", "token", "rank")}
-        if self._folder is not None and isinstance(rank, int) and token == self._asked:
+        if self._folder is not None and isinstance(rank, int) and token == self._question:
             self._answered.add(rank)
-            self._write(inspect_folder.answer, self._folder, rank, self._asked, facts)
+            self._write(inspect_folder.answer, self._folder, rank, self._question, facts)
 
     def _look_at_silent(self, question: InspectQuestion, workers: Mapping[int, InspectedWorker]) -> None:
         """Ranks that have not answered, and that who asks cannot see, are looked at from their own host."""

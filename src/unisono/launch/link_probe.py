@@ -22,7 +22,7 @@ class LinkProbe:
     rate: float = 0.0
     number: int = 0
     _small: list[float] = field(default_factory=list)
-    _asked: float = 0.0
+    _began: float = 0.0
     _pieces: int = 0
     _answers: list[float] = field(default_factory=list)
 
@@ -38,19 +38,19 @@ class LinkProbe:
         if number != self.number:
             return []
         if len(self._small) < _SMALL:
-            self._small.append(now - self._asked)
+            self._small.append(now - self._began)
             return self._ask(1 if len(self._small) < _SMALL else PIECE, now)
         self._answers.append(now)
         if len(self._answers) < self._pieces:
             return []
-        took = now - self._asked
+        took = now - self._began
         self.delay, self.rate = min(self._small) / 2, self._measured(took)
         if took >= _LONG or self._pieces >= _MOST:
             return []
         return self._ask(PIECE, now, 2 * self._pieces)
 
     def _ask(self, nbytes: int, now: float, times: int = 1) -> list[int]:
-        self._asked, self._pieces, self._answers = now, times, []
+        self._began, self._pieces, self._answers = now, times, []
         return [nbytes] * times
 
     def _measured(self, took: float) -> float:

@@ -8,7 +8,7 @@ from unisono.launch.starters.slurm import Slurm
 from unisono.spec.errors import UsageError
 
 
-def told(environ: Environ, source: str) -> Started:
+def read_variables(environ: Environ, source: str) -> Started:
     """The place that the plain variables describe. On one host the local numbers are the global ones."""
     known = dict(environ)
     if known.get("MASTER_ADDR") in LOOPBACK:
@@ -39,7 +39,7 @@ class PlainVariables(Starter):
     def detect(self, environ: Environ) -> Started | None:
         if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & environ.keys():
             return None
-        place, other = told(environ, "environment"), Slurm().detect(environ)
+        place, other = read_variables(environ, "environment"), Slurm().detect(environ)
         if other is not None and (other.rank, other.world) != (place.rank, place.world):
             raise UsageError(
                 f"the environment says rank {place.rank} of {place.world}, Slurm says {other.rank} of {other.world}",

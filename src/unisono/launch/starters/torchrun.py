@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from unisono.launch.starters import Environ, Started, Starter
-from unisono.launch.starters.environment import PlainVariables, told
+from unisono.launch.starters.environment import PlainVariables, read_variables
 
 
 class Torchrun(Starter):
@@ -14,7 +14,7 @@ class Torchrun(Starter):
     turn: ClassVar[int] = 10
 
     def detect(self, environ: Environ) -> Started | None:
-        return told(environ, "torchrun") if "TORCHELASTIC_RUN_ID" in environ else None
+        return read_variables(environ, "torchrun") if "TORCHELASTIC_RUN_ID" in environ else None
 
     def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
         return {**PlainVariables().leaves(host, local_rank, hosts), "TORCHELASTIC_RUN_ID": "run"}
