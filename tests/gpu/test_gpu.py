@@ -163,6 +163,12 @@ FOUR = [
     "shard=2 cp=2",
     "pp=4 micros=4",
     "pp=2 tp=2 micros=4",
+    "pp=4 micros=4 schedule=zb1p",
+    "pp=2 cp=2 micros=4 schedule=interleaved:v=2",
+    "shard=2 pp=2 micros=2",
+    "shard=2 tp=2",
+    "dp=4 sync=canonical",
+    "shard=4 zero=3",
 ]
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.imagined import imagined
-from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.config import DataConfig, ModelConfig, Recipe, Resolved, TrainConfig, resolve
 from unisono.train.build.rehearsal import Onlooker, Rehearsed, rehearse
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
 from unisono.train.data.load import load
@@ -20,6 +21,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"n_layer": 4, "n_head": 4, "d_model": 16, "context": 8, "dropout": 0.1, "vocab": 24},
     "llama": {"n_layer": 4, "n_head": 4, "d_model": 16, "context": 8, "positions": "rotary", "norm": "rms",
               "activation": "swiglu", "bias": False, "vocab": 24, "tie_embeddings": False},
+    "deep": {"n_layer": 6, "n_head": 2, "d_model": 8, "context": 8, "vocab": 24},
     "moe": {"kind": "moe", "n_layer": 2, "n_head": 4, "d_model": 16, "context": 8, "vocab": 24},
     "convnet": {"kind": "convnet", "n_layer": 2, "channels": 8},
     "mlp": {"kind": "mlp", "hidden": (16, 16)},
@@ -51,17 +53,21 @@ def corpus(kind: str) -> Corpus:
     return Corpus(tokens, tokens, 24, 24, (8,), None, None, "")
 
 
-def seen(kind: str, plan: str, rank: int = -1) -> Rehearsed:
+def resolved(kind: str, plan: str) -> Resolved:
     source = "digits" if kind in ("convnet", "mlp") else "clicks" if kind == "dlrm" else "stdlib"  # not read
     recipe = Recipe(
         model=ModelConfig(**MODELS[kind]),
         data=DataConfig(source=source),
         train=TrainConfig(global_batch=8, micro_batch=1, clip=0.5),
     )
-    resolved = resolve(recipe, plan, None)
-    rank %= resolved.plan.world
-    with imagined(rank, resolved.plan.world) as calls:
-        return rehearse(resolved.recipe, resolved.plan, corpus(kind), rank, calls)
+    return resolve(recipe, plan, None)
+
+
+def seen(kind: str, plan: str, rank: int = -1) -> Rehearsed:
+    found = resolved(kind, plan)
+    rank %= found.plan.world
+    with imagined(rank, found.plan.world) as calls:
+        return rehearse(found.recipe, found.plan, corpus(kind), rank, calls)
 
 
 PLANS = [
@@ -145,3 +151,26 @@ def test_bytes_that_live_are_counted_once_and_forgotten() -> None:
         assert (watching.now, watching.peak) == (800, 1600)
         del x
         assert watching.now == 0
+
+
+MANY_STAGES = [
+    *((kind, plan) for kind, plan in PLANS if "pp=" in plan),
+    ("gpt", "pp=4"),
+    ("gpt", "dp=2 pp=3"),
+    ("deep", "pp=3 schedule=dualpipev"),
+]
+
+
+@pytest.mark.parametrize(("kind", "plan"), MANY_STAGES)
+def test_the_members_of_a_group_meet_under_one_name(kind: str, plan: str) -> None:
+    """torch names a group after its members and after how many groups a rank has by then: so must the next one be."""
+    found, names, counts = resolved(kind, plan), dict[tuple[str, int], list[int]](), set[int]()
+    for rank in range(found.plan.world):
+        with imagined(rank, found.plan.world) as calls:
+            rehearse(found.recipe, found.plan, corpus(kind), rank, calls)
+            for pg, name in c10d._world.pg_names.items():
+                names[name, rank] = dist.get_process_group_ranks(pg)
+            counts.add(len(c10d._world.pg_names))
+    for (name, rank), members in names.items():
+        assert all(names.get((name, member)) == members for member in members), (rank, members)
+    assert len(counts) == 1

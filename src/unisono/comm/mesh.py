@@ -118,8 +118,19 @@ class Mesh:
         axes = tuple(axes)
         return self.group_of(name, self.peers(axes) if len(axes) == 1 else sorted(self.peers(axes)))
 
+    def group_across(self, name: str, ranks: list[int]) -> Group:
+        """A group of the given ranks, of which this one is a member, where other ranks may have no such group: they
+        give themselves alone. Every rank of the mesh calls it, or a later group of all hangs.
+
+        torch names a group after its members and after how many groups a rank has by then, so all have to have as many.
+        """
+        if len(ranks) == 1 and self.shape.world > 1:
+            dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True, group_desc=name)
+        return self.group_of(name, ranks)
+
     def group_of(self, name: str, ranks: list[int]) -> Group:
-        """A group of the given ranks, of which this one is a member."""
+        """A group of the given ranks, of which this one is a member, where every rank of the mesh is in such a one of
+        as many ranks."""
         pg = None
         if len(ranks) > 1:
             group = dist.new_group(

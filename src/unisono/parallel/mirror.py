@@ -69,4 +69,4 @@ def mirror_of(slots: Sequence[Slot], timetable: Timetable, mesh: Mesh) -> Mirror
         return ALONE
     rows = (mesh.at["pp"], len(timetable.rows) - 1 - mesh.at["pp"])
     ranks = {mesh.members.ranks[mesh.shape.rank({**mesh.at, "pp": row})] for row in rows}
-    return Mirror(tuple(sorted(slots, key=lambda slot: slot.name)), mesh.group_of("pp", sorted(ranks)))
+    return Mirror(tuple(sorted(slots, key=lambda slot: slot.name)), mesh.group_across("pp", sorted(ranks)))

@@ -89,11 +89,13 @@ def ties_of(slots: Sequence[Slot], context: PassContext) -> tuple[Tie, ...]:
     mesh, ties = context.mesh, []
     for alias, owner in context.owners.items():
         here = tuple(by_name[name] for name in (owner, alias) if name in by_name)
-        if here:
+        rows = [mesh.at["pp"]]
+        if len(here) == 1:
             # Uses in a second copy of the model (DualPipe) meet each other; where both are here, nobody else is asked.
-            chain = len(context.blocks) * (len(here) == 1 and here[0].copy)
+            chain = len(context.blocks) * here[0].copy
             rows = [context.placement[chain + stage_of(name, context.blocks)] for name in (owner, alias)]
-            rows = rows if len(here) == 1 else [mesh.at["pp"]]
-            ranks = {mesh.members.ranks[mesh.shape.rank({**mesh.at, "pp": row})] for row in rows}
-            ties.append(Tie(here, mesh.group_of("pp", sorted(ranks))))
+        ranks = {mesh.members.ranks[mesh.shape.rank({**mesh.at, "pp": row})] for row in rows}
+        group = mesh.group_across("pp", sorted(ranks))
+        if here:
+            ties.append(Tie(here, group))
     return tuple(ties)
