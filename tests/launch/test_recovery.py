@@ -162,6 +162,9 @@ def test_a_rank_that_nothing_frees_gives_its_place_to_another():
         os.read(hears, 1)  # it hears from now on
         ours.sendall(wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(1, 0, 1, 1, 0, 1).as_json()})))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        (note,) = map(wire.event, wire.Frames().feed(ours.recv(1 << 16)))
+        assert "does not come to the next meeting" in note["text"]
+        assert "in test_a_rank_that_nothing_frees" in note["text"], "where its main thread stands"
 
 
 class FirstMeeting:
