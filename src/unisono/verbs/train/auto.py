@@ -40,7 +40,7 @@ def choose(
         raise UsageError(
             "plan auto needs this machine in numbers, and nobody has measured it",
             where="plan",
-            fix="unisono calibrate, which takes about half a minute, once",
+            fix="unisono calibrate, which takes about two minutes, once",
             code="P19",
         )
     cluster = predict.of_ranks(cluster, ranks or loaded.recipe.launch.ranks or cluster.devices)
