@@ -224,7 +224,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def prepare(argument: dict[str, Any]) -> Callable[..., Any] | None:
-    """In the helper: the function, found again where it was defined; None for a script, which each rank runs."""
+    """In the fork server: the function, found again where it was defined; None for a script, which each rank runs."""
     if "script" in argument:
         return None
     function: Any = _module(argument["module"], argument["file"])

@@ -36,7 +36,7 @@ def _corpus(recipe_json: str) -> Corpus:
 
 
 def prepare(argument: dict[str, Any]) -> Corpus:
-    """In the helper, before each fork: the data, read once for all ranks and all plans."""
+    """In the fork server, before each fork: the data, read once for all ranks and all plans."""
     recipe = Recipe.model_validate_json(argument["jobs"][0]["recipe"])
     about_data = recipe.model_copy(update={"train": TrainConfig(), "plan": "dp=1"})
     corpus = _corpus(about_data.model_dump_json(exclude_unset=True))

@@ -41,7 +41,7 @@ KINDS = ("loss", "grad", "param", "optim")
 
 
 def prepare(argument: dict[str, Any]) -> Corpus:
-    """In the helper: the data."""
+    """In the fork server: the data."""
     recipe = Recipe.model_validate_json(argument["recipe"])
     return load_data(recipe.data, recipe.model)
 
