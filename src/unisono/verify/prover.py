@@ -43,6 +43,9 @@ class Proof:
     verdict: str = "proven"
     notes: tuple[str, ...] = ()
 
+    def __bool__(self) -> bool:
+        return self.passed
+
     def as_dict(self) -> dict[str, Any]:
         """The contract's object."""
         return {"pass" if key == "passed" else key: value for key, value in asdict(self).items()}
