@@ -189,7 +189,7 @@ def _gradient(case: Case) -> Cause:
     names = list(dict.fromkeys(d.name.removeprefix("raw/") for d in wrong))
     if all(d.kind == "missing" for d in wrong):
         return Cause("missing_share", f"{are(names)} not there, or only in part")
-    if case.exact and max(d.error for d in wrong) < NOISE * case.unit:
+    if case.terms.exact and max(d.error for d in wrong) < NOISE * case.unit:
         return Cause(
             "summation_order", f"{are(names)} off by rounding alone: a sum is taken in another order"
         )
@@ -271,7 +271,7 @@ def _norm(case: Case) -> Cause:
     got = note.norm
     if not math.isfinite(got):
         return Cause("not_a_number", f"all gradients are right, but their norm on rank {note.rank} is {got}")
-    if case.exact and math.isclose(got, want, rel_tol=NOISE * case.unit):
+    if case.terms.exact and math.isclose(got, want, rel_tol=NOISE * case.unit):
         return Cause(
             "summation_order", "the norm is off by rounding alone: its sum is taken in another order"
         )

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.watch.locate_nan import odd_loss
 from unisono.verify.beyond import beyond
-from unisono.verify.bounds import Bounds, bounds_of, rhythm_of, steps_of
+from unisono.verify.bounds import Bounds, bounds_of, rhythm_of
 from unisono.verify.case import Case
 from unisono.verify.cause import diagnose
 from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge, state_before
@@ -48,13 +48,14 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
     """The one device itself, held to formulas. Keys: first (text, or None), cause, explanation; unseen: tokens of the
     vocabulary that the data of these steps has not; note: on the first loss, or ""."""
     terms = terms_of(resolved, corpus)
+    inexact = replace(terms, exact=False)
     first, cause, before = None, Cause("", ""), None
     for step in range(steps):
         seen = Record(record_of(folder, step))
         faults, right = _unlawful(terms, step, seen, before)
         if faults:
             first = str(faults[0])
-            cause = diagnose(_case(terms, resolved, step, faults, right, before, seen))
+            cause = diagnose(Case(resolved.plan, inexact, step, faults, right, before, seen))
             break
         before = seen
     if first is None:
@@ -159,12 +160,10 @@ def find_cause(
     ref, seen = Record(record_of(reference, step)), Record(record_of(folder, step))
     before = Record(record_of(reference, step - 1)) if step else None
     judgement = judge(terms, step, ref, before, seen)
-    case = replace(
-        _case(terms, proven, step, judgement.divergences, ref, before, seen),
-        leaves=play_leaves(alone, place, corpus, step, reference),
-        exact=terms.exact,
-        old_losses=losses_with(alone, place, corpus, step, reference, step - 1) if step else None,
-        calm=calm,
+    leaves = play_leaves(alone, place, corpus, step, reference)
+    old = losses_with(alone, place, corpus, step, reference, step - 1) if step else None
+    case = Case(
+        proven.plan, terms, step, judgement.divergences, ref, before, seen, leaves, old_losses=old, calm=calm
     )
     if judgement.divergences[0].kind == "loss":
         case = replace(
@@ -179,33 +178,6 @@ def find_cause(
 def torch_dropouts(model: nn.Module) -> list[str]:
     """Names of modules that draw from torch's own generator."""
     return [name for name, module in model.named_modules() if isinstance(module, _DropoutNd) and module.p]
-
-
-def _case(
-    terms: CompareTerms,
-    proven: Resolved,
-    step: int,
-    divergences: Sequence[Divergence],
-    ref: Record,
-    before: Record | None,
-    seen: Record,
-) -> Case:
-    """What is known before anything is played again."""
-    train = proven.recipe.train
-    return Case(
-        plan=proven.plan,
-        step=step,
-        divergences=divergences,
-        ref=ref,
-        before=before,
-        seen=seen,
-        leaves={},
-        owners=terms.owners,
-        decay=train.weight_decay,
-        rate=train.rate()(steps_of(proven.plan, step)[-1]),
-        unit=terms.bounds.unit,
-        exact=False,
-    )
 
 
 # One device held to formulas that know nothing of it ------------------------------------------------------------------
