@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -74,15 +74,6 @@ class GradientVerdict:
                 where=f"first in backward: {self.first}",
                 likely=self.explanation or "",
             )
-
-
-class Rank(Protocol):
-    """What a parallel function is told: its rank and how many there are. torch.distributed is initialised (Gloo)."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
 
 
 Gradients = Mapping[str, Tensor]
@@ -207,7 +198,9 @@ def judge(
         axes=("rank",),
         sizes=_sizes(len(seen), len(parts), shards),
         slack=bound,
-        shares={n: torch.stack([part[n] for part in parts]) for n in want if _shared(n, parts)},
+        shares={n: torch.stack([part[n] for part in parts]) for n in want if all(n in part for part in parts)}
+        if len(parts) > 1
+        else {},
     )
     largest = max((x.abs().max().item() for x in want.values() if x.numel()), default=0.0)
     errors = {n: evidence.worst(n) / max(evidence.top(n), bound * largest) for n in want}
@@ -216,10 +209,6 @@ def judge(
         return GradientVerdict(True, bound, errors)
     cause = explain(evidence, wrong)
     return GradientVerdict(False, bound, errors, wrong[0], cause.name, cause.text)
-
-
-def _shared(name: str, parts: Sequence[Mapping[str, Tensor]]) -> bool:
-    return len(parts) > 1 and all(name in part for part in parts)
 
 
 def _check_names(want: Mapping[str, Tensor], seen: Sequence[Mapping[str, Tensor]]) -> None:
@@ -300,8 +289,9 @@ def _misfit(what: str, fix: str) -> UsageError:
 def locate(
     function: Callable[..., Any], asker: str, module_prefix: str, *, inner: bool = False
 ) -> tuple[Path, str]:
-    """(its file, its name there). own: how the module begins that our own processes make of the file. inner: whether a
-    function inside a class will do. Raises UsageError V03, which names the `asker`."""
+    """Return a function's file and its name there. module_prefix: with which the names of modules begin that our own
+    processes make of such files. inner: whether a function inside a class will do. Raises UsageError V03, which names
+    the `asker`."""
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if module.startswith(module_prefix):
         raise UsageError(
