@@ -1,4 +1,4 @@
-"""A step of a proof that went wrong, and what was found out about it: what a likely cause is read from."""
+"""A step of a proof that went wrong: all that the search for a cause looks at."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

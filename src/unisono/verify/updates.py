@@ -123,7 +123,7 @@ def _neighbours(got: Tensor, want: Tensor) -> bool:
 
 
 def _moment(case: Case, name: str, key: str, before: tuple[Tensor, Tensor, Tensor], who: str) -> Cause | None:
-    """given: parameter, moment and gradient before the update. What mixture of them is the moment after it?"""
+    """Find which mixture of the parameter, the moment and the gradient `before` the update is the moment after it."""
     got, want = case.seen.whole(f"optim/{name}/{key}"), case.ref.whole(f"optim/{name}/{key}")
     if got is None or want is None or not got.dim() or _close(got, want, case.unit):
         return None
