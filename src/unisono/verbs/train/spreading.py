@@ -76,8 +76,8 @@ def remote_hosts(order: TrainOrder, text: str, settings: Settings, other: Other)
 
 
 def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> RunSpread | None:
-    """What ranks are told of a plan with any number of replicas: where leaves cannot be dealt alike, they are dealt as
-    evenly as can be. None where some replica would have none, or the plan does not go with the recipe."""
+    """Return how a plan is spread with any number of replicas: leaves that replicas do not divide are dealt as evenly
+    as can be. None where some replica would have none, or the plan does not go with the recipe."""
     batch, _ = batch_of(replace(plan, micros=None), recipe.train)
     if batch is not None:
         plan = replace(plan, micros=batch.micros)
