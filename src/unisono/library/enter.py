@@ -210,15 +210,12 @@ def _job(
     mine = plan.world > 1 and not dist.is_initialized()
     device = of_script() if context is None else of_rank(context.backend, context.local_rank)
     if mine and context is not None:
-        where: dict[str, Any] = (
-            {"store": context.store} if context.store is not None else {"init_method": "env://"}
-        )
-        dist.init_process_group(
+        dist.init_process_group(  # without a store torch makes one from the variables of the environment
             beside_cpus(context.backend),
-            rank=context.rank,
-            world_size=context.world,
             timeout=timeout,
-            **where,
+            world_size=context.world,
+            rank=context.rank,
+            store=context.store,
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     collective = COLLECTIVES.read(plan.collective)

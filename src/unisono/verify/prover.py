@@ -328,20 +328,16 @@ def _beyond_steps(plan: Plan) -> str:
     return f"{said} is not known before, and no other run has to do the same"
 
 
-def one_line(recipe: Recipe, plan: Plan, steps: int = 3) -> str:
+def one_line(recipe: Recipe, plan: Plan) -> str:
     """The parity of a plan in float64 as one line of text."""
     if reason := _beyond_steps(plan):
         return f"{plan}  not proven here: {reason}"
     train = recipe.train.model_copy(update={"dtype": "float64", "micro_batch": recipe.train.micro_batch})
     double = replace(plan, precision="fp64")
     proof = prove(
-        recipe.model_copy(update={"train": train, "plan": str(double)}), [double], steps, backend="gloo"
+        recipe.model_copy(update={"train": train, "plan": str(double)}), [double], 3, backend="gloo"
     )[0]
-    return f"{summary(proof)} ({steps} steps in float64, largest relative error)"
-
-
-def summary(proof: Proof) -> str:
-    """One proof as one line."""
     errors = "  ".join(f"{kind} {error:.0e}" for kind, error in proof.max_rel_err.items())
     same = "bit-identical to one process" if proof.bit_identical else f"against one process: {errors}"
-    return f"{proof.plan}  {same}  {'PASS' if proof.passed else 'UNPROVEN' if proof.verdict == 'unproven' else 'FAIL'}"
+    word = {"proven": "PASS", "unproven": "UNPROVEN", "wrong": "FAIL"}[proof.verdict]
+    return f"{proof.plan}  {same}  {word} (3 steps in float64, largest relative error)"
