@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from unisono.config import Resolved
@@ -167,14 +167,18 @@ def find_cause(
         proven.plan, terms, step, judgement.divergences, ref, before, seen, leaves, old_losses=old, calm=calm
     )
     if judgement.divergences[0].kind == "loss":
-        modules = model_of(alone.recipe, corpus).named_modules()
         case = replace(
             case,
             crossed=crossed_losses(alone, place, corpus, step, reference),
             tokens=tokens_of(alone, corpus, step) if corpus.vocab else (),
-            foreign=[name for name, module in modules if isinstance(module, _DropoutNd) and module.p],
+            foreign=torch_dropouts(model_of(alone.recipe, corpus)),
         )
     return diagnose(case)
+
+
+def torch_dropouts(model: nn.Module) -> list[str]:
+    """Return the names of modules that draw from torch's own generator."""
+    return [name for name, module in model.named_modules() if isinstance(module, _DropoutNd) and module.p]
 
 
 # One device held to formulas that know nothing of it ------------------------------------------------------------------
