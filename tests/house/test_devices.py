@@ -21,7 +21,7 @@ ALLOWED = {
     "spec/elsewhere.py": "words of other programs, and a variable of the environment in a remedy",
     "spec/frames.py": "what backends say of a variable that is wrong, in their own words",
     "launch/transport.py": "variables of the environment that a backend reads; no torch there",
-    "verbs/train/expected.py": "whether GPUs have the memory that is asked for; no torch there",
+    "verbs/train/room.py": "whether GPUs have the memory that is asked for; no torch there",
     "observe/environment.py": "variables that are noted beside a run; no torch there",
 }
 CATALOGUES = "planner/"  # devices and links that one can buy, and stacks that run on them

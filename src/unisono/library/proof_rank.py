@@ -29,10 +29,9 @@ from torch.utils._pytree import tree_leaves
 
 from unisono.launch.context import RankContext
 from unisono.library.batch_tracer import LossWatcher
-from unisono.library.enter import init
+from unisono.library.enter import ScriptStage, init, staged
 from unisono.library.gradient_check import SCRIPT, plain_name
 from unisono.library.job import Job
-from unisono.library.stage import ScriptStage, staged
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
 from unisono.spec.finder import executed
