@@ -1,7 +1,11 @@
 """Published forms and rates of timetables beside those of the timetables that are played.
 
 Costs of the bubble rates (Qi et al., 2024, arXiv 2401.10241, table 5) are in units of one stage's F, one set for all rows
-and columns: fitted by least squares on twelve numbers, 1F1B, 1F1B-I, ZB-H1 and ZB-H2 of the three given rows.
+and columns: fitted by least squares on twelve numbers, 1F1B, 1F1B-I, ZB-H1 and ZB-H2 of the three given rows. How F+B is
+divided between the two hardly matters there, and the division nearest to equal is taken. That 1F1B-I has 3 stages a
+rank, and the part of the activations that W keeps (only ZB-2p feels it), are fitted on their columns too. ZB-1p and ZB-2p
+are ours by our own heuristic, not the paper's. The row of 64 micro-batches is low in 1F1B, whose every round trip waits
+for messages: slower ones in that row would explain it.
 """
 
 from collections.abc import Callable
