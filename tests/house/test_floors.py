@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.house.source import FILES, ROOT, module_of, place_of, tree_of
 
 MAY_READ_ENVIRONMENT = (
