@@ -16,9 +16,16 @@ DAY = int(os.environ.setdefault("TESTS_DAY", str(date.today().toordinal())))
 # Family: one case in so many has its turn each day. None is here that is asked for a planted bug
 # (tests/verify/planted): those run every day.
 FAMILIES = {
+    "launch/test_doctor_hang.py::test_the_culprit_of_a_hang_is_named_from_outside": 2,
+    "launch/test_guardian.py::test_what_asks_for_the_end_reaches_the_supervisor_once": 3,
+    "launch/test_guardian.py::test_who_is_killed_is_replaced_and_no_bit_is_another": 2,
+    "launch/test_hangs.py::test_the_culprit_is_named_and_nobody_stays_or_nothing_is_wrong": 2,
     "launch/test_machine.py::test_whatever_happens_a_run_ends_or_goes_on": 2,
+    "launch/test_recovery.py::test_a_lost_rank_changes_no_bit": 2,
     "planner/test_one_count.py::test_what_is_priced_is_what_is_sent": 3,
+    "planner/test_timeline.py::test_the_runtime_keeps_to_the_simulated_timeline": 3,
     "verbs/test_auto.py::test_the_choice_is_priced_no_higher_than_the_recipes_own_plan_and_trains_default": 2,
+    "verbs/test_bad_runs.py::test_answered": 2,
 }
 
 
