@@ -29,12 +29,17 @@ FAMILIES = {
 }
 
 
+def is_today(number: int, of: int) -> bool:
+    """Whether case `number` of a family has its turn today, where one in `of` has."""
+    return number % of == DAY % of
+
+
 def put_off(items: Iterable[pytest.Item]) -> None:
     """Mark as slow the cases of FAMILIES that have their turn on another day."""
     counts = Counter[str]()
     for item in items:
         family = item.nodeid.removeprefix("tests/").partition("[")[0]
         if family in FAMILIES and not item.get_closest_marker("slow"):
-            if counts[family] % FAMILIES[family] != DAY % FAMILIES[family]:
+            if not is_today(counts[family], FAMILIES[family]):
                 item.add_marker(pytest.mark.slow)
             counts[family] += 1
