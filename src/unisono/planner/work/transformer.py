@@ -242,17 +242,6 @@ class Transformer:
         """(elements of the embedding, which tp splits by vocabulary, elements of the positions, which are whole)."""
         return self.vocab * self.d_model, (self.rows or self.context) * self.d_model if self.learned else 0
 
-    @property
-    def block_tensors(self) -> int:
-        """Parameters of a block, counted as tensors."""
-        norms = 2 if self.rms or not self.bias else 4
-        each, stacked = matrices(self.gated), self.sparse_share
-        weights = 2.0 + each * (self.dense_share + stacked)
-        if self.apart:
-            flat = 3 * bool(self.qkv_bias) + bool(self.proj_bias) + 2 * self.head_norms
-            return round(weights + 2.0 + flat + stacked + norms)
-        return round(weights * (2 if self.bias else 1) + stacked + norms)
-
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
         """Return (rows and columns of a block's matrices under tp, elements of a block on one rank)."""
         h, ff = self.d_model, self.d_ff
@@ -335,9 +324,3 @@ def crossings(
 def on_rank(tp: int, dealt: float, whole: float) -> float:
     """Return elements on one rank of tp. `dealt` elements are divided, `whole` ones are not; in a grid both are."""
     return (dealt + whole) / tp if isinstance(tp, Grid) else dealt / tp + whole
-
-
-def block_elements(model: Transformer, tp: int) -> float:
-    """Return elements of one block on one rank of tp, before `shard`; of dense and sparse blocks the mean."""
-    dealt, whole = model.block_parameters
-    return on_rank(tp, dealt + model.sparse_share * model.layer_experts, whole)
