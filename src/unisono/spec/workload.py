@@ -53,7 +53,7 @@ class Channels(NamedTuple):
     entered: elements of one sample, whole on every rank, of which each has a part of the gradient; 0 where nobody asks
     for it. left: elements of one sample that are added up on their way out. again: whether `recompute=full` comes to
     that sum again, as something behind it is kept. Under autocast, widens: a bias makes what comes out fp32;
-    carries: what comes in goes past, and stays fp32 where it was; normed: a norm before what is entered makes it fp32
+    normed: a norm before what is entered makes it fp32
     on devices.
     """
 
@@ -65,7 +65,6 @@ class Channels(NamedTuple):
     left: int
     again: bool
     widens: bool = False
-    carries: bool = False
     normed: bool = False
 
 
