@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.comm import rooted
 from tests.comm.made_up import as_hosts
-from unisono.comm import rooted
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.collectives.memory.slots import MemorySlots, slots_of
 from unisono.comm.group import Group

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unisono.comm import rooted, rounds
+from tests.comm import rooted
+from unisono.comm import rounds
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder

@@ -41,7 +41,6 @@ def test_our_gpt(fields: dict[str, Any]) -> None:
     assert [part.name for part in got.parts] == [part.name for part in sizes.parts]
     for mine, closed in zip(got.parts, sizes.parts, strict=True):
         assert (mine.parameters, mine.flops, mine.output) == (closed.parameters, closed.flops, closed.output)
-    assert got.activations == pytest.approx(sizes.activations, rel=0.05)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -1,4 +1,4 @@
-"""The closed forms agree with the modules: parameters and arithmetic exactly, kept activations nearly."""
+"""The closed forms agree with the modules: parameters and arithmetic exactly, what networks keep nearly."""
 
 from typing import Any
 
@@ -66,7 +66,8 @@ def batch(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 def test_closed_forms_are_those_of_the_modules(pair: Any) -> None:
     parameters(*pair())
     flops_and_outputs(*pair())
-    activations(*pair())
+    if not isinstance(pair()[0], GPT):  # of which tests/models/test_kept.py says what it keeps
+        activations(*pair())
 
 
 def parameters(model: Any, sizes: Workload) -> None:
@@ -85,7 +86,6 @@ def flops_and_outputs(model: Any, sizes: Workload) -> None:
 
 
 def activations(model: Any, sizes: Workload) -> None:
-    """Within 4 %: rotation tables and the like, which do not grow with the batch, are not in the closed form."""
     initialise(model, 0)
     inputs, targets = batch(model)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()} | {inputs.untyped_storage().data_ptr()}
@@ -100,9 +100,7 @@ def activations(model: Any, sizes: Workload) -> None:
         noise = Noise(0, torch.arange(BATCH))
         loss = model.loss(model(inputs, noise), targets)
     elements = sum(t.untyped_storage().nbytes() for t in kept.values()) / 4
-    norms = sum(isinstance(module, nn.RMSNorm) for module in model.modules())
-    composed = norms * BATCH * 16 * 32  # without a fused kernel, as here, RMSNorm keeps one tensor more
-    assert elements == pytest.approx(BATCH * sizes.activations + composed, rel=0.04)
+    assert elements == pytest.approx(BATCH * sizes.activations, rel=0.04)
     loss.backward()
 
 

@@ -66,13 +66,12 @@ class Collective(Member, ABC):
     """An algorithm's declaration.
 
     fidelity: of its sums, towards those in the order of the ranks. counted: whether all that it declares leaves as
-    messages; what ranks read in each other's memory does not. nearby: buffers of ranks on one host meet in memory.
+    messages; what ranks read in each other's memory does not.
     threaded: ranks on threads of one process can have it too.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.ROUNDING
     counted: ClassVar[bool] = True
-    nearby: ClassVar[bool] = False
     threaded: ClassVar[bool] = True
 
     def sent(self, op: str, nbytes: int, size: int) -> int:

@@ -1,6 +1,5 @@
 """What tomllib does not do: say on which line a key stands, explain a fault, and write one value."""
 
-import json
 import re
 import tomllib
 from typing import Any
@@ -11,7 +10,10 @@ from unisono.spec.doubtful import toml_of
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _PATH = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*")
-_PIECE = re.compile(_PART)
+_LITERAL = re.compile(
+    r'''"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"''' + r"""|'''.*?'''|'[^'\n]*'|\#[^\n]*""", re.DOTALL
+)
+"""Strings and comments."""
 Path = tuple[str, ...]
 
 
@@ -19,19 +21,17 @@ def key_lines(text: str) -> dict[Path, int]:
     """Line (from 1) of every table and key of a TOML text; keys inside inline tables stand where their owner does."""
     lines: dict[Path, int] = {}
     table: Path = ()
-    inside, depth = "", 0
-    for number, line in enumerate(text.split("\n"), 1):
-        if inside or depth:
-            inside, depth = _scan(line, 0, inside, depth)
-            continue
-        header = line.strip()
-        if header.startswith("["):
-            table = _path(header.lstrip("["))
+    depth = 0  # of brackets that are open
+    bare_text = _LITERAL.sub(lambda literal: "\n" * literal[0].count("\n"), text)
+    for number, (line, bare) in enumerate(zip(text.split("\n"), bare_text.split("\n"), strict=True), 1):
+        is_header = not depth and bare.lstrip().startswith("[")
+        if is_header:
+            table = _path(line.strip().lstrip("["))
             _record(lines, table, len(table) - 1, number)
-        elif match := _PATH.match(line):
-            path = table + _pieces(match[1])
-            _record(lines, path, len(table), number)
-            inside, depth = _scan(line, match.end(), "", 0)
+        elif not depth and "=" in bare:
+            _record(lines, table + _path(line), len(table), number)
+        brackets = [mark in "[{" for mark in bare if mark in "[]{}"]
+        depth = max(0, depth + 2 * sum(brackets) - len(brackets))
     return lines
 
 
@@ -102,45 +102,17 @@ def _record(lines: dict[Path, int], path: Path, known: int, number: int) -> None
 
 
 def _path(text: str) -> Path:
+    """The parts of the dotted key with which a text begins; () where there is none."""
     match = _PATH.match(text)
-    return _pieces(match[1]) if match else ()
-
-
-def _pieces(text: str) -> Path:
-    return tuple(_unquote(p) for p in _PIECE.findall(text))
-
-
-def _unquote(part: str) -> str:
-    if part.startswith('"'):
-        try:
-            return json.loads(part)
-        except ValueError:
-            return part[1:-1]
-    return part[1:-1] if part.startswith("'") else part
-
-
-def _scan(line: str, at: int, inside: str, depth: int) -> tuple[str, int]:
-    """Follows strings, brackets and comments from `at`; returns the open multi-line quote and the bracket depth."""
-    while at < len(line):
-        if inside:
-            if inside[0] == '"' and line[at] == "\\":
-                at += 2
-                continue
-            if line.startswith(inside, at):
-                at += len(inside)
-                inside = ""
-                continue
-        elif line[at] == "#":
-            break
-        elif line[at] in "\"'":
-            quote = line[at] * 3 if line.startswith(line[at] * 3, at) else line[at]
-            inside = quote
-            at += len(quote)
-            continue
-        else:
-            depth += (line[at] in "[{") - (line[at] in "]}")
-        at += 1
-    return (inside if len(inside) == 3 else ""), max(depth, 0)
+    path: Path = ()
+    try:
+        node: Any = tomllib.loads(f"{match[1]} = 0") if match else 0
+    except tomllib.TOMLDecodeError:
+        return ()
+    while isinstance(node, dict):
+        ((part, node),) = node.items()
+        path += (part,)
+    return path
 
 
 def toml(value: Any) -> str:

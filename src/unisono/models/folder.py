@@ -7,16 +7,17 @@ that no more than one of them is in memory.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from unisono.models.weights import Shape, Weights, shape_of, size_of
+from unisono.models.weights import Shape, Weights
 from unisono.observe.files import replaced, write_all, write_whole
 from unisono.spec.doubtful import open_regular, parse, read_regular
 from unisono.spec.errors import UsageError
@@ -28,29 +29,18 @@ TOKENIZER = (
 )  # fmt: skip
 FILE_BYTES = 5_000_000_000  # of one file, as transformers cuts a model
 _HEADER_LIMIT = 100 << 20
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """Where one tensor lies. at: bytes from the beginning of the file."""
-
-    file: Path
-    dtype: torch.dtype
-    shape: Shape
-    at: int
 
 
 class SafetensorsWeights(Weights):
@@ -58,57 +48,29 @@ class SafetensorsWeights(Weights):
 
     def __init__(self, files: Sequence[Path], where: str) -> None:
         self.where = where
-        self._stored = {name: stored for file in files for name, stored in _header(file)}
-        self.shapes = {name: stored.shape for name, stored in self._stored.items()}
-        self._mapped: dict[Path, Tensor] = {}
+        self._files = {name: opened for opened in map(_opened, files) for name in opened.keys()}  # noqa: SIM118
+        self.shapes = {
+            name: tuple(opened.get_slice(name).get_shape()) for name, opened in self._files.items()
+        }
 
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
-        stored = self._stored[name]
-        if stored.file not in self._mapped:
-            self._mapped[stored.file] = torch.from_file(
-                str(stored.file), shared=False, size=stored.file.stat().st_size, dtype=torch.uint8
-            )
-        size = prod(stored.shape) * stored.dtype.itemsize
-        raw = self._mapped[stored.file][stored.at : stored.at + size]
         cut = tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))
-        if stored.at % stored.dtype.itemsize == 0:
-            return raw.view(stored.dtype).view(stored.shape)[cut]
-        # A header need not be a multiple of the element's size long: then the rows are copied to where they may be.
-        if not stored.shape:
-            return raw.clone().view(stored.dtype).view(())
-        row = prod(stored.shape[1:]) * stored.dtype.itemsize
-        rows = raw[start[0] * row : (start[0] + shape[0]) * row].clone().view(stored.dtype)
-        return rows.view(shape[0], *stored.shape[1:])[(slice(None), *cut[1:])]
+        return self._files[name].get_slice(name)[cut]
 
 
-def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
-    """The tensors of one file, from its header alone. Raises UsageError W01."""
+def _opened(file: Path) -> Any:
+    """One file, of which the header is read. Raises UsageError W01."""
     try:
-        with os.fdopen(open_regular(file, follow=True), "rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            if not 2 <= length <= _HEADER_LIMIT:
-                raise ValueError("it has no header")
-            header = parse(opened.read(length))
-            size = os.fstat(opened.fileno()).st_size - 8 - length
-        header.pop("__metadata__", None)
-        room = size  # tensors do not overlap: else a header alone would make any number of any size
-        for name, entry in header.items():
-            first, end = map(size_of, entry["data_offsets"])
-            dtype, shape = DTYPES[entry["dtype"]], shape_of(entry["shape"])
-            room -= end - first
-            if end - first != prod(shape) * dtype.itemsize or not 0 <= first <= end <= size or room < 0:
-                raise ValueError(f"{name} does not lie in it; was it cut short?")
-            yield name, _Stored(file, dtype, shape, 8 + length + first)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        os.close(open_regular(file, follow=True))  # a pipe in its place would be waited for
+        return safe_open(file, "pt")
+    except (OSError, SafetensorError) as error:
         raise unreadable(file, error) from error
 
 
 def unreadable(path: Path, error: Exception) -> UsageError:
     """W01."""
-    said = {
-        FileNotFoundError: "it is not there",
-        KeyError: f"a dtype or field is not known here: {error}",
-    }.get(type(error), getattr(error, "strerror", None) or str(error))
+    missing = isinstance(error, FileNotFoundError)
+    said = "it is not there" if missing else getattr(error, "strerror", None) or str(error)
     return UsageError(
         f"cannot read weights from {path}: {said}",
         where="model.weights, model.kind",

@@ -118,8 +118,8 @@ def trace(
     (_, small), (_, large) = passes
     parts = _merged(
         [
-            (_of_one(name, elements, tensors, *both), listed.get(name, False))
-            for (name, elements, tensors), *both in zip(_parameters(model, names), small, large, strict=True)
+            (_of_one(name, elements, *both), listed.get(name, False))
+            for (name, elements), *both in zip(_parameters(model, names), small, large, strict=True)
         ]
     )
     total = sum(p.numel() for p in model.parameters())
@@ -183,7 +183,7 @@ def _pass(
     return names, tallies
 
 
-def _of_one(name: str, parameters: int, tensors: int, small: PassWork, large: PassWork) -> WorkPart:
+def _of_one(name: str, parameters: int, small: PassWork, large: PassWork) -> WorkPart:
     """What one more sample adds."""
     more = BATCHES[1] - BATCHES[0]
     grown = (_grown(a, b) for a, b in zip(small.products, large.products, strict=True))
@@ -197,7 +197,6 @@ def _of_one(name: str, parameters: int, tensors: int, small: PassWork, large: Pa
         products=products,
         moved=(large.moved - small.moved) // more,
         kernels=small.kernels,
-        tensors=tensors,
     )
 
 
@@ -234,16 +233,13 @@ def _products(name: str, args: Any, out: Any) -> list[Product]:
     return []
 
 
-def _parameters(model: nn.Module, names: list[str]) -> list[tuple[str, int, int]]:
-    """(part, elements of its parameters, how many tensors they are); those that lie in no part count with the first."""
+def _parameters(model: nn.Module, names: list[str]) -> list[tuple[str, int]]:
+    """(part, elements of its parameters); those that lie in no part count with the first."""
     modules = dict(model.named_modules())
     each = [[*modules[name].parameters()] for name in names] or [[]]
     seen = {id(p) for params in each for p in params}
     each[0] += [p for p in model.parameters() if id(p) not in seen]
-    return [
-        (name, sum(p.numel() for p in params), len(params))
-        for name, params in zip(names or [""], each, strict=True)
-    ]
+    return [(name, sum(p.numel() for p in params)) for name, params in zip(names or [""], each, strict=True)]
 
 
 def _merged(parts: list[tuple[WorkPart, bool]]) -> tuple[WorkPart, ...]:

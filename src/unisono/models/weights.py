@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unisono.models.hf.names import Layout, NamedPart, Names, Shape
+from unisono.models.hf.names import Layout, NamedPart, Shape
 from unisono.spec.errors import UsageError
 
 _DIMS = 64  # of a tensor, as torch has it
@@ -65,8 +66,14 @@ def own_names(shapes: Mapping[str, Shape], strip: str = "") -> Layout:
 
 
 def shapes_there(layout: Layout) -> dict[str, Shape]:
-    """Of each of theirs that a layout makes up."""
-    return Names({}, {}, layout, {}, {}).their_shapes()
+    """Return the shape of each tensor of theirs that a layout makes up, in our order."""
+    shapes: dict[str, Shape] = {}
+    for parts in layout.values():
+        for part in parts:
+            end = tuple(a + n for a, n in zip(part.at, part.their_size, strict=True))
+            old = shapes.get(part.name, ())
+            shapes[part.name] = tuple(max(a, b) for a, b in zip_longest(end, old, fillvalue=0))
+    return shapes
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> dict[str, Shape]:

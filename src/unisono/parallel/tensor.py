@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from unisono.comm.device import casting
 from unisono.comm.group import Group
-from unisono.parallel.channels import DealtNorm, product_of
 from unisono.parallel.chunks import Chunks, column_product, row_product
 from unisono.parallel.heads import dealt_heads, with_lent_keys
 from unisono.parallel.parts import Cut, ends_of, features_of, longest, part_of
@@ -345,3 +344,21 @@ def split(stages: "Stages", context: "PassContext") -> None:
                 stage.loss = lambda y, targets, loss=loss, ends=ends: loss(
                     GatherVocab.apply(y, ends, tp), targets
                 )
+
+
+def product_of(whole: nn.Linear | nn.Conv2d) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """(input, weight, bias) → what the module makes of them, with part of its features too."""
+    if isinstance(whole, nn.Conv2d):
+        return partial(F.conv2d, stride=whole.stride, padding=whole.padding, dilation=whole.dilation)  # type: ignore[arg-type]
+    return F.linear
+
+
+class DealtNorm(nn.GroupNorm):
+    """A group norm of some of the groups: each has its channels here, so nothing is asked of other ranks."""
+
+    def __init__(self, whole: nn.GroupNorm, group: Group, length: int, units: Units) -> None:
+        start, size = features_of(units, group)
+        super().__init__(size // units.width, size, whole.eps, whole.affine)
+        self.weight = nn.Parameter(whole.weight.detach()[start : start + size].clone())
+        self.bias = nn.Parameter(whole.bias.detach()[start : start + size].clone())
+        self.cuts = dict.fromkeys(("weight", "bias"), Cut(0, start, size, whole.num_channels))

@@ -1,16 +1,10 @@
 """Equal devices under a stack of software: price and memory of a request."""
 
-from unisono.plan import Plan
 from unisono.planner.memory import MemoryVerdict, fullest
 from unisono.planner.model_kinds import kind
 from unisono.planner.price import price
 from unisono.planner.price_parts import Price, Rows
 from unisono.planner.request import PlanRequest
-
-
-def unmeasured(plan: Plan) -> tuple[str, ...]:
-    """No key: a stack says how fast software is on any device."""
-    return ()
 
 
 def closed(ask: PlanRequest) -> Price:

@@ -1,5 +1,7 @@
 """Weights that are gathered, and gradients that are scattered, on `shard` under zero=3: of blocks, of stem and head."""
 
+from collections.abc import Iterable
+
 from unisono.plan import Plan
 from unisono.planner.collectives import bus, uncovered
 from unisono.planner.machines.cluster import Cluster
@@ -46,17 +48,22 @@ def moved(
 ) -> tuple[Sent, Sent]:
     """Return (bytes, seconds) to gather and to scatter groups of (elements, ranks that shard them). learns: share of
     the elements that have gradients."""
-    traffic, (every, near) = [], owners(plan, cluster.order)
-    for item in (
-        wire_formats.gathered(plan, item_of(plan, stack)),
-        learns * wire_formats.scattered(plan, stack.reduce_bytes),
-    ):
-        sent = seconds = 0.0
-        for elements, ranks in groups:
-            net = bus(cluster, near * every // ranks, ranks, stack.dp_bus)
-            sent, seconds = sent + net.sent(elements * item) / 2, seconds + net.gather(elements * item)
-        traffic.append((sent, seconds))
-    return traffic[0], traffic[1]
+    whole = wire_formats.gathered(plan, item_of(plan, stack))
+    summed = learns * wire_formats.scattered(plan, stack.reduce_bytes)
+    return dealt(groups, plan, cluster, stack, whole), dealt(groups, plan, cluster, stack, summed)
+
+
+def dealt(
+    groups: Iterable[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack, item: float
+) -> Sent:
+    """Return (bytes, seconds) to gather or to scatter groups of (elements, ranks that shard them) once. item: bytes of
+    an element."""
+    sent = seconds = 0.0
+    every, near = owners(plan, cluster.order)
+    for elements, ranks in groups:
+        net, moved = bus(cluster, near * every // ranks, ranks, stack.dp_bus), elements * item
+        sent, seconds = sent + net.sent(moved) / 2, seconds + net.gather(moved)
+    return sent, seconds
 
 
 def shown(

@@ -31,17 +31,6 @@ def is_uniform(plan: Plan) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def in_stages(model: Transformer, plan: Plan) -> tuple[tuple[Alike, ...], ...]:
-    """Return the groups of each stage."""
-    counts = stages_of(model, plan.schedule, plan.pp)
-    if is_uniform(plan):
-        return tuple((Alike(plan, float(count)),) for count in counts)
-    cuts = _cuts(counts)
-    each = options_of(plan, cuts)
-    return tuple(_kinds(plan, [each[n] for n in cut], float(len(cut))) for cut in cuts)
-
-
-@lru_cache(maxsize=4096)
 def in_rows(model: Transformer, plan: Plan, layers: tuple[float, ...]) -> tuple[tuple[Alike, ...], ...]:
     """Return the groups of each row of the pipeline, for one micro-batch. layers: blocks of each row."""
     if is_uniform(plan):

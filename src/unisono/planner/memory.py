@@ -192,6 +192,12 @@ def by_zero(plan: Plan, share: RowShare) -> tuple[tuple[Plan, RowShare], ...]:
     )
 
 
+def groups_of(plan: Plan, share: RowShare) -> list[tuple[float, int]]:
+    """Return (elements, ranks that shard them): of the model without routed experts, and of these."""
+    groups = [(share.blocks + share.ends, owners(plan)[0])]
+    return [*groups, (share.routed, share.ranks)] if share.ranks else groups
+
+
 def end_elements(model: Transformer, plan: Plan, stem: bool, head: bool) -> float:
     """Return the elements of stem and head on one rank."""
     elements = on_rank(plan.tp, *model.stem_parameters) if stem else 0.0
@@ -254,11 +260,7 @@ def of_share(
     }  # fmt: skip
     params = grads = optim = 0.0
     for dealt, part in by_zero(plan, share):
-        groups = [
-            (part.blocks + part.ends, owners(plan)[0]),
-            *([(part.routed, part.ranks)] if part.ranks else []),
-        ]
-        for elements, ranks in groups:
+        for elements, ranks in groups_of(plan, part):
             more = states(elements, shard=ranks, zero=dealt.zero, **dtypes)
             params = params + more[0]
             grads, optim = grads + more[1] * model.learns, optim + more[2] * model.learns

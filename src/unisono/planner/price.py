@@ -7,10 +7,11 @@ from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner import replicas
 from unisono.planner.collectives import all_reduce, bus, message
+from unisono.planner.gathering import dealt
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import owners, stride, virtual_of
-from unisono.planner.memory import RowShare, by_zero
+from unisono.planner.memory import RowShare, by_zero, groups_of
 from unisono.planner.model_kinds import Model, attending, kind
 from unisono.planner.price_parts import (
     Passes,
@@ -135,7 +136,9 @@ def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tu
     hands them over."""
     item = wire_formats.scattered(plan, stack.reduce_bytes)
     return _added(
-        _dealt(plan, cluster, stack, part, item) for way, part in by_zero(plan, share) if scatters(way)
+        dealt(groups_of(plan, part), plan, cluster, stack, item)
+        for way, part in by_zero(plan, share)
+        if scatters(way)
     )
 
 
@@ -143,7 +146,9 @@ def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tup
     """Return (bytes a rank sends, seconds) of weights that are gathered after the update, below zero=3."""
     item = wire_formats.gathered(plan, item_of(plan, stack))
     return _added(
-        _dealt(plan, cluster, stack, part, item) for way, part in by_zero(plan, share) if _late(way)
+        dealt(groups_of(plan, part), plan, cluster, stack, item)
+        for way, part in by_zero(plan, share)
+        if _late(way)
     )
 
 
@@ -159,27 +164,9 @@ def _added(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return sent, seconds
 
 
-def _dealt(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, item: float) -> tuple[float, float]:
-    """Return (bytes, seconds) to gather or scatter all elements once, of `item` bytes each."""
-    sent = seconds = 0.0
-    every, near = owners(plan, cluster.order)
-    for elements, size in _groups(plan, share):
-        net, moved = bus(cluster, near * every // size, size, stack.dp_bus), elements * item
-        sent, seconds = sent + net.sent(moved) / 2, seconds + net.gather(moved)
-    return sent, seconds
-
-
-def _groups(plan: Plan, share: RowShare) -> list[tuple[float, int]]:
-    """Return (elements, ranks that shard them): of the model without routed experts, and of these."""
-    return [
-        (share.blocks + share.ends, owners(plan)[0]),
-        *([(share.routed, share.ranks)] if share.ranks else []),
-    ]
-
-
 def crossing(plan: Plan, share: RowShare) -> float:
     """Elements of one rank's gradient that meet on dp."""
-    return sum(elements / size for elements, size in _groups(plan, share))
+    return sum(elements / size for elements, size in groups_of(plan, share))
 
 
 def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str, tuple[float, float]]:
@@ -190,7 +177,7 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     late = [part for way, part in by_zero(plan, share) if _late(way)]
     if late:
         item = wire_formats.scattered(plan, stack.reduce_bytes)
-        parts["shard"] = _added(_dealt(plan, cluster, stack, part, item) for part in late)
+        parts["shard"] = _added(dealt(groups_of(plan, part), plan, cluster, stack, item) for part in late)
     # By virtual shards each pass has added up its own.
     if plan.cp > 1 and plan.shard == 1 and virtual_of(plan) == 1:
         net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)

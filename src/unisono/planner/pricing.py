@@ -25,10 +25,6 @@ __all__ = ["Model"]
 class Machine(Protocol):
     """The devices of a request, under a stack: equal ones (`devices`), or a kind for each row (`heterogeneous`)."""
 
-    def unmeasured(self, plan: Plan, /) -> tuple[str, ...]:
-        """Keys of the plan whose values were never measured there, and follow from nothing that was."""
-        ...
-
     def closed(self, ask: PlanRequest, /) -> Price:
         """Seconds of a step by closed forms."""
         ...
@@ -131,7 +127,7 @@ def _again(ask: PlanRequest) -> PlanRequest:
     def fit_of(request: PlanRequest) -> MemoryVerdict:
         return offload.verdict(request, where.verdict(request))
 
-    if model is None or "recompute" in where.unmeasured(played("auto:full=1").plan):
+    if model is None or ask.cluster.rows:
         return next((request for request in map(played, quick) if fit_of(request).fits), played("full"))
 
     def lacking(plan: Plan) -> int | None:
@@ -144,12 +140,11 @@ def _again(ask: PlanRequest) -> PlanRequest:
 
 
 def _known(ask: PlanRequest) -> None:
-    """Raises UsageError where a plan has no price: unknown policies, codecs and collectives, and whatever was never
-    measured on the machine."""
+    """Raises UsageError where a plan has no price: unknown policies, codecs and collectives, and blocks that are played
+    in several ways where a model has none, or where rows lie on unlike devices."""
     plan = ask.plan
     strange = {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
-    strange |= {*machine(ask.cluster).unmeasured(plan)}
-    if not is_uniform(plan) and attending(ask.model) is None:
+    if not is_uniform(plan) and (attending(ask.model) is None or ask.cluster.rows):
         strange |= {"blocks", "recompute"} if choice(plan.recompute).options else {"blocks"}
     order = ("sync", "codec", "collective", "recompute", "blocks")
     for key in sorted(strange, key=order.index):

@@ -53,7 +53,7 @@ class Channels(NamedTuple):
     entered: elements of one sample, whole on every rank, of which each has a part of the gradient; 0 where nobody asks
     for it. left: elements of one sample that are added up on their way out. again: whether `recompute=full` comes to
     that sum again, as something behind it is kept. Under autocast, widens: a bias makes what comes out fp32;
-    carries: what comes in goes past, and stays fp32 where it was; normed: a norm before what is entered makes it fp32
+    normed: a norm before what is entered makes it fp32
     on devices.
     """
 
@@ -65,7 +65,6 @@ class Channels(NamedTuple):
     left: int
     again: bool
     widens: bool = False
-    carries: bool = False
     normed: bool = False
 
 
@@ -77,7 +76,7 @@ class WorkPart:
     for the backward pass. output: elements of one sample that pass to the next part. idle: parameters that a
     token does not meet, of experts that it is not sent to. For prices of what is no transformer: products, whose sum
     `flops` is; moved, elements of one sample that all other kernels read and write in the forward pass; kernels, as
-    many as are started for it; tensors that its parameters are; tables; channels, where `tp` deals some.
+    many as are started for it; tables; channels, where `tp` deals some.
     """
 
     name: str
@@ -90,7 +89,6 @@ class WorkPart:
     moved: int = 0
     kernels: int = 0
     tables: Tables | None = None
-    tensors: int = 0
     channels: Channels | None = None
 
     @property
@@ -110,7 +108,6 @@ def joined(name: str, parts: Sequence[WorkPart]) -> WorkPart:
         products=tuple(product for p in parts for product in p.products),
         moved=sum(p.moved for p in parts),
         kernels=sum(p.kernels for p in parts),
-        tensors=sum(p.tensors for p in parts),
     )
 
 

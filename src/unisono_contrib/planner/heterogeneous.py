@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unisono.plan import Plan
-from unisono.plan.grammar import choice
 from unisono.planner.collectives import message
 from unisono.planner.cuts import cut_of, is_cuttable, rows_of, with_cut
 from unisono.planner.machines.chip import Traffic, joined
@@ -33,11 +32,6 @@ from unisono.planner.transformers import detail, message_bytes, passes
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.balance import balance
 from unisono.spec.errors import UsageError
-
-
-def unmeasured(plan: Plan) -> tuple[str, ...]:
-    """Blocks of a row that are played in several ways."""
-    return ("blocks", *(("recompute",) if choice(plan.recompute).options else ()))
 
 
 def closed(ask: PlanRequest) -> Price:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.models.hf.names import Names, Shape
+from unisono.models.weights import Weights, read_box, shapes_there, sources_of, theirs_of
+
 SIZES = {
     "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 16, "head_dim": 8,
@@ -83,3 +86,33 @@ def plain(
         optimizer.step()
         told.append((loss.item(), grads, {name: p.detach().clone() for name, p in model.named_parameters()}))
     return told
+
+
+class HeldWeights(Weights):
+    """Tensors in memory, as if they lay in a file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.where, self._tensors = "memory", tensors
+        self.shapes = {name: tuple(x.shape) for name, x in tensors.items()}
+
+    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
+        return self._tensors[name][tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))]
+
+
+def to_ours(names: Names, theirs: Mapping[str, Tensor], files: bool = False) -> dict[str, Tensor]:
+    """Our whole tensors, read out of theirs."""
+    dtype, layout = next(iter(theirs.values())).dtype, names.files if files else names.modules
+    ours = {name: torch.empty(shape, dtype=dtype) for name, shape in names.shapes.items()}
+    for name, out in ours.items():
+        read_box(layout[name], HeldWeights(theirs), (0,) * out.dim(), out)
+    return ours
+
+
+def to_theirs(names: Names, ours: Mapping[str, Tensor], files: bool = False) -> dict[str, Tensor]:
+    """Their whole tensors, put together from ours."""
+    layout = names.files if files else names.modules
+    shapes = shapes_there(layout)
+    return {
+        name: theirs_of(sources, shapes[name], ours.__getitem__)
+        for name, sources in sources_of(layout).items()
+    }

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.hf.families import CONFIGS, theirs, written
+from tests.models.hf.families import CONFIGS, theirs, to_ours, to_theirs, written
 from tests.threads import prove
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.models.build import build
 from unisono.models.documents import Documents
 from unisono.models.hf.apart import Making, taken_apart
 from unisono.models.hf.attention import ForeignCore
-from unisono.models.hf.names import to_ours, to_theirs
 from unisono.models.noise import Dropout, Noise
+from unisono.models.weights import shapes_there
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Split
@@ -128,7 +128,7 @@ def test_constants_and_logits_are_the_librarys(family: str, tmp_path) -> None:
     """Also that what is computed of no weight, as rotary frequencies are, survives a model without memory."""
     model, right = made(family, tmp_path), theirs(tmp_path)
     state = right.state_dict()
-    ours = to_ours(model.names, state.__getitem__)
+    ours = to_ours(model.names, state)
     model.to_empty(device="cpu").double()
     with torch.no_grad():
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -143,9 +143,9 @@ def test_files_are_those_that_the_library_writes(tmp_path) -> None:
     model, right = made("mixtral", tmp_path), theirs(tmp_path)
     right.save_pretrained(tmp_path / "saved")
     there = load_file(tmp_path / "saved" / "model.safetensors")
-    ours = to_ours(model.names, there.__getitem__, files=True)
-    assert {name: tuple(x.shape) for name, x in there.items()} == model.names.their_shapes()
-    for name, x in to_theirs(model.names, ours, files=False).items():
+    ours = to_ours(model.names, there, files=True)
+    assert {name: tuple(x.shape) for name, x in there.items()} == shapes_there(model.names.files)
+    for name, x in to_theirs(model.names, ours).items():
         assert torch.equal(x, right.state_dict()[name]), name
 
 

@@ -2,7 +2,9 @@
 
 import torch
 
-from unisono.models.hf.names import NamedPart, Names, one_of, to_ours, to_theirs
+from tests.models.hf.families import HeldWeights, to_ours, to_theirs
+from unisono.models.hf.names import NamedPart, Names
+from unisono.models.weights import read_box
 
 
 def _names() -> Names:
@@ -27,43 +29,23 @@ def _state() -> dict[str, torch.Tensor]:
 
 def test_there_and_back() -> None:
     names, theirs = _names(), _state()
-    ours = to_ours(names, theirs.__getitem__)
+    ours = to_ours(names, theirs)
     assert {name: tuple(x.shape) for name, x in ours.items()} == names.shapes
     assert torch.equal(ours["q"], theirs["c_attn"][:, :4].T)
     for files in (False, True):
-        back = to_theirs(names, ours, files=files)
-        again = to_ours(names, back.__getitem__, files=files)
+        back = to_theirs(names, ours, files)
+        again = to_ours(names, back, files)
         assert all(torch.equal(again[name], x) for name, x in ours.items())
-        assert {name: tuple(x.shape) for name, x in back.items()} == names.their_shapes(files)
-    module = to_theirs(names, ours, files=False, aliases=True)
-    assert torch.equal(module["lm_head"], theirs["wte"])
+    module = to_theirs(names, ours)
     assert all(torch.equal(module[name], x) for name, x in theirs.items())
 
 
-def test_a_box_says_what_to_read() -> None:
+def test_a_box_reads_no_more_than_its_part() -> None:
     names, theirs = _names(), _state()
-    ours = to_ours(names, theirs.__getitem__)
-    files = to_theirs(names, ours)
-    for name, start, size in (("q", (1, 1), (2, 2)), ("up", (1, 2, 0), (1, 3, 2)), ("out", (3, 0), (2, 3))):
-        whole = ours[names.ties.get(name, name)]
-        box = torch.zeros_like(whole)
-        for part in names.of_box(name, start, size):
-            there = part.of_theirs(files[part.name])
-            where = tuple(slice(a, a + n) for a, n in zip(part.start, part.size, strict=True))
-            box[where] = there
+    ours = to_ours(names, theirs)
+    files = HeldWeights(to_theirs(names, ours, files=True))
+    for name, start, size in (("q", (1, 1), (2, 2)), ("up", (1, 2, 0), (1, 3, 2)), ("table", (3, 0), (2, 3))):
+        box = torch.empty(size)
+        read_box(names.files[name], files, start, box)
         cut = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-        assert torch.equal(box[cut], whole[cut]) and box.count_nonzero() == whole[cut].numel()
-    assert [part.name for part in names.of_box("up", (1, 2, 0), (1, 3, 2))] == ["1.up"]
-
-
-def test_their_names_lead_to_ours() -> None:
-    names = _names()
-    assert set(names.ours_of("c_attn")) == {"q", "k"}
-    assert set(names.ours_of("gate_up", files=False)) == {"gate", "up"}
-    assert set(names.ours_of("lm_head")) == {"table"}
-    assert not names.ours_of("nothing")
-
-
-def test_one_tensor_is_a_view() -> None:
-    names, theirs = _names(), _state()
-    assert one_of(names, "out", theirs.__getitem__).data_ptr() == theirs["wte"].data_ptr()
+        assert torch.equal(box, ours[name][cut])

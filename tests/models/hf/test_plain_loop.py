@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.hf.families import plain, theirs, written
+from tests.models.hf.families import plain, theirs, to_ours, to_theirs, written
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
-from unisono.models.hf.names import to_ours, to_theirs
 from unisono.train.build import build as building
 from unisono.train.build.build import place_of
 from unisono.train.data.load import load
@@ -91,7 +90,7 @@ def test_three_steps_are_those_of_the_library_alone(
     state = {name: x.clone() for name, x in model.state_dict().items()}
 
     def values(ours, seed, device):
-        whole = to_ours(ours.names, state.__getitem__)
+        whole = to_ours(ours.names, state)
         return lambda name: whole[name]
 
     monkeypatch.setattr(building, "initial_values", values)
@@ -113,7 +112,7 @@ def test_three_steps_are_those_of_the_library_alone(
         assert said == pytest.approx(loss, abs=1e-6), step
         for kind, wanted in (("raw", grads), ("model", weights)):
             ours: Any = {name: record.whole(f"{kind}/{name}") for name in names.shapes}
-            found = to_theirs(names, ours, files=False)
+            found = to_theirs(names, ours)
             assert set(found) == set(wanted)
             for name, x in found.items():
                 torch.testing.assert_close(x, wanted[name], rtol=0.0, atol=bound, msg=f"{step} {kind} {name}")
@@ -133,7 +132,7 @@ def test_routers_loss_over_the_global_batch_is_the_librarys(
     state = model.state_dict()
 
     def values(ours, seed, device):
-        whole = to_ours(ours.names, state.__getitem__)
+        whole = to_ours(ours.names, state)
         return lambda name: whole[name]
 
     monkeypatch.setattr(building, "initial_values", values)

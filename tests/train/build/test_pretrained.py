@@ -269,6 +269,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     refused("W02")
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-3])
-    refused("W01", "cut short")
+    refused("W01", "incomplete")
     (tmp_path / "model.safetensors").unlink()
     refused("W01")

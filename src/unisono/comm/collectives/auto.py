@@ -26,7 +26,6 @@ class Auto(Collective):
     """What is quickest between these ranks: memory that all see, messages, or the backend's own."""
 
     name = "auto"
-    nearby = True
 
     measured: bool = Field(
         default=False, description="between hosts: try the programs at the start, take what is quicker"

@@ -58,12 +58,3 @@ def rules_seen(model: Any) -> Mapping[str, Rule]:
         if id(parameter) in noted.rules:
             rules[name] = noted.rules[id(parameter)]
     return rules
-
-
-def padding_rows(model: nn.Module) -> Mapping[str, int]:
-    """Tables with a row for padding, which no gradient reaches: name → row."""
-    return {
-        f"{name}.weight": module.padding_idx
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None
-    }

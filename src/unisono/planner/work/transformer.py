@@ -4,7 +4,7 @@ Bytes kept for the backward pass follow Korthikanti et al., "Reducing activation
 models", 2022, section 4, extended to gated feed-forwards, grouped key-value heads, no dropout and fused attention.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -79,82 +79,31 @@ class Transformer:
 
     @cached_property
     def workload(self) -> Workload:
-        """The same model as a workload of parts."""
+        """Parameters and arithmetic, part by part. What a part keeps for the backward pass is counted by
+        `work.activations`."""
         D, T, V = self.d_model, self.context, self.vocab
-        norm, statistics = D * (2 if self.bias and not self.rms else 1), 1 if self.rms else 2
-        embedded = V * D + ((self.rows or T) * D if self.learned else 0)
-        stem = WorkPart("stem", embedded, 0, T * D if self.noisy else 0, T * D)
-        # The norm's input and output, its statistics, and the log-probabilities of the loss.
-        kept = 2 * T * D + statistics * T + T * V
-        head = WorkPart("head", norm + V * D, 2 * T * D * V, kept, T * V)
-        dense = self._dense(norm, statistics)
-        blocks = (self._block(n, replace(dense, name=f"blocks.{n}")) for n in range(self.n_layer))
+        norm = D * (2 if self.bias and not self.rms else 1)
+        stem = WorkPart("stem", V * D + ((self.rows or T) * D if self.learned else 0), 0, 0, T * D)
+        head = WorkPart("head", norm + V * D, 2 * T * D * V, 0, T * V)
+        blocks = (self._block(layer, norm) for layer in range(self.n_layer))
         return Workload((stem, *blocks, head), tied=V * D if self.tied else 0)
 
-    def _dense(self, norm: int, statistics: int) -> WorkPart:
-        """The usual block: heads of d_model / n_head, all layers dense. norm: parameters of a norm; statistics: numbers
-        that it keeps of a token."""
-        D, T, F = self.d_model, self.context, self.d_ff
-        qkv = (self.n_head + 2 * self.kv_heads) * (D // self.n_head)
-        ups = matrices(self.gated) - 1
-        weights = D * qkv + D * D + (ups + 1) * D * F
-        biases = qkv + D + ups * F + D if self.bias else 0
-        hidden = (4 if self.gated else 2) * T * F
-        masks = 2 * T * D if self.noisy else 0
-        norms = 2 * (2 * T * D + statistics * T)  # input, output
-        return WorkPart(
-            name="block",
-            parameters=weights + biases + 2 * norm,
-            flops=2 * T * weights + 4 * T * T * D,
-            activations=norms + self._attention_kept() + hidden + masks,
-            output=T * D,
-        )
-
-    def _attention_kept(self) -> int:
-        """Elements that the usual attention keeps for the backward pass."""
-        T, heads, rotary = self.context, self.n_head, not self.learned
-        q = T * self.d_model
-        kv = q // heads * self.kv_heads
-        if self.kv_heads != heads:
-            kept = 3 * q  # queries, and keys and values repeated for each query head
-        else:
-            kept = q + 2 * kv + (q + kv if rotary else 0)  # one tensor, and the turned copies
-        # With dropout weights, mask and dropped weights; else the fused kernel's one logarithm a row.
-        kept += 3 * heads * T * T if self.noisy else heads * T
-        return kept + (2 * q if rotary else q)  # what attention gives, and its copy where heads have to move
-
-    def _block(self, layer: int, dense: WorkPart) -> WorkPart:
-        """The usual block with what is different here."""
-        T, D = self.context, self.d_model
-        qkv = (self.n_head + 2 * self.kv_heads) * (D // self.n_head)
-        usual, had = D * qkv + D * D, qkv + D if self.bias else 0
+    def _block(self, layer: int, norm: int) -> WorkPart:
+        """Count one block. norm: parameters of a norm of the residual stream."""
+        D, T, e = self.d_model, self.context, self.experts
         weights = sum(inner * columns for inner, columns, _, _ in self.attention_products)
-        scores = T * (self.n_head * sum(self.score_widths) - 2 * D)
-        biases = self._biases
-        norms = 2 * self.head_width if self.head_norms else 0
-        norms += self.latent.norms if self.latent else 0
-        part = replace(
-            dense,
-            parameters=dense.parameters + weights - usual + biases - had + norms,
-            flops=dense.flops + 2 * T * (weights - usual) + 2 * T * scores,
-            activations=dense.activations + T * (self.attended - qkv - D),
-        )
-        if self.experts is None or not self.experts.sparse(layer):
-            return part
-        options, e = {"gated": self.gated, "bias": self.bias}, self.experts
-        ffn = matrices(self.gated) * D * self.d_ff
-        ffn_biases = (matrices(self.gated) - 1) * self.d_ff + D if self.bias else 0
-        routed = expert_elements(e, D, **options)
-        met = e.top_k * e.width + e.shared_width
-        return replace(
-            part,
-            parameters=part.parameters - ffn - ffn_biases + routed + common_elements(e, D, **options),
-            flops=part.flops + 2 * T * (token_products(e, D, gated=self.gated) - ffn),
-            # Tokens as they are routed to experts and as they come back, and the router's logits.
-            activations=part.activations
-            + T * ((4 if self.gated else 2) * (met - self.d_ff) + 2 * e.top_k * D + e.count),
-            idle=routed - routed // e.count * e.top_k,
-        )
+        beside = 2 * norm + self._biases + (2 * self.head_width if self.head_norms else 0)
+        beside += self.latent.norms if self.latent else 0
+        if e is not None and e.sparse(layer):
+            options = {"gated": self.gated, "bias": self.bias}
+            routed, products = expert_elements(e, D, **options), token_products(e, D, gated=self.gated)
+            feed, idle = routed + common_elements(e, D, **options), routed - routed // e.count * e.top_k
+        else:
+            products, idle = matrices(self.gated) * D * self.d_ff, 0
+            feed = products + ((matrices(self.gated) - 1) * self.d_ff + D if self.bias else 0)
+        scores = T * self.n_head * sum(self.score_widths)
+        flops = 2 * T * (weights + products + scores)
+        return WorkPart(f"blocks.{layer}", weights + beside + feed, flops, 0, T * D, idle)
 
     @property
     def _biases(self) -> int:
@@ -242,17 +191,6 @@ class Transformer:
         """(elements of the embedding, which tp splits by vocabulary, elements of the positions, which are whole)."""
         return self.vocab * self.d_model, (self.rows or self.context) * self.d_model if self.learned else 0
 
-    @property
-    def block_tensors(self) -> int:
-        """Parameters of a block, counted as tensors."""
-        norms = 2 if self.rms or not self.bias else 4
-        each, stacked = matrices(self.gated), self.sparse_share
-        weights = 2.0 + each * (self.dense_share + stacked)
-        if self.apart:
-            flat = 3 * bool(self.qkv_bias) + bool(self.proj_bias) + 2 * self.head_norms
-            return round(weights + 2.0 + flat + stacked + norms)
-        return round(weights * (2 if self.bias else 1) + stacked + norms)
-
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
         """Return (rows and columns of a block's matrices under tp, elements of a block on one rank)."""
         h, ff = self.d_model, self.d_ff
@@ -335,9 +273,3 @@ def crossings(
 def on_rank(tp: int, dealt: float, whole: float) -> float:
     """Return elements on one rank of tp. `dealt` elements are divided, `whole` ones are not; in a grid both are."""
     return (dealt + whole) / tp if isinstance(tp, Grid) else dealt / tp + whole
-
-
-def block_elements(model: Transformer, tp: int) -> float:
-    """Return elements of one block on one rank of tp, before `shard`; of dense and sparse blocks the mean."""
-    dealt, whole = model.block_parameters
-    return on_rank(tp, dealt + model.sparse_share * model.layer_experts, whole)

@@ -112,11 +112,7 @@ def convnet(
     size = rows * columns
     weights = 9 * colours * channels
     stem = Product(size, 9 * colours, channels, read=colours * size)
-    parts = [
-        WorkPart(
-            "stem", weights, 2 * size * weights, 0, channels * size, products=(stem,), kernels=1, tensors=1
-        )
-    ]
+    parts = [WorkPart("stem", weights, 2 * size * weights, 0, channels * size, products=(stem,), kernels=1)]
     for number, (before, after, stride) in enumerate(conv_stages(n_layer, channels)):
         wide = before * size  # elements going in
         rows, columns = -(-rows // stride), -(-columns // stride)
@@ -139,7 +135,7 @@ def convnet(
                 products=tuple(products),
                 # A norm reads twice and writes, ReLU reads and writes; the sum reads two and writes.
                 moved=5 * wide + 5 * after * size + 3 * after * size,
-                kernels=5 + len(products), tensors=4 + len(products),
+                kernels=5 + len(products),
                 channels=_between(before, after, (wide, after * size), dropout > 0.0, len(products) == 2),
             )
         )  # fmt: skip
@@ -149,7 +145,6 @@ def convnet(
         WorkPart(
             "head", 2 * width + width * classes + (classes if bias else 0), 2 * width * classes, kept, classes,
             products=(Product(1, width, classes),), moved=6 * width * size + 4 * classes, kernels=6,
-            tensors=4 if bias else 3,
         )
     )  # fmt: skip
     return Workload(tuple(parts))

@@ -113,7 +113,7 @@ def dlrm(
         "tables", sum(tables) * width, 0, results, results + dense,
         # Rows are read, sums written, and an index of 8 bytes for each row.
         moved=len(tables) * lookups * (width + 2) + results, kernels=len(tables),
-        tensors=len(tables), tables=Tables(
+        tables=Tables(
             sum(tables) * width, len(tables) * lookups * width, results, len(tables), len(tables) * lookups, cut
         ),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def dlrm(
     last = [_perceptron(f"top.{i}", *pair) for i, pair in enumerate(pairwise(above))]
     before = above[-1]
     head = WorkPart(
-        "head", before + 1, 2 * before, 2, 2, products=(Product(1, before, 1),), moved=8, kernels=3, tensors=2
+        "head", before + 1, 2 * before, 2, 2, products=(Product(1, before, 1),), moved=8, kernels=3
     )
     return Workload((stem, joined("interaction", (first, cross)), *last, head))
 
@@ -147,5 +147,4 @@ def _perceptron(name: str, features: int, *widths: int, carried: int = 0) -> Wor
         products=products,
         moved=2 * sum(widths),
         kernels=2 * len(widths),
-        tensors=2 * len(widths),
     )

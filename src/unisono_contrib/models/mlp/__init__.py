@@ -68,7 +68,7 @@ def mlp(
                     Product(1, width, width, dealt="inner"),
                 ),
                 moved=4 * width + (3 * width if dropout > 0.0 else 0),
-                kernels=5 if dropout > 0.0 else 4, tensors=4 if bias else 2,
+                kernels=5 if dropout > 0.0 else 4,
                 channels=Channels(
                     units=width, parameters=weights + (width if bias else 0), activations=2 * width,
                     # Values of a sample want no gradient; the second activation keeps what was added up.
@@ -81,7 +81,7 @@ def mlp(
     parts.append(
         WorkPart(
             "head", before * classes + (classes if bias else 0), 2 * before * classes, classes, classes,
-            products=(Product(1, before, classes),), moved=4 * classes, kernels=3, tensors=2 if bias else 1,
+            products=(Product(1, before, classes),), moved=4 * classes, kernels=3,
         )
     )  # fmt: skip
     return Workload(tuple(parts))

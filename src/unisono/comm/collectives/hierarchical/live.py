@@ -22,11 +22,12 @@ from unisono.comm.collectives import Pending
 from unisono.comm.collectives.engine import Engine
 from unisono.comm.collectives.hierarchical import HierarchicalCollective
 from unisono.comm.collectives.memory import passes
+from unisono.comm.collectives.memory.live import SharedBuffers, pieces_added
 from unisono.comm.collectives.memory.mapping import mapped, part_of
 from unisono.comm.collectives.memory.passing import SharedRoom, pieces
 from unisono.comm.collectives.messages import SMALL
 from unisono.comm.collectives.messages.live import InFlight, agreed, start_exchange, start_small_sum
-from unisono.comm.device import between_cpus, is_apart
+from unisono.comm.device import between_cpus
 from unisono.comm.gone import described, started
 from unisono.comm.hosts import nodes_of
 from unisono.comm.rounds import ProgramAlgorithm
@@ -34,7 +35,6 @@ from unisono.comm.tags import HOSTS
 from unisono.comm.tree import tree_sum
 
 _OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN)
-_WARM = 1 << 15  # elements of a sum that fit into the CPU's second cache
 
 
 @dataclass(slots=True, eq=False)
@@ -63,26 +63,22 @@ class HostsMeeting:
         if self.between is not None:
             return
         self.there.wait()
-        mine, *others = self.by.in_turn(self.buffers)
-        part = self._part()
+        index = self.by.within.rank()
         with torch.no_grad():
-            for at in range(part.start, part.stop, _WARM):
-                piece = slice(at, min(at + _WARM, part.stop))
-                total = mine[piece]
-                for other in others:
-                    total.add_(other[piece])
-        self.between = self.by.across(mine[part], dist.ReduceOp.SUM)
+            for _ in pieces_added(self.buffers, index):
+                pass
+        self.between = self.by.across(self.buffers[index][self._part()], dist.ReduceOp.SUM)
 
     def share(self) -> None:
         """Write the sum of this rank's part to all ranks of the host."""
         if self.shared is not None:
             return
         self.between.wait()
-        mine, *others = self.by.in_turn(self.buffers)
-        part = self._part()
+        index, part = self.by.within.rank(), self._part()
         with torch.no_grad():
-            for other in others:
-                other[part].copy_(mine[part])
+            for i in range(1, len(self.buffers)):  # the next rank's first
+                other = self.buffers[(index + i) % len(self.buffers)]
+                other[part].copy_(self.buffers[index][part])
         self.shared = agreed(self.by.within, HOSTS.of(self.number))
 
     def end(self) -> None:
@@ -148,17 +144,13 @@ class HostsAlgorithm(ProgramAlgorithm):
         super().__init__(member, pg, member.program)
         self.axis = axis
         self.within, self.between = within, between
-        self._buffers: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every rank of the host
+        self._buffers = SharedBuffers(within)
         self._bringing, self._begun = SharedRoom(within), 0
         self._under_way: deque[HostsMeeting | _Brought] = deque()
 
     def buffer(self, numel: int, like: Tensor) -> Tensor:
-        buffers = None if is_apart(like) else mapped(self.within, numel, like.dtype)
-        if buffers is None:
-            return super().buffer(numel, like)
-        mine = buffers[self.within.rank()]
-        self._buffers[mine.data_ptr()] = buffers
-        return mine
+        mine = self._buffers.make(numel, like)
+        return super().buffer(numel, like) if mine is None else mine
 
     def says(self) -> str:
         hosts, ranks = self.between.size(), self.within.size()
@@ -169,8 +161,7 @@ class HostsAlgorithm(ProgramAlgorithm):
 
     def holds(self, x: Tensor) -> bool:
         """Whether x is the whole of such a buffer."""
-        buffers = self._buffers.get(x.data_ptr())
-        return buffers is not None and buffers[0].numel() == x.numel()
+        return bool(self._buffers.around(x))
 
     def sends(self, op: str, x: Tensor, root: int = 0) -> int:
         hosts, ranks = self.between.size(), self.within.size()
@@ -200,7 +191,7 @@ class HostsAlgorithm(ProgramAlgorithm):
             # A collective, since of a message nobody can say whether it has come without waiting for it.
             there = self.within.allreduce([torch.zeros(1)])
             self._begun += 1
-            self._under_way.append(HostsMeeting(self, self._buffers[x.data_ptr()], self._begun, there))
+            self._under_way.append(HostsMeeting(self, self._buffers.around(x), self._begun, there))
             self.go_on()
             return self._under_way[-1]
         if op in _OPS and passes("all_reduce", x):
@@ -230,11 +221,6 @@ class HostsAlgorithm(ProgramAlgorithm):
         if not x.numel():
             return _NothingBetween()
         return dist.all_reduce(x, op=op, group=self.between, async_op=True)
-
-    def in_turn(self, buffers: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's own first, then those of the next ranks of the host."""
-        index, size = self.within.rank(), len(buffers)
-        return [buffers[(index + i) % size] for i in range(size)]
 
     def go_on(self) -> None:
         """What is under way, as far as it goes without waiting."""

@@ -30,7 +30,6 @@ class InMemory(Collective):
 
     name = "memory"
     counted = False
-    nearby = True
 
     def bind(self, pg: "ProcessGroup", axis: str) -> "MemoryAlgorithm":
         from unisono.comm.collectives.memory.live import MemoryAlgorithm, sees_all

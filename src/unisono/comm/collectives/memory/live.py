@@ -6,7 +6,7 @@ times. What lies elsewhere is brought there and back: see `passing`. Outputs of 
 lie there as well: see `lending`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,17 +40,45 @@ class BufferSum(Once):
 
     def end(self) -> None:
         self.there.wait()
-        mine, *others = (self.buffers[(self.index + i) % len(self.buffers)] for i in range(len(self.buffers)))
-        part = part_of(mine.numel(), self.index, len(self.buffers))
         with torch.no_grad():
-            for at in range(part.start, part.stop, _PIECE):
-                piece = slice(at, min(at + _PIECE, part.stop))
-                total = mine[piece]
+            for piece, others in pieces_added(self.buffers, self.index):
                 for other in others:
-                    total.add_(other[piece])
-                for other in others:
-                    other[piece].copy_(total)
+                    other[piece].copy_(self.buffers[self.index][piece])
         agreed(self.pg).wait()
+
+
+def pieces_added(buffers: Sequence[Tensor], index: int) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Add up the part of member `index` of everybody's buffers into its own, piece by piece. Yields each piece, and the
+    buffers of the others, the next one's first."""
+    mine, *others = (buffers[(index + i) % len(buffers)] for i in range(len(buffers)))
+    part = part_of(mine.numel(), index, len(buffers))
+    for at in range(part.start, part.stop, _PIECE):
+        piece = slice(at, min(at + _PIECE, part.stop))
+        for other in others:
+            mine[piece].add_(other[piece])
+        yield piece, others
+
+
+class SharedBuffers:
+    """Buffers that every member of a group has, and sees of all others."""
+
+    def __init__(self, pg: dist.ProcessGroup) -> None:
+        self._pg = pg
+        self._by_address: dict[int, tuple[Tensor, ...]] = {}
+
+    def make(self, numel: int, like: Tensor) -> Tensor | None:
+        """This member's buffer, zeros; None where members cannot see each other's. Every member calls it, or it
+        hangs."""
+        if is_apart(like.device) or (buffers := mapped(self._pg, numel, like.dtype)) is None:
+            return None
+        mine = buffers[self._pg.rank()]
+        self._by_address[mine.data_ptr()] = buffers
+        return mine
+
+    def around(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Everybody's buffers, in order, if x is the whole of this member's own; else none."""
+        buffers = self._by_address.get(x.data_ptr(), ())
+        return buffers if buffers and buffers[0].numel() == x.numel() else ()
 
 
 class MemoryAlgorithm(EngineAlgorithm):
@@ -58,24 +86,18 @@ class MemoryAlgorithm(EngineAlgorithm):
 
     def __init__(self, member: Collective, pg: dist.ProcessGroup) -> None:
         super().__init__(member, pg)
-        self._buffers: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every member
-        self._room, self._lending = SharedRoom(pg), Lending(pg)
+        self._buffers, self._room, self._lending = SharedBuffers(pg), SharedRoom(pg), Lending(pg)
 
     def near(self, device: torch.device) -> bool:
         return not is_apart(device)
 
     def buffer(self, numel: int, like: Tensor) -> Tensor:
-        buffers = mapped(self.pg, numel, like.dtype) if self.near(like.device) else None
-        if buffers is None:
-            return super().buffer(numel, like)
-        mine = buffers[self.pg.rank()]
-        self._buffers[mine.data_ptr()] = buffers
-        return mine
+        mine = self._buffers.make(numel, like)
+        return super().buffer(numel, like) if mine is None else mine
 
     def holds(self, x: Tensor) -> bool:
         """Whether x is the whole of such a buffer."""
-        buffers = self._buffers.get(x.data_ptr())
-        return buffers is not None and buffers[self.pg.rank()].numel() == x.numel()
+        return bool(self._buffers.around(x))
 
     def lend(self, op: str, numel: int, like: Tensor) -> Tensor:
         enough = self.near(like.device) and numel * like.element_size() >= LENT
@@ -97,7 +119,7 @@ class MemoryAlgorithm(EngineAlgorithm):
         if op == dist.ReduceOp.SUM and self.holds(x):
             if self._is_small(x):
                 return start_small_sum(x, op, self.pg)  # one round of messages, where a meeting takes two
-            return BufferSum(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
+            return BufferSum(self.pg, self._buffers.around(x), self.pg.rank(), agreed(self.pg))
         if op in _OPS and passes("all_reduce", x):
             return self._room.all_reduce(x, op)
         return super().all_reduce(x, op)
