@@ -135,7 +135,9 @@ class SocketChannel(Channel):
             if meeting is not None and called is not None and called.epoch > meeting.place.epoch:
                 meeting.leave()
                 if still.lasts(called.epoch):  # a new process takes this one's place
-                    self.send("note", text=f"does not come to the next meeting and is replaced: {_standing()}")
+                    self.send(
+                        "note", text=f"does not come to the next meeting and is replaced: {_standing()}"
+                    )
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def _answer(self, question: dict[str, Any]) -> None:
