@@ -100,7 +100,8 @@ def test_who_is_killed_is_replaced_and_no_bit_is_another(
         done = job.done()
     assert done.code == 0 and done.left == (), done.err
     (run,) = jobs.runs_of(place)
-    assert done.err.count(f"the {who} was ") == 2 and done.object["restarts"] == 2
+    named = who.replace("helper", "fork server")
+    assert done.err.count(f"the {named} was ") == 2 and done.object["restarts"] == 2
     assert losses(run) == losses(reference) and same_bits(run, reference)
     again = "start" if who == "supervisor" else "met"
     told = life(run)  # the second may come before all have met after the first
