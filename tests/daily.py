@@ -20,7 +20,6 @@ FAMILIES = {
     "launch/test_guardian.py::test_what_asks_for_the_end_reaches_the_supervisor_once": 3,
     "launch/test_guardian.py::test_who_is_killed_is_replaced_and_no_bit_is_another": 2,
     "launch/test_hangs.py::test_the_culprit_is_named_and_nobody_stays_or_nothing_is_wrong": 2,
-    "launch/test_machine.py::test_whatever_happens_a_run_ends_or_goes_on": 2,
     "launch/test_recovery.py::test_a_lost_rank_changes_no_bit": 2,
     "planner/test_one_count.py::test_what_is_priced_is_what_is_sent": 3,
     "planner/test_timeline.py::test_the_runtime_keeps_to_the_simulated_timeline": 3,

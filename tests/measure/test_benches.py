@@ -204,3 +204,26 @@ def test_the_command_answers_with_one_object(capsys: pytest.CaptureFixture[str])
     assert (told["schema_version"], told["bench"], told["ranks"]) == (1, "collectives", 2)
     assert told["machine"]["date"].startswith(begun)
     assert [row["algorithm"] for row in told["rows"]] == ["gloo", "engine", "messages"]
+
+
+OWN = """
+from unisono_contrib.measure.benches.collectives import CollectivesBench
+
+
+class Own(CollectivesBench):
+    name = "mine"
+
+    @property
+    def live(self) -> str:
+        return "unisono_contrib.measure.benches.collectives.live"
+"""
+
+
+@pytest.mark.usefixtures("ranks_on_threads")
+@pytest.mark.timeout(60)
+def test_a_users_own_bench_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["--ops", "all_reduce", "--collectives", "engine", "--sizes", "1KiB", "--seconds", "0.001"]
+    assert cli.main(["bench", f"{tmp_path}/own.py:Own", *words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["bench"], [row["algorithm"] for row in answer["rows"]]) == ("mine", ["gloo", "engine"])

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import Settings
 from unisono.verbs import CommandCall, Parser, Result, Verb
+
+if TYPE_CHECKING:
+    from unisono_contrib.measure.benches import Bench
 
 
 class BenchVerb(Verb):
@@ -80,14 +84,12 @@ class BenchVerb(Verb):
             return call.would(
                 {"bench": bench.name, "ranks": ranks, **question}, f"would measure {bench.about}"
             )
-        return _measured(call, bench.name, ranks, question)
+        return _measured(call, bench, ranks, question)
 
 
-def _measured(call: CommandCall, name: str, ranks: int, question: Mapping[str, object]) -> Result:
+def _measured(call: CommandCall, bench: "Bench", ranks: int, question: Mapping[str, object]) -> Result:
     from unisono_contrib.measure import bench as supervisor
-    from unisono_contrib.measure.benches import BENCHES
 
-    bench = BENCHES.find(name)()
     result = supervisor.run(bench, question, ranks, call.settings, call.environ)
     if result is None:
         return None

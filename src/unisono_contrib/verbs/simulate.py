@@ -1,6 +1,7 @@
 """`unisono simulate`: a plan's price, and all that may be asked about it."""
 
 import argparse
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.verbs import CommandCall, Parser, Result
@@ -90,42 +91,28 @@ def _mtbf(text: str) -> tuple[float, str]:
     return _above_0(hours), unit or "device"
 
 
+_STUDIES: Sequence[tuple[str, str, str, Callable[[str], Any], str]] = (
+    ("cost", "--tokens", "N", tokens, "train on N tokens: 300e9, 300B, 1T"),
+    ("cost", "--cost-per-hour", "MONEY", _above_0, "of one device"),
+    ("data loading", "--loader-samples-s", "N", _above_0, "samples a second that one host decodes"),
+    ("data loading", "--loader-gb-s", "R", _above_0, "what one host reads of its storage, 10^9 bytes/s"),
+    ("data loading", "--sample-kb", "K", _above_0, "10^3 bytes of a sample there (as its values need)"),
+    ("failures", "--mtbf", "HOURS", _mtbf, "between failures of a device; or HOURS/node"),
+    ("failures", "--checkpoint-gb-s", "R", _above_0, "what the storage takes, 10^9 bytes/s in all"),
+    ("failures", "--restart-s", "S", _above_0, "from a failure to the next step, less reading"),
+    ("stragglers", "--stragglers", "LAW", str, "normal:0.05 lognormal:0.05 exponential:0.05 measured:FILE or RUN"),
+    ("scaling", "--sweep", "KEY=A..B", str,
+     "the best plan at each point of devices=8..1024 nodes= global_batch= micro_batch= context="),
+    ("scaling", "--weak", "", bool, "with --sweep: the batch grows with the devices"),
+    ("scaling", "--batches", "", bool, "which batch and accumulation suit the hardware"),
+    ("scaling", "--noise-scale", "B", _above_0, "gradient noise scale, in samples: and the loss"),
+)  # fmt: skip
+"""Group, flag, metavar ("" for a flag without a value), reader and help of what is asked beyond one plan's price."""
+
+
 def _add_studies(parser: Parser) -> None:
-    """The flags of what is asked beyond one plan's price."""
-    cost = parser.add_argument_group("cost")
-    cost.add_argument("--tokens", metavar="N", type=tokens, help="train on N tokens: 300e9, 300B, 1T")
-    cost.add_argument("--cost-per-hour", metavar="MONEY", type=_above_0, help="of one device")
-    data = parser.add_argument_group("data loading")
-    data.add_argument(
-        "--loader-samples-s", metavar="N", type=_above_0, help="samples a second that one host decodes"
-    )
-    data.add_argument(
-        "--loader-gb-s", metavar="R", type=_above_0, help="what one host reads of its storage, 10^9 bytes/s"
-    )
-    data.add_argument(
-        "--sample-kb", metavar="K", type=_above_0, help="10^3 bytes of a sample there (as its values need)"
-    )
-    fails = parser.add_argument_group("failures")
-    fails.add_argument(
-        "--mtbf", metavar="HOURS", type=_mtbf, help="between failures of a device; or HOURS/node"
-    )
-    fails.add_argument(
-        "--checkpoint-gb-s", metavar="R", type=_above_0, help="what the storage takes, 10^9 bytes/s in all"
-    )
-    fails.add_argument(
-        "--restart-s", metavar="S", type=_above_0, help="from a failure to the next step, less reading"
-    )
-    slow = parser.add_argument_group("stragglers")
-    slow.add_argument(
-        "--stragglers", metavar="LAW", help="normal:0.05 lognormal:0.05 exponential:0.05 measured:FILE or RUN"
-    )
-    scale = parser.add_argument_group("scaling")
-    varied = "devices=8..1024 nodes= global_batch= micro_batch= context="
-    scale.add_argument("--sweep", metavar="KEY=A..B", help=f"the best plan at each point of {varied}")
-    scale.add_argument("--weak", action="store_true", help="with --sweep: the batch grows with the devices")
-    scale.add_argument(
-        "--batches", action="store_true", help="which batch and accumulation suit the hardware"
-    )
-    scale.add_argument(
-        "--noise-scale", metavar="B", type=_above_0, help="gradient noise scale, in samples: and the loss"
-    )
+    titles = dict.fromkeys(title for title, *_ in _STUDIES)
+    groups = {title: parser.add_argument_group(title) for title in titles}
+    for title, flag, metavar, reader, about in _STUDIES:
+        how: dict[str, Any] = {"metavar": metavar, "type": reader} if metavar else {"action": "store_true"}
+        groups[title].add_argument(flag, help=about, **how)

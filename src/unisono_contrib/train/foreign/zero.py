@@ -68,9 +68,7 @@ def _number(path: Path) -> int:
 def _universal(folder: Path) -> Iterator[tuple[str, tuple[Shape, Callable[[], Tensor]]]]:
     """A folder a weight, with its float32 values in a file."""
     for path in sorted(folder.glob("*/fp32.pt")):
-        tree = saved(path)
-        tensor = tree["param"] if isinstance(tree, Mapping) else tree
-        yield path.parent.name, (tuple(tensor.shape), partial(_universal_one, path))
+        yield path.parent.name, (tuple(_universal_one(path).shape), partial(_universal_one, path))
 
 
 def _universal_one(path: Path) -> Tensor:

@@ -45,36 +45,32 @@ def families() -> tuple[Family[Member], ...]:
 def family_of(text: str) -> Family[Member]:
     """The family whose member a text names, by its name, by `KEY=NAME` where several families have such a name, or
     by the base class in a user's file. Raises UsageError."""
-    name, _ = split(apart(split_key(text)[1])[0])
-    is_file, key = ".py:" in name, split_key(text)[0]
-    several = [word_of(family) for family in families() if name in family.names()]
-    if not key and len(several) > 1:
+    key, rest = split_key(text)
+    name, _ = split(apart(rest)[0])
+    candidates = [family for family in families() if key in ("", word_of(family))]
+    there = [family for family in candidates if name in family.names()]
+    if len(there) > 1:
         raise UsageError(
             f"{name} is a member of several families",
             where="flag --conformance",
-            fix=" or ".join(f"--conformance {word}={name}" for word in several),
+            fix=" or ".join(f"--conformance {word_of(family)}={name}" for family in there),
             code="C04",
         )
-    for family in families():
-        if key and word_of(family) != key:
-            continue
-        if is_file:
-            try:
-                family.find(name)
-            except UnfinishedClass:
+    for family in candidates if ".py:" in name else there:
+        try:
+            family.find(name)
+        except UnfinishedClass:
+            raise
+        except UsageError as error:
+            if error.code == "C03":
                 raise
-            except UsageError as error:
-                if error.code == "C03":
-                    raise
-                continue
-            return family
-        if name in family.names():
-            return family
+            continue
+        return family
     raise UsageError(
         f"{name} is no member of any family",
         where="flag --conformance",
         fix="FILE.py:NAME, a subclass of one of " + ", ".join(f.base.__name__ for f in families())
-        if is_file
+        if ".py:" in name
         else "FILE.py:NAME, or a name of ours, such as " + " ".join(families()[0].names()),
         code="C04",
     )
