@@ -21,10 +21,22 @@ FAMILIES = {
     "launch/test_guardian.py::test_who_is_killed_is_replaced_and_no_bit_is_another": 2,
     "launch/test_hangs.py::test_the_culprit_is_named_and_nobody_stays_or_nothing_is_wrong": 2,
     "launch/test_recovery.py::test_a_lost_rank_changes_no_bit": 2,
+    "parallel/test_channels.py::test_dealt_channels_equal_one_device": 2,
+    "parallel/test_experts.py::test_every_way_to_deal_experts_is_one_device": 2,
+    "parallel/test_grid.py::test_a_grid_equals_one_device": 2,
+    "parallel/test_meta.py::test_nothing_strays_and_nobody_waits_but_where_it_is_said": 2,
+    "parallel/test_meta.py::test_the_members_of_a_group_meet_under_one_name": 2,
     "planner/test_one_count.py::test_what_is_priced_is_what_is_sent": 3,
     "planner/test_timeline.py::test_the_runtime_keeps_to_the_simulated_timeline": 3,
+    "train/state/test_saving.py::test_a_failed_save_is_told_and_the_run_goes_on": 2,
+    "train/test_carries.py::test_beside_other_axes_too": 2,
+    "train/test_carries.py::test_every_flush_timetable_is_one_device_to_the_bit": 3,
+    "train/test_carries.py::test_two_copies_are_one_device_to_rounding_and_to_the_bit_in_canonical_mode": 3,
+    "train/test_offload.py::test_the_same_bits_as_without": 3,
+    "train/test_recompute.py::test_the_same_bits_as_without": 3,
     "verbs/test_auto.py::test_the_choice_is_priced_no_higher_than_the_recipes_own_plan_and_trains_default": 2,
     "verbs/test_bad_runs.py::test_answered": 2,
+    "verbs/test_lost_pieces.py::test_what_one_rank_alone_held_comes_back": 2,
 }
 
 

@@ -70,7 +70,7 @@ class Quick(StepPace):
         return 0.5
 
     def asleep(self) -> float:
-        return 4.0
+        return 2.0
 
 
 @pytest.mark.parametrize("pace", [Quick(), StepPace(2.0)], ids=["default", "timeout"])

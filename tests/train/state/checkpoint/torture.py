@@ -469,7 +469,7 @@ PARTS: dict[str, tuple[Callable[[Path, int], Count], int, int]] = {
     "disk": (disk, 40, 3),
     "worlds": (worlds, 40, 4),
     "plans": (plans, 60, 3),
-    "fuzz": (fuzzed, 100_000, 2000),
+    "fuzz": (fuzzed, 100_000, 1000),
 }
 
 
