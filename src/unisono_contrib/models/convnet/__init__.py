@@ -85,16 +85,16 @@ def conv_stages(n_layer: int, channels: int) -> tuple[tuple[int, int, int], ...]
     )
 
 
-def _between(before: int, after: int, elements: tuple[int, int], drops: bool, carries: bool) -> Channels:
+def _between(before: int, after: int, elements: tuple[int, int], drops: bool) -> Channels:
     """What is dealt of a block: channels between its convolutions, by groups. elements: going in, and going out. drops:
-    whether there is dropout. carries: whether nothing is convolved beside it."""
+    whether there is dropout."""
     wide, inner = elements
     groups = norm_groups(after)
     return Channels(
         units=groups, parameters=9 * before * after + 9 * after * after + 2 * after,
         activations=(4 if drops else 2) * inner + 2 * groups, moved=5 * inner,
         # A sum with what went past keeps nothing, so recomputation ends before it.
-        entered=wide, left=inner, again=False, carries=carries, normed=True,
+        entered=wide, left=inner, again=False, widens=True,
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def convnet(
                 # A norm reads twice and writes, ReLU reads and writes; the sum reads two and writes.
                 moved=5 * wide + 5 * after * size + 3 * after * size,
                 kernels=5 + len(products),
-                channels=_between(before, after, (wide, after * size), dropout > 0.0, len(products) == 2),
+                channels=_between(before, after, (wide, after * size), dropout > 0.0),
             )
         )  # fmt: skip
     width = channels if not n_layer else conv_stages(n_layer, channels)[-1][1]
