@@ -32,7 +32,7 @@ from unisono.planner.space import space_on
 from unisono.planner.stack import stack
 from unisono.programs.schedules import SCHEDULES
 from unisono.verbs._sizes import model_of
-from unisono.verbs.train.auto import best_of_meshes
+from unisono.verbs.train.planning import best_of_meshes
 
 CASES = (
     ("1M", 2, 0.0),

@@ -18,7 +18,7 @@ from peers import Task, ours
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.launch.context import NullChannel
-from unisono.measure.kernels import copies, products
+from unisono.measure.timings import copies, products
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import Block
 from unisono.planner.clusters import device

@@ -49,7 +49,8 @@ def prepare(argument: dict[str, Any]) -> Any:
 
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: a step, and one that is counted."""
-    from unisono.measure.live import live_peak
+    from live import live_peak
+
     from unisono.observe.memory import rss_mib
     from unisono.observe.span import Recorder
     from unisono.train.build.build import build, connect, feeds, place_of

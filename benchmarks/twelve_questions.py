@@ -71,30 +71,30 @@ class Asked:
 
 QUESTIONS = (
     Asked("1B, 8 A100", M1B, "dgx-a100:1", 512, "FSDP over 8 (llm-foundry's MPT-1B)",
-          "alike; weights stay whole, as there is room for them"),
+          "the same axis; weights are not sharded, because they fit"),
     Asked("8B, 8 H100", M8B, "dgx-h100:1", 128, "FSDP over 8 (torchtitan); cp=2 (NeMo)",
-          "tp=2 in chunks halves what is kept, so that nothing is computed again"),
+          "tp=2 in chunks halves the kept activations, so no block is recomputed"),
     Asked("8B, 64 H100", M8B, "dgx-h100:8", 512, "FSDP over 64 (torchtitan)",
-          "as above; shard stays in a node, and replicas meet once a step"),
+          "as above; sharding stays inside a node, and replicas sum gradients once a step"),
     Asked("8B, 256 H100", M8B, "dgx-h100:32", 1024, "FSDP over 128 (torchtitan)",
-          "alike but for tp=2; gradients are scattered, weights stay whole"),
+          "the same but for tp=2; gradients and optimiser state are sharded, weights are not"),
     Asked("70B, 64 H100", M70B, "dgx-h100:8", 128, "tp=4 pp=4 cp=2, 5 chunks (NeMo)",
-          "FSDP with tp=2; our own runs keep weights in fp32, so that blocks are computed again"),
+          "FSDP with tp=2; our own runs keep fp32 weights, so blocks are recomputed"),
     Asked("70B, 512 H100", M70B, "dgx-h100:64", 512, "FSDP over 32, tp=8 (torchtitan, 256)",
-          "FSDP alone: the price hides gathering behind blocks computed again"),
-    Asked("405B, 16,384 H100", M405B, "dgx-h100:2048", 2048, "tp=8 pp=16, shard, nothing again (Llama 3)",
-          "alike but for half the stages; fp32 weights leave no room to keep activations"),
-    Asked("Mixtral 8x7B, 256 H100", MIXTRAL, "dgx-h100:32", 512, "pp=4 ep=8 (NeMo)", "alike, with tp=2"),
+          "FSDP alone: in the price, the gathering of weights hides behind recomputed blocks"),
+    Asked("405B, 16,384 H100", M405B, "dgx-h100:2048", 2048, "tp=8 pp=16, sharded, no recomputation (Llama 3)",
+          "the same but for half the stages; fp32 weights leave no room to keep activations"),
+    Asked("Mixtral 8x7B, 256 H100", MIXTRAL, "dgx-h100:32", 512, "pp=4 ep=8 (NeMo)", "the same, with tp=2"),
     Asked("DeepSeek-V3, 2,048 H800", DEEPSEEK, "hgx-h800:256", 15360,
           "pp=16 ep=64 zero=1, DualPipe, no tp (its report)",
-          "alike but for tp=4: fp32 weights, and nothing that its own kernels save"),
+          "the same but for tp=4: our runs keep fp32 weights and lack DeepSeek's kernels, which save memory"),
     Asked("7B LoRA, 8 H100", M7B, "dgx-h100:1", 32, "replicas or FSDP (torchtune, NeMo)",
-          "frozen weights are in fp32 too, so that shard=4 makes room for activations",
+          "frozen weights are in fp32 too, so shard=4 makes room for activations",
           {"lora_rank": 16}),
     Asked("8B at 131,072 tokens, 64 H100", {**M8B, "context": 131072}, "dgx-h100:8", 32,
-          "cp=8 to 16 (Llama 3, NeMo)", "alike: cp gains more here than its price may be off"),
+          "cp=8 to 16 (Llama 3, NeMo)", "the same: cp gains more here than the error of its price"),
     Asked("ViT-L, 8 A100", VIT, "dgx-a100:1", 1024, "replicas alone (timm, DINOv2)",
-          "alike: sharding costs nothing on a node"),
+          "equally fast: sharding costs nothing inside a node"),
 )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def row(asked: Asked) -> str:
     said = "-"
     if bold is not None:
         new = ", ".join(untried(bold.request.plan, bold.request.stack))
-        sure = 100 * tie_breaks.margin(bold.request)
+        sure = 100 * tie_breaks.unsure(bold.request)
         said = f"`{_short(bold)}`: {100 * gain(bold, best):.0f} %, within ± {sure:.0f} %; unmeasured: {new}"
     took = f"{seconds(best.price.step)}, MFU {100 * best.mfu:.0f} %"
     return f"| {asked.name} | `{_short(best)}` | {took} | {said} | {asked.practice} | {asked.why} |"

@@ -39,7 +39,7 @@ BLOCK = re.compile(r"(<!-- block ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 CODE = re.compile(r"[A-Z]\d\d")
 
 PLAN_MEANINGS = {
-    "dp": "replicas; -1 takes as many as fill the ranks there are",
+    "dp": "replicas; -1: as many as the available ranks allow",
     "shard": "ranks over which one replica's state is sharded",
     "zero": "what `shard` splits: 1 optimiser, 2 and gradients, 3 and parameters;"
     " `3:wire=int8`, `3:prefetch=2` ([sharding](sharding.md))",
@@ -53,7 +53,7 @@ PLAN_MEANINGS = {
     "sync": "how replicas stay together",
     "collective": "algorithm of the all-reduce on `dp`",
     "codec": "compression of gradients on `dp`",
-    "precision": "of the computation; weights and optimiser keep fp32 (fp64 with fp64);"
+    "precision": "dtype of the computation; weights and optimiser keep fp32 (fp64 with fp64);"
     " `bf16:params`, `bf16:stochastic`, `bf16:fp8` ([precision](precision.md))",
     "recompute": "which activations are recomputed in backward",
     "offload": "what is offloaded to the host or a file",

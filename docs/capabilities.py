@@ -166,7 +166,7 @@ DATA_PARALLEL = (
         _G,
         "Small-edit migration from one device",
         "grep -c 'unisono' examples/own_loop.py && python examples/own_loop.py",
-        "an own loop with three lines of ours",
+        "a training loop of its own with three lines of Unisono",
         r"epoch 3  loss",
     ),
 )
@@ -270,7 +270,7 @@ PIPELINE = (
         _G,
         "Automatic stage balancing",
         f'{TRAIN} 2 --plan "pp=2 micros=4 schedule=1f1b:cut=measured"',
-        "the blocks of each stage, as measured",
+        "the blocks of each stage, chosen from measured times",
         r"stages by measured seconds: \d+/\d+ blocks",
     ),
     prints(
@@ -304,7 +304,7 @@ PLANNING = (
         _G,
         "Topology-aware placement",
         f'{SIMULATE} --plan "dp=8 tp=8" && {SIMULATE} --plan "dp=8 tp=8" --order dp,tp',
-        "`step_s`: tp inside a node is quicker than tp across nodes",
+        "`step_s`: tp inside a node is faster than tp across nodes",
         lambda ran: ran.objects[0]["step_s"] < ran.objects[1]["step_s"],
     ),
     reads(
@@ -341,7 +341,7 @@ PLANNING = (
         "Checkpoint resharding across plans",
         f'{TRAIN} 4 --plan "tp=2" --json &&'
         ' unisono train --resume runs/proof --train.steps 6 --plan "shard=2 pp=2 micros=2" --json',
-        "the run goes on at step 4 under the other plan",
+        "the run continues at step 4 under the other plan",
         lambda ran: ran.objects[1]["steps"] == 6,
     ),
 )
@@ -381,7 +381,7 @@ TOGETHER = (
         _G,
         "Straggler detection",
         f'{TRAIN} 12 --plan dp=2 --chaos "slow:who=1:step=2:seconds=4" --out.report',
-        "the verdict names the rank for which the others wait",
+        "the verdict names the rank that the others wait for",
         r"Limited by rank 1",
     ),
     reads(
@@ -452,7 +452,7 @@ BACKENDS = (
         _G,
         "Backend choice by capability",
         f"{TRAIN} 2 --plan dp=2 --launch.backend nccl",
-        "a backend that is not here is refused, with the reason",
+        "an unavailable backend is refused, with the reason",
         r"U-L08",
         code=2,
     ),
@@ -460,7 +460,7 @@ BACKENDS = (
         _G,
         "RDMA / InfiniBand / Ethernet transports",
         "unisono doctor",
-        "`transport`: what leads to other hosts",
+        "`transport`: the network that leads to other hosts",
         r"transport +\S",
     ),
     reads(
@@ -500,7 +500,7 @@ COMPRESSION = (
         f"{TRAIN} 6 --plan dp=2 --train.clip 0 --json && sleep 1 &&"
         f' {TRAIN} 6 --plan "dp=2 codec=sign+ef" --train.clip 0'
         " --train.optimizer onebit_adam --train.variance_steps 2 --json",
-        "after two steps of Adam a sign crosses for each element",
+        "after two steps of Adam one sign per element is sent",
         lambda ran: sent(ran, 1) < 0.2 * sent(ran, 0),
     ),
     prints(
@@ -514,7 +514,7 @@ COMPRESSION = (
         _G,
         "Dynamic range / loss scaling",
         f"{TRAIN} 6 --plan 'precision=fp16:scale=1e30' --json; true",
-        "steps that overflow are skipped and the scale falls",
+        "steps that overflow are skipped, and the loss scale falls",
         lambda ran: ran.objects,
     ),
     proven(
@@ -549,12 +549,12 @@ MEMORY = (
         "`mem_gib.activations` falls",
         lambda ran: _falls(_memory(ran, "activations")),
     ),
-    proven(_G, "Recomputed blocks compute the same", "recompute=full", "recompute=selective"),
+    proven(_G, "Recomputed blocks give the same numbers", "recompute=full", "recompute=selective"),
     reads(
         _G,
         "Solver-chosen recomputation",
         f'{SIMULATE} --train.micro_batch 8 --plan "dp=64 recompute=auto"',
-        "as much as fits is kept, and the page says what is computed again",
+        "as many activations as fit are kept, and the page says which are recomputed",
         lambda ran: ran.objects[0]["mem_gib"]["total"] > 0,
     ),
     proven(_G, "Activation offload", "offload=activations", "offload=activations:to=disk"),
@@ -587,7 +587,7 @@ _G = "15 Fault tolerance and elasticity"
 FAULTS = (
     prints(
         _G,
-        "Failure detection; survivors go on without a restart",
+        "Failure detection; survivors continue without a restart",
         f'{TRAIN} 10 --plan dp=2 --chaos "kill:who=1:step=4"',
         "a killed rank is replaced, and the run ends",
         r"1 losses, 1 made good",
@@ -605,7 +605,7 @@ FAULTS = (
         _G,
         "Peer / in-memory recovery",
         f'{TRAIN} 10 --plan "shard=2" --chaos "kill:who=1:step=6"',
-        "what the lost rank alone held comes from its snapshot",
+        "the state that only the lost rank had comes from its snapshot",
         r"1 losses, 1 made good",
         r"step 10/10",
     ),
@@ -613,7 +613,7 @@ FAULTS = (
         _G,
         "Redundancy for critical roles",
         f'{TRAIN} 12 --train.save_every 3 --plan dp=2 --chaos "kill:who=helper:step=4 kill:who=supervisor:step=8"',
-        "helper and supervisor are replaced too",
+        "the fork server and the supervisor are replaced too",
         r"step 12/12",
     ),
     prints(
@@ -627,7 +627,7 @@ FAULTS = (
         _G,
         "Asynchronous checkpoint",
         f"{TRAIN} 6 --train.save_every 2 --train.async_save --json",
-        "checkpoints are written beside the steps",
+        "checkpoints are written while steps run",
         lambda ran: len(list(ran.folder.glob("runs/*/*/checkpoints/step-*"))) == 3,
     ),
     prints(
@@ -635,7 +635,7 @@ FAULTS = (
         "Spot / preemption handling",
         f"({TRAIN} 1000000 --plan dp=2 --json & until ls runs/proof/*/metrics.jsonl; do sleep 0.2; done;"
         " kill -TERM $!; wait $!; echo exit $?); ls runs/proof/*/checkpoints",
-        "75: saved, start me again",
+        "exit code 75: the run has saved and can be started again",
         r"exit 75",
         r"step-",
     ),
@@ -650,7 +650,7 @@ FAULTS = (
         _G,
         "Fault-injection harness",
         f'{TRAIN} 12 --plan dp=2 --chaos "random:seed=3:faults=3:kinds=kill,stop,cut"',
-        "faults played, losses made good",
+        "faults are injected, and the run recovers from the losses",
         r"3 of 3 played",
     ),
 )
@@ -663,7 +663,7 @@ DATA = (
         ' && unisono train --resume runs/proof --train.steps 8 --plan "dp=4 sync=canonical"'
         " --no-out.report --json && sleep 1 &&"
         f' {TRAIN} 8 --plan "sync=canonical" --train.micro_batch 3 --train.lr_schedule constant --json',
-        "two ranks, then four, end in the loss of one rank, to the last digit",
+        "two ranks, then four, reach the same final loss as one rank, to the last digit",
         lambda ran: ran.objects[1]["loss"] == ran.objects[2]["loss"],
     ),
     reads(
@@ -855,12 +855,13 @@ def page() -> str:
     """The text of capabilities.md."""
     head = """# Capabilities
 
-Each capability with one command that shows it, run in this project's folder. `python docs/capabilities.py` runs all of
-them and checks what each printed or left behind; `python docs/capabilities.py pipeline` runs those whose name or group
-holds that word. `make test-all` runs them too.
+This page shows each capability by one command. Run the commands in the folder of this project. `python
+docs/capabilities.py` runs all of them and checks their output and their files. With a word, such as `python
+docs/capabilities.py pipeline`, it runs only the commands whose name or group contains that word. `make test-all` runs
+them too.
 
-Do not learn the program here: a command shows that a thing works, its page says when to use it. What is missing has
-[a page of its own](not-yet.md).
+Do not use this page to learn the program: a command shows that a capability works, but only the page of a feature says
+when to use it. Missing capabilities are listed in [what is not there yet](not-yet.md).
 """
     parts = [head]
     for group in dict.fromkeys(row.group for row in ROWS):

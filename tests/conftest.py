@@ -11,6 +11,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.daily import put_off
+
 # Two workers share the cores, and threads that wait for work of other threads would take them from each other. Before
 # torch is imported; ranks set their own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,7 +43,9 @@ def _turn(path: Path) -> int:
     return min((LONG.index(name) for name in named if name in LONG), default=len(LONG))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    put_off(items)
     items.sort(key=lambda item: _turn(item.path))
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu and not _gpu():

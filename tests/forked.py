@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -197,6 +198,11 @@ def preload() -> None:
     )
     for module in modules:
         importlib.import_module(f"unisono.{module}")
+    for room in ("comm.collectives", "models.gpt", "sync"):  # what most ranks import once they run
+        package = importlib.import_module(f"unisono.{room}")
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            with suppress(ImportError):
+                importlib.import_module(found.name)
     from unisono_contrib.verify.conformance import families
 
     for family in families():

@@ -17,7 +17,7 @@ from unisono.launch.loop import OnEvent
 from unisono.launch.outcome import Outcome
 from unisono.plan import Plan
 from unisono.spec.errors import UnisonoError, UserCodeError
-from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
+from unisono.verify.prover import ENTRY, Proof, prove_on
 
 
 class Description(Channel):
@@ -105,7 +105,7 @@ def prove(
     recipe: Recipe, plans: Sequence[Plan], steps: int, each: Callable[[Proof], None] = lambda proof: None
 ) -> list[Proof]:
     """As `verify.prover.prove`, with ranks on threads."""
-    return prove_on(ThreadForkServer(ENTRY), recipe, plans, steps, each, stage=ProofRanks())
+    return prove_on(ThreadForkServer(ENTRY), recipe, plans, steps, each)
 
 
 def on_threads(

@@ -220,7 +220,7 @@ def parallelize(
         step.apply(stages, context)
     slots = _slots(stages, context)
     slots = contributed(_TABLES).marked(slots, context) if anatomy.tables else slots
-    slots = slots if schedule.flushed else contributed("unisono.parallel.stash").set_apart(slots)
+    slots = slots if schedule.flushed else contributed("unisono.parallel.flow").set_apart(slots)
     return Local(
         stages=stages,
         owners=context.owners,

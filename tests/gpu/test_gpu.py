@@ -16,7 +16,7 @@ import pytest
 
 from unisono.config import LaunchConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.plan import Plan
-from unisono.verify.prover import Proof, ProofRanks, prove
+from unisono.verify.prover import Proof, prove
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -184,8 +184,8 @@ def proven() -> Callable[[str], Proof]:
     def of(plan: str) -> Proof:
         if plan not in found:
             plans = next(plans for plans in (ALONE, TWO, FOUR) if plan in plans)
-            stage = ProofRanks(backend="nccl:shared", keep_going=True)
-            proofs = prove(recipe, [Plan.parse(one) for one in plans], steps=2, stage=stage)
+            read = [Plan.parse(one) for one in plans]
+            proofs = prove(recipe, read, steps=2, backend="nccl:shared", keep_going=True)
             found.update(zip(plans, proofs, strict=True))
         return found[plan]
 

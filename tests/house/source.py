@@ -1,6 +1,7 @@
 """The source: the core and its sister package, whose rooms have the same names."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
-    """A file, parsed."""
+    """A file, parsed once for all tests of the source: nobody changes a tree."""
     return ast.parse(path.read_text(encoding="utf-8"))

@@ -26,16 +26,16 @@ NAMES = {*SCHEDULES.names(), *MODELS.names(), *CODECS.names(), *POLICIES.names()
 def dispatches(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
     """(what is asked about, line, the question) in a file."""
     for node in ast.walk(tree):
-        said = ast.unparse(node) if isinstance(node, ast.expr | ast.match_case) else ""
-        names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-        if isinstance(node, ast.Call | ast.Compare) and names & KINDS and names & {"isinstance", "type"}:
-            yield "kind", node.lineno, said
+        if isinstance(node, ast.Call | ast.Compare):
+            names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            if names & KINDS and names & {"isinstance", "type"}:
+                yield "kind", node.lineno, ast.unparse(node)
         if isinstance(node, ast.Name) and node.id == "shares_cores":
-            yield "machine", node.lineno, said
+            yield "machine", node.lineno, ast.unparse(node)
         if isinstance(node, ast.Compare | ast.match_case):
             words = {word.value for word in ast.walk(node) if isinstance(word, ast.Constant)}
             if NAMES & {word for word in words if isinstance(word, str)}:
-                yield "name", getattr(node, "lineno", 0), said
+                yield "name", getattr(node, "lineno", 0), ast.unparse(node)
 
 
 def found(folder: Path) -> list[str]:

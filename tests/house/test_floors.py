@@ -6,9 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.house.source import FILES, ROOT, module_of, place_of
+from tests.house.source import FILES, ROOT, module_of, place_of, tree_of
 
 MAY_READ_ENVIRONMENT = (
     "cli.py",
@@ -54,26 +52,24 @@ def _modules_after(code: str) -> tuple[set[str], float]:
     return set(modules), seconds / max(1.0, max(loops) * ROUNDS / 1_000_000)
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["train", "--help"], ["plan", "--help"], [], ["bench"], ["trian"]]
+HELP = (["--help"], ["train", "--help"], ["plan", "--help"], [], ["bench"], ["trian"])
+JUDGED = (
+    ["train", "--train.stpes", "3"],
+    ["train", "--demo", "--dry-run"],
+    ["verify", "--demo", "--plan", "tp=5"],
+    ["config", "show"],
 )
-def test_help_answers_at_once(words: list[str]) -> None:
-    modules, seconds = _modules_after(f"from unisono.cli import main; main({words})")
+
+
+def test_help_answers_at_once() -> None:
+    """All of them in one Python, which has the time that each alone may take."""
+    modules, seconds = _modules_after(f"from unisono.cli import main\nfor words in {HELP}: main(words)")
     assert modules.isdisjoint({"torch", "numpy", "pydantic", "rich", "PIL"})
     assert seconds < 1.0
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", "--train.stpes", "3"],
-        ["train", "--demo", "--dry-run"],
-        ["verify", "--demo", "--plan", "tp=5"],
-        ["config", "show"],
-    ],
-)
-def test_recipes_are_judged_without_torch(words: list[str]) -> None:
-    modules, seconds = _modules_after(f"from unisono.cli import main; main({words})")
+def test_recipes_are_judged_without_torch() -> None:
+    modules, seconds = _modules_after(f"from unisono.cli import main\nfor words in {JUDGED}: main(words)")
     assert "pydantic" in modules
     assert modules.isdisjoint({"torch", "numpy", "PIL"})
     assert seconds < 1.0
@@ -91,15 +87,22 @@ def test_a_thousand_devices_are_planned_in_seconds_and_without_torch() -> None:
     assert seconds < 6.0
 
 
-@pytest.mark.parametrize(
-    "package", ["spec", "programs", "plan", "config", "observe", "report", "planner", "launch", "lab"]
-)
-def test_these_import_no_torch(package: str) -> None:
+WITHOUT_TORCH = ("spec", "programs", "plan", "config", "observe", "report", "planner", "launch", "lab")
+
+
+def test_these_import_no_torch() -> None:
+    """One Python imports their files one after the other, and names the first after which torch is there."""
+    places = [place_of(file) for file in FILES]
+    assert {place.partition("/")[0] for place in places} >= {*WITHOUT_TORCH}
     names = [
-        module_of(f) for f in FILES if place_of(f).startswith(f"{package}/") and "rank" not in place_of(f)
+        module_of(file)
+        for file, place in zip(FILES, places, strict=True)
+        if place.partition("/")[0] in WITHOUT_TORCH and "/" in place and "rank" not in place
     ]
-    code = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n"
+    code += "    'torch' in sys.modules and sys.exit(name)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_file_fits_in_a_head() -> None:
@@ -109,7 +112,7 @@ def test_every_file_fits_in_a_head() -> None:
         text, place = path.read_text(), path.relative_to(ROOT / "src")
         if (lines := len(text.splitlines())) > 400:
             too_long.append(f"{place}: {lines} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             if is_function and (lines := (node.end_lineno or 0) - node.lineno + 1) > 60:
                 too_long.append(f"{place}:{node.lineno}: {node.name}: {lines} lines")
@@ -117,7 +120,7 @@ def test_every_file_fits_in_a_head() -> None:
 
 
 def test_few_files_read_the_environment() -> None:
-    readers = [place_of(f) for f in FILES if _reads_environment(ast.parse(f.read_text()))]
+    readers = [place_of(f) for f in FILES if _reads_environment(tree_of(f))]
     assert [name for name in readers if not name.startswith(MAY_READ_ENVIRONMENT)] == []
 
 

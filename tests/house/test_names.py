@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.house.source import FILES, SOURCE, place_of
+from tests.house.source import FILES, SOURCE, place_of, tree_of
 from tests.house.test_families import FAMILIES
 from unisono.plan.grammar import known
 
@@ -25,7 +25,7 @@ WORDS = {
 def test_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(place_of(path))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
@@ -36,7 +36,7 @@ def test_nobody_branches_on_a_members_name() -> None:
     found = []
     for path in FILES:
         place = place_of(path)
-        for line, key, name in _questions(ast.parse(path.read_text())):
+        for line, key, name in _questions(tree_of(path)):
             package = next(f.package for f in FAMILIES.values() if f.key == key)
             if not place.startswith(package.removeprefix("unisono.").replace(".", "/")):
                 found.append(f"{place}:{line}: {key} compared with {name!r}")
@@ -52,7 +52,7 @@ def test_prices_and_checks_hold_no_list_of_members_names() -> None:
     }
     found = []
     for path in [*sorted((SOURCE / "planner").rglob("*.py")), SOURCE / "plan" / "checks.py"]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Compare | ast.Tuple | ast.List | ast.Set | ast.Dict):
                 texts = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
                 found += [f"{path.relative_to(SOURCE)}:{node.lineno}: {name}" for name in texts & named]

@@ -4,7 +4,7 @@ import pytest
 
 from unisono.launch.starters import detect
 from unisono_contrib.lab.network import DeviceBytes, device_bytes
-from unisono_contrib.lab.play import commands, commands_by_host, exit_code, filled
+from unisono_contrib.lab.play import commands, exit_code
 
 WORDS = ["train", "--rank={rank}", "{host}/{hosts}", '{"json": 1}']
 
@@ -35,7 +35,7 @@ def test_backends_meet_on_the_link_and_cores_are_shared() -> None:
 
 def test_a_launcher_is_started_once_a_host_and_finds_no_rank() -> None:
     words = ["torchrun", "--node-rank", "{host}", "--nproc-per-node", "{local_ranks}", "{master}:{port}"]
-    started = commands_by_host(words, (2, 1), {}, cores=2)
+    started = commands(words, (2, 1), {}, "environment", cores=2, each="host")
     assert [one.host for one in started] == [0, 1]
     assert [one.argv[2] for one in started] == ["0", "1"]
     assert [one.argv[4] for one in started] == ["2", "1"]
@@ -44,7 +44,8 @@ def test_a_launcher_is_started_once_a_host_and_finds_no_rank() -> None:
 
 
 def test_other_braces_stay() -> None:
-    assert filled(["{a} {rank}{rank} {}"], 0, 1, 3, 4, {}) == ("{a} 33 {}",)
+    *_, last = commands(["{a} {rank}{rank} {}"], (4,), {}, "environment", cores=2)
+    assert last.argv == ("{a} 33 {}",)
 
 
 def test_exit_codes_are_a_shells() -> None:

@@ -37,7 +37,9 @@ PLANS = (
     "dp=2 cp=2 sync=canonical",
 )
 KINDS = ("kill", "kill", "kill", "segv", "stop", "cut")
-STEPS, SAVE_EVERY = 14, 4
+STEPS, SAVE_EVERY = 80, 4
+FIRST = range(3, 10)
+"""The steps of the first fault: far enough from the end that the second one, up to 0.8 s later, still finds a run."""
 HUNG = 90.0
 """Seconds after which a run that has not ended counts as hung: one takes two, or ten with two imports of torch."""
 ABOVE_SHARE = 0.15
@@ -48,9 +50,7 @@ SNAPSHOTS = ("--launch.snapshot_every", "1")  # so that whoever is lost, memory 
 def drawn(seed: int, kinds: Sequence[str], ranks: int = 4) -> Script:
     """The pair of a seed."""
     dice = random.Random(seed)
-    first = Fault(
-        dice.choice(kinds), dice.randrange(ranks), dice.randrange(3, STEPS - 4), phase=dice.choice(IN_STEP)
-    )
+    first = Fault(dice.choice(kinds), dice.randrange(ranks), dice.choice(FIRST), phase=dice.choice(IN_STEP))
     kind, step = dice.choice(kinds), first.step or 0
     match dice.choice(("moment", "phase", "step", "late", "late", "recovery")):
         case "moment":
@@ -113,8 +113,12 @@ def judged(got: soak.Soaked, plain: soak.Soaked, script: Script) -> None:
     if above:  # all died with it, so that a meeting that was due may never have been
         got.problems = [one for one in got.problems if not one.startswith("never came")]
     for row in sequel.what_followed(sequel.read(got.run_dir)):
-        nothing = row["what"] == "cut" and row.get("detected") is None  # was connected just then
-        if nothing or row.get("at_step") == STEPS:  # or all was done
+        unseen = row.get("detected") is None
+        nothing = unseen and row["what"] == "cut"  # was connected just then
+        together = unseen and any(
+            f.who == SUPERVISOR for f in script.faults
+        )  # with whoever would have seen it
+        if nothing or together or row.get("at_step") == STEPS:  # or all was done
             got.problems = [one for one in got.problems if one != f"not followed by a step: {row}"]
     hit = {str(fault.who) for fault in script.faults if not fault.kind.stays} | (
         {"helper"} if above else set()

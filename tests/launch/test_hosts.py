@@ -145,7 +145,9 @@ def test_a_host_dies_another_comes_and_the_bits_stay(tmp_path: Path) -> None:
     run.until(lambda: run.said("there is room for 2 ranks") and run.said("met again", 2))
     told = run.end()
     assert another.wait(30) == 0, "it leaves with the run"
-    assert told["restarts"] == 1 and told["ranks"] == 2, "".join(run.heard)
+    # A send that Gloo began as the other side died may wait for ever (comm/parting.py): it costs this process as well.
+    forgotten = run.said("does not come to the next meeting and is replaced") and run.said("wait")
+    assert told["restarts"] == 1 + forgotten and told["ranks"] == 2, "".join(run.heard)
     assert not list(tmp_path.glob("hosts/runs/*/*/door.json")), "the door is shut"
     alone = Hosted(tmp_path / "alone", *plan).end()
     assert weights(told) == weights(alone)

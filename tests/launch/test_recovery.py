@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
 from unisono.launch import wire
 from unisono.launch.pace import StepPace
 from unisono.launch.rank.channel import SocketChannel
@@ -52,15 +51,12 @@ class Training:
         text.write_text("all parts sound as one. " * 400)
         recipe = folder / "tiny.toml"
         recipe.write_text(RECIPE.format(text=text))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "unisono", "train", str(recipe), "--out.dir", str(folder / "runs"), "--json", *args],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        words = ["train", str(recipe), "--out.dir", str(folder / "runs"), "--json", *args]
+        self.process = Forked(["-m", "unisono", *words], folder, os.environ)
         self.said: list[str] = []
 
     def until(self, pattern: str) -> None:
         """Read what it says up to a line with this in it."""
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.said.append(line)
             if re.search(pattern, line):
@@ -74,9 +70,15 @@ class Training:
         return _children(helper)
 
     def end(self) -> dict[str, object]:
-        out, err = self.process.communicate(timeout=120)
-        assert self.process.returncode == 0, "".join(self.said) + err
-        return json.loads(out)
+        code, told = self.ended()
+        assert code == 0, "".join(self.said)
+        return told
+
+    def ended(self) -> tuple[int, dict[str, object]]:
+        """Its exit code and its object."""
+        self.said += self.process.stderr
+        out = self.process.stdout.read()
+        return self.process.wait(120), json.loads(out)
 
 
 def _children(pid: int) -> list[int]:
@@ -123,7 +125,7 @@ def test_all_begin_anew_where_one_is_lost_before_any_trains(tmp_path: Path):
     run = Training(tmp_path, "--plan", "dp=2")
     run.until("starting")
     while len(ranks := _ranks_or_none(run)) < 2:
-        assert run.process.poll() is None
+        assert Path(f"/proc/{run.process.pid}").exists()
     os.kill(ranks[0], signal.SIGKILL)
     summary = run.end()
     assert (summary["steps"], summary["restarts"]) == (40, 1)
@@ -142,9 +144,9 @@ def test_recover_can_be_switched_off(tmp_path: Path):
     run.until(r"step \d+/")
     (helper,) = _children(run.process.pid)  # there is nobody between
     os.kill(_children(helper)[1], signal.SIGKILL)
-    out, _ = run.process.communicate(timeout=60)
-    assert run.process.returncode == 128 + signal.SIGKILL
-    assert json.loads(out)["rank"] == 1
+    code, told = run.ended()
+    assert code == 128 + signal.SIGKILL
+    assert told["rank"] == 1
 
 
 def test_a_rank_that_nothing_frees_gives_its_place_to_another():
@@ -162,6 +164,9 @@ def test_a_rank_that_nothing_frees_gives_its_place_to_another():
         os.read(hears, 1)  # it hears from now on
         ours.sendall(wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(1, 0, 1, 1, 0, 1).as_json()})))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        (note,) = map(wire.event, wire.Frames().feed(ours.recv(1 << 16)))
+        assert "does not come to the next meeting" in note["text"]
+        assert "in test_a_rank_that_nothing_frees" in note["text"], "where its main thread stands"
 
 
 class FirstMeeting:

@@ -13,7 +13,7 @@ from unisono.launch.background_replanner import Situation
 from unisono.launch.run.membership import among_host, places
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.verbs.train.replan import LOOKS, Replanner, best_for
+from unisono.verbs.train.planning import LOOKS, Replanner, best_for
 from unisono.verbs.train.spreading import Spreading, hosts_of, shrunk, spread_of
 
 RECIPE = {"model": {"kind": "gpt", "n_layer": 4, "n_head": 2, "d_model": 32, "context": 16, "vocab": 64},

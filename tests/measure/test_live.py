@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.live import LiveBytes, live_peak
 from tests.ranks import World
 from tests.train.small import recipe, started
 from unisono.config import ModelConfig, Recipe, resolve
-from unisono.measure.live import LiveBytes, live_peak
 from unisono.plan import Plan
 from unisono.planner.alive import alive, fullest
 from unisono.planner.work.transformer import transformer

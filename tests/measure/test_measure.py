@@ -8,7 +8,7 @@ import torch
 from tests.measure.recipes import sized
 from tests.ranks import World
 from unisono.comm.mesh import Mesh, Shape
-from unisono.measure import collectives, kernels, steps
+from unisono.measure import steps, timings
 from unisono.observe.span import PARTS, Recorder
 from unisono.train.build.build import place_of
 from unisono_contrib.comm.threads import run
@@ -21,7 +21,7 @@ SIZES = {"n_layer": 1, "n_head": 2, "d_model": 8, "context": 4, "vocab": 16}
 def test_all_reduces_are_timed_alike_by_all(ranks):
     def timed(rank: int) -> list[tuple[int, float]]:
         mesh = Mesh(Shape(dp=ranks), rank, Recorder(rank), timedelta(seconds=30))
-        return collectives.all_reduces(mesh.dp, [1 << 10, 1 << 14], CPU, least=0.001)
+        return timings.all_reduces(mesh.dp, [1 << 10, 1 << 14], CPU, least=0.001)
 
     first, *others = run(ranks, timed)
     assert [size for size, _ in first] == [1 << 10, 1 << 14]
@@ -45,7 +45,7 @@ def played(ctx):
 
 
 def test_kernels_take_longer_the_more_there_is_to_do():
-    (few, many) = kernels.products([(8, 8, 8), (512, 512, 512)], CPU, torch.float32)
+    (few, many) = timings.products([(8, 8, 8), (512, 512, 512)], CPU, torch.float32)
     assert few[:3] == (8, 8, 8) and 0.0 < few[3] < many[3]
-    (small, large) = kernels.copies([1 << 10, 1 << 24], CPU)
+    (small, large) = timings.copies([1 << 10, 1 << 24], CPU)
     assert small[0] == 2 << 10 and 0.0 < small[1] < large[1]

@@ -10,7 +10,7 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.from_recipe import assuming
-from unisono_contrib.planner.pools import mixture
+from unisono_contrib.planner.mixture import mixture
 
 GPT = ["--model.kind", "gpt", "--model.n_layer", "4", "--model.n_head", "8", "--model.d_model", "512",
        "--model.context", "512", "--model.vocab", "512"]  # fmt: skip

@@ -21,8 +21,7 @@ from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.programs.balance import balance
 from unisono.spec.errors import UsageError
-from unisono_contrib.planner.mixture import Mixture, placements
-from unisono_contrib.planner.pools import mixture
+from unisono_contrib.planner.mixture import Mixture, mixture, placements
 from unisono_contrib.planner.studies.mixtures import PlacedAnswer, everywhere, find, pays
 
 MODEL = gpt(24, 16, 2048, 1024)

@@ -143,7 +143,11 @@ def test_what_meets_on_shard_is_covered_by_itself_where_replicas_meet_otherwise(
 
 
 def test_planner_and_prover_promise_the_same() -> None:
-    plans = [*covering(Recipe()), Plan.parse("dp=2 codec=int8"), Plan.parse("dp=2 sync=async")]
+    plans = [
+        *covering(Recipe(), ranks=4, least=0),
+        Plan.parse("dp=2 codec=int8"),
+        Plan.parse("dp=2 sync=async"),
+    ]
     assert {replicas.fidelity(plan)[0] for plan in plans} == {*Fidelity}
     for plan in plans:
         assert replicas.fidelity(plan)[0] is fidelity_of(plan)

@@ -4,11 +4,11 @@ from itertools import product
 
 import pytest
 
+from tests.planner.costs import Costs, fitted, played, slowest
 from unisono.planner.timetables import chunks, copies, ends, idle, in_flight, serves
 from unisono.programs.pipeline import Timetable, peak_held
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.numbers import either, larger, smaller
-from unisono_contrib.programs.pricing import Costs, played, slowest
 from unisono_contrib.programs.schedules.zb1p import Zb1p
 
 NAMES = (
@@ -22,7 +22,9 @@ EQUAL, PLAIN, AGAIN = Costs(1, 1, 1), Costs(2, 3, 1), Costs(1, 2, 1)
 
 def made(name: str, ranks: int, micros: int, costs: Costs) -> Timetable:
     own = SCHEDULES.read(name)
-    return own.fitted(ranks, micros, costs) if isinstance(own, Zb1p) else own.timetable(ranks, micros)
+    if isinstance(own, Zb1p):
+        return fitted(ranks, micros, own.memory, costs)
+    return own.timetable(ranks, micros)
 
 
 def waits(name: str, timetable: Timetable, costs: Costs) -> float:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.report.runs import write_run
-from unisono.report import command
 from unisono.report.analyse import shares
 from unisono.report.collect import collect
 from unisono.report.expected import Beside, beside, chart, section
+from unisono.report.page import run
 
 TOLD: dict[str, Any] = {
     "schema_version": 1, "cluster": "laptop", "stack": "plain", "calibrated": False, "error_pct": 15.0, "step_s": 0.1,
@@ -70,7 +70,7 @@ def test_without_traces_exposed_communication_is_one_line(tmp_path: Path) -> Non
 
 
 def test_page_and_picture_show_it(tmp_path: Path) -> None:
-    made = command.run(run_with(tmp_path, TOLD))
+    made = run(run_with(tmp_path, TOLD))
     text = Path(made["report_html"]).read_text()
     assert 'data-testid="expected"' in text
     assert Path(made["report_png"]).read_bytes().startswith(b"\x89PNG")
@@ -90,7 +90,7 @@ def test_page_and_picture_show_it(tmp_path: Path) -> None:
 )
 def test_a_damaged_prediction_harms_nothing(tmp_path: Path, told: object) -> None:
     folder = run_with(tmp_path, told)
-    made = command.run(folder)
+    made = run(folder)
     assert 'data-testid="expected"' not in Path(made["report_html"]).read_text()
     assert bool([line for line in made["missing"] if "prediction" in line]) == isinstance(told, str)
 

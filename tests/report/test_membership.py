@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.report.runs import write_run
-from unisono.report import command, membership
+from unisono.report import membership
 from unisono.report.collect import collect
 from unisono.report.membership import GONE, TRAINS, WAITS
+from unisono.report.page import run
 
 LIFE = [
     {"at": 100.0, "event": "start", "step": 0, "ranks": 2, "plan": "dp=2"},
@@ -51,7 +52,7 @@ def test_each_rank_has_its_band(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_row_for_each_change_and_json_the_lines(tmp_path: Path) -> None:
-    told = command.run(lived(tmp_path / "run", LIFE))
+    told = run(lived(tmp_path / "run", LIFE))
     page = Path(told["report_html"]).read_text()
     (part,) = re.findall(r'<section data-testid="members">.*?</section>', page)
     assert "Who took part: 3 losses, 2 starts" in part

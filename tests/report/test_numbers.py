@@ -271,5 +271,5 @@ def test_numbers_as_people_read_them() -> None:
 
 @pytest.mark.timeout(60)
 def test_neither_torch_nor_pillow_is_imported_early() -> None:
-    code = "import sys, unisono.report.command; sys.exit(bool({'torch', 'PIL'} & set(sys.modules)))"
+    code = "import sys, unisono.report.page; sys.exit(bool({'torch', 'PIL'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

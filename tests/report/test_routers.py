@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.report.runs import write_run
-from unisono.report import routers
+from unisono.report import sections
 from unisono.report.collect import collect
 from unisono.spec.words import percent
 
@@ -20,7 +20,7 @@ def with_routers(folder: Path, told: object) -> Path:
 
 
 def test_a_row_for_each_sparse_layer(tmp_path: Path) -> None:
-    page = routers.section(collect(with_routers(tmp_path / "run", TOLD)))
+    page = sections.experts(collect(with_routers(tmp_path / "run", TOLD)))
     assert 'data-testid="experts"' in page and percent(0.125) in page
     assert all(f">{number}<" in page for number in ("1.50", "2.50", "0.25", "1.00"))
 
@@ -28,4 +28,4 @@ def test_a_row_for_each_sparse_layer(tmp_path: Path) -> None:
 def test_damaged_lines_and_other_models_have_none(tmp_path: Path) -> None:
     damaged = ({}, "x", {**TOLD, "entropy": None}, {**TOLD, "idlest": [1.0]}, {name: [] for name in TOLD})
     for i, told in enumerate(damaged):
-        assert routers.section(collect(with_routers(tmp_path / f"run{i}", told))) == ""
+        assert sections.experts(collect(with_routers(tmp_path / f"run{i}", told))) == ""

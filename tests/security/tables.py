@@ -12,7 +12,7 @@ from tests.security.words import import_members, plan_text, with_errors
 from unisono import config
 from unisono.config.fields import keys
 from unisono.planner import clusters, stack
-from unisono_contrib.planner import pools
+from unisono_contrib.planner.mixture import mixture
 
 RECIPE = """\
 name = "tiny"  # of its folder
@@ -264,7 +264,7 @@ def play_cluster(one: tuple[str, str]) -> str:
     if text:
         _written("cluster.toml", text)
     if clusters.is_mixture(name):
-        return f"a mixture of {len(pools.mixture(name).pools)}"
+        return f"a mixture of {len(mixture(name).pools)}"
     try:
         found: Any = clusters.cluster(name)
     except Exception:

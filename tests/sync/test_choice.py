@@ -18,8 +18,8 @@ from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.train_step import train_step
 from unisono_contrib.codecs.auto import LADDER, MeasuredChoice
 from unisono_contrib.comm.threads import run
-from unisono_contrib.sync import _choice, _probe
-from unisono_contrib.sync._probe import CodecSeconds, Gradient, probe
+from unisono_contrib.sync import _choice
+from unisono_contrib.sync._choice import CodecSeconds, Gradient, probe
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -208,7 +208,7 @@ def test_a_resumed_run_goes_on_with_what_was_left(threads, text, tmp_path, monke
 
 
 def test_replicas_that_see_each_others_memory_send_plain_without_measuring(monkeypatch) -> None:
-    monkeypatch.setattr(_probe, "_measured", None)  # or this would be called
+    monkeypatch.setattr(_choice, "_measured", None)  # or this would be called
 
     class Near:
         size, axis = 2, "dp"

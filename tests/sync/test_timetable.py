@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono_contrib.sync._timetable import timetable
+from unisono_contrib.sync._priority import timetable
 
 slices = st.lists(
     st.tuples(st.integers(0, 20), st.integers(1, 20), st.integers(0, 5)), min_size=1, max_size=12

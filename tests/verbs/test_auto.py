@@ -17,7 +17,7 @@ from unisono.planner.search import candidates, search
 from unisono.planner.space import space_of, space_on
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.verbs._sizes import model_of
-from unisono.verbs.train import auto
+from unisono.verbs.train import planning
 
 FLAGS = [("model.kind", "gpt"), ("train.global_batch", "16"), ("model.vocab", "256")]
 
@@ -43,7 +43,7 @@ def loaded(plan: str, *more: tuple[str, str]) -> config.Loaded:
     ("keys", "ranks"), [("auto", 2), ("auto", 4), ("auto tp=2", 4), ("auto pp=2 zero=1", 4)]
 )
 def test_nothing_that_was_searched_is_faster(measured, keys, ranks):
-    got, said = auto.choose(loaded(keys), ranks, measured)
+    got, said = planning.choose(loaded(keys), ranks, measured)
     assert got.plan.world == ranks and not got.plan.auto
     for key in ("tp", "pp"):
         if f"{key}=" in keys:
@@ -69,16 +69,16 @@ def test_the_quickest_of_those_played_is_chosen_one_of_each_mesh(measured):
         seen.extend(one.request.plan for one in answers)
         return [float(len(answers) - place) for place in range(len(answers))]
 
-    got, said = auto.choose(loaded("auto"), 4, measured, play)
+    got, said = planning.choose(loaded("auto"), 4, measured, play)
     meshes = [(plan.dp, plan.shard, plan.cp, plan.tp, plan.pp) for plan in seen]
-    assert len(meshes) == len(set(meshes)) == auto.PLAYED
+    assert len(meshes) == len(set(meshes)) == planning.PLAYED
     assert str(got.plan) == str(seen[-1]) and str(seen[-1]) in said[0] and "played here" in said[0]
     assert all(str(plan) in line for plan, line in zip(seen[:-1], said[1:], strict=True))
 
 
 def test_without_a_measurement_it_says_how_to_get_one(tmp_path):
     with pytest.raises(UsageError) as caught:
-        auto.choose(loaded("auto"), 2, {"XDG_CACHE_HOME": str(tmp_path)})
+        planning.choose(loaded("auto"), 2, {"XDG_CACHE_HOME": str(tmp_path)})
     assert "unisono calibrate" in caught.value.fix
 
 
@@ -134,7 +134,7 @@ def test_the_choice_is_priced_no_higher_than_the_recipes_own_plan_and_trains_def
 
     own, compared = config.load(recipe, flags), 0
     for ranks in (2, 4):
-        chosen = auto.choose(replace(own, plan=Plan.parse("auto")), ranks, measured)[0].plan
+        chosen = planning.choose(replace(own, plan=Plan.parse("auto")), ranks, measured)[0].plan
         for plan in {own.plan, Plan(dp=ranks)}:
             if plan.world == ranks and not plan.check(own.recipe):
                 assert step(str(chosen)) <= (1 + 1e-12) * step(str(plan)), f"{chosen} beside {plan}"

@@ -51,13 +51,12 @@ def test_a_disk_that_is_full_already(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_in_the_middle_of_a_step(tmp_path: Path) -> None:
     """Nothing is saved before the end, so it is the lines of the metrics that find no room: they wait in memory."""
     place = jobs.folder_with(tmp_path)
-    with jobs.small_disk(tmp_path / "runs", "size=64k"):
-        done = unisono(
-            place, "train", "recipe.toml", "--json", "--train.save_every", "0", "--train.steps", "400"
-        )
+    flags = ("--plan", "dp=2", "--train.save_every", "0", "--train.steps", "200")
+    with jobs.small_disk(tmp_path / "runs", "size=48k"):
+        done = unisono(place, "train", "recipe.toml", "--json", *flags)
         assert done.code == done.object["exit"] == 2 and done.left == (), done.err
         assert done.block.startswith(
-            "error U-K02  checkpoint step-400 could not be written: No space left on"
+            "error U-K02  checkpoint step-200 could not be written: No space left on"
         )
         assert "cannot write into the run folder: No space left on device; training goes on" in " ".join(
             done.err.split()

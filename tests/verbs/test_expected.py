@@ -7,8 +7,8 @@ import pytest
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.planner import predict
-from unisono.verbs.train.expected import expected
 from unisono.verbs.train.folder import PREDICTION, Watched
+from unisono.verbs.train.room import expected
 
 RECIPE = Recipe(
     model=ModelConfig(n_layer=4, n_head=2, d_model=32, context=16),

@@ -12,7 +12,7 @@ from unisono import cli
 from unisono_contrib.lab import network
 from unisono_contrib.lab.links import LabLink
 from unisono_contrib.lab.network import DeviceBytes
-from unisono_contrib.verbs._lab import Tally, table
+from unisono_contrib.verbs.lab import Tally, table
 
 
 def answered(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.threads import ThreadForkServer
 from unisono.config.load import load
-from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
+from unisono.verify.prover import ENTRY, Proof, prove_on
 from unisono_contrib.verify.cover import covering
 
 RECIPE = Path(__file__).parents[2] / "examples" / "proof.toml"
@@ -54,7 +54,7 @@ def main() -> int:
             bad += 1
             print(f"{proof.plan}: {proof.first_divergence}: {proof.explanation}", file=sys.stderr, flush=True)
 
-    prove_on(ThreadForkServer(ENTRY), recipe, plans, 3, each, stage=ProofRanks(keep_going=True))
+    prove_on(ThreadForkServer(ENTRY), recipe, plans, 3, each, keep_going=True)
     print(f"{len(plans) - bad} of {len(plans)} plans compute what one process computes", file=sys.stderr)
     if args.out:
         head, heading, _ = args.out.read_text(encoding="utf-8").partition("| --- |")

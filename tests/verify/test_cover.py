@@ -15,26 +15,28 @@ RECIPE = Recipe(
     model=ModelConfig(n_layer=4, n_head=4, d_model=16, context=8),
     train=TrainConfig(global_batch=8, micro_batch=1, dtype="float64"),
 )
+RANKS = 4  # of the quick tests; on up to eight a set takes seconds
 
 
 @cache
-def every() -> list[Plan]:
-    return candidates(RECIPE)
+def every(ranks: int = RANKS) -> list[Plan]:
+    return candidates(RECIPE, ranks)
 
 
 @cache
-def chosen() -> list[Plan]:
-    return covering(RECIPE)
+def chosen(ranks: int = RANKS) -> list[Plan]:
+    return covering(RECIPE, ranks)
 
 
 def pairs(plans: list[Plan]) -> set[tuple[tuple[str, object], ...]]:
     return set().union(*cover._rows(plans, 2).values())
 
 
-def test_every_pair_is_there_and_every_plan_is_allowed():
-    plans = chosen()
-    assert pairs(plans) == pairs(every())
-    assert all(not plan.check(RECIPE) and plan.world <= 8 for plan in plans)
+@pytest.mark.parametrize("ranks", [RANKS, pytest.param(8, marks=pytest.mark.slow)])
+def test_every_pair_is_there_and_every_plan_is_allowed(ranks: int):
+    plans = chosen(ranks)
+    assert pairs(plans) == pairs(every(ranks))
+    assert all(not plan.check(RECIPE) and plan.world <= ranks for plan in plans)
     assert len(plans) == len(set(map(str, plans))) >= 100
 
 
@@ -44,14 +46,15 @@ def test_what_an_mpirun_would_have_to_start_is_not_there():
     assert {"ring", "tree", "engine"} <= names
 
 
+@pytest.mark.slow
 def test_pairs_alone_take_far_fewer_plans_than_there_are():
     few = covering(RECIPE, least=0)
-    assert pairs(few) == pairs(every())
-    assert len(few) < len(every()) / 4
+    assert pairs(few) == pairs(every(8))
+    assert len(few) < len(every(8)) / 4
 
 
 def test_the_set_is_the_same_each_time():
-    assert covering(RECIPE) == chosen()
+    assert covering(RECIPE, RANKS) == chosen()
 
 
 @pytest.fixture
@@ -73,7 +76,7 @@ def words(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_new_value_is_covered_without_being_told(words):
     words("recompute", ("none", "full", "other"))
-    with_it = [plan for plan in covering(RECIPE) if plan.recompute == "other"]
+    with_it = [plan for plan in covering(RECIPE, RANKS) if plan.recompute == "other"]
     assert {axis for plan in with_it for axis in ("dp", "tp", "pp", "shard") if getattr(plan, axis) > 1} == {
         "dp", "tp", "pp", "shard",
     }  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daily import is_today
 from tests.verify.mutations.entry import CATALOGUE, UNSEEN
 from tests.verify.mutations.planting import Planting
 from tests.verify.mutations.proving import Found, prove_with
@@ -41,7 +42,8 @@ def test_a_bug_has_a_place_to_be_planted(name: str):
 
 @pytest.mark.timeout(240)
 def test_some_planted_bugs_are_caught_and_named():
-    proofs = prove_with(CATALOGUE[name] for name in QUICK)
+    """Half of QUICK each day; all of them, and all others, in make test-all."""
+    proofs = prove_with(CATALOGUE[name] for number, name in enumerate(QUICK) if is_today(number, 2))
     for name, proof in proofs.items():
         assert proof.caught, name
         assert proof.named(CATALOGUE[name]), table({name: proof})

@@ -6,7 +6,7 @@ import pytest
 from tests.threads import prove
 from unisono.config import LaunchConfig, ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.verify.prover import ProofRanks, prove_on
+from unisono.verify.prover import prove_on
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -97,5 +97,5 @@ def test_all_that_is_compared_computes_on_one_kind_of_device():
     for backend in ("auto", "nccl:shared"):
         small = recipe().model_copy(update={"launch": LaunchConfig(backend=backend)})
         with pytest.raises(InterruptedError):
-            prove_on(Refusing(), small, [Plan.parse("dp=2"), Plan.parse("dp=4")], 1, stage=ProofRanks())  # type: ignore[arg-type]
+            prove_on(Refusing(), small, [Plan.parse("dp=2"), Plan.parse("dp=4")], 1)  # type: ignore[arg-type]
     assert asked == [(1, "auto", 4), (1, "nccl:shared", 4)]

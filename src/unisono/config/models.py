@@ -37,27 +37,27 @@ class DataConfig(BaseModel):
     source: str = Field(default="stdlib", description=SOURCES.listed())
     tokenizer: str = Field(default="byte", description="byte | char | hf:FOLDER (with tokenizer.json)")
     val_fraction: Share = Field(
-        default=0.1, description="share held out, the last part of the tokens for text"
+        default=0.1, description="share held out for validation; of text, the last part of the tokens"
     )
     packing: Literal["auto", "stream", "documents", "none"] = Field(
         default="auto",
-        description="windows of text: cut from one stream, of several whole documents, of one, padded; auto: a stream"
-        " of texts, documents of chats",
+        description="a window of text: cut from one stream, several whole documents, or one document and padding;"
+        " auto: stream for texts, documents for chats",
     )
     answers_only: bool = Field(
-        default=True, description="of chats and completions, only the answers count in the loss"
+        default=True, description="of chats and completions, count only the answers in the loss"
     )
     separator: str = Field(
-        default="", description="token behind each document; the tokenizer's end of text when absent"
+        default="", description="token after each document; the tokenizer's end of text when absent"
     )
     skip_bad: bool = Field(default=False, description="leave bad records out, and count them")
     cache: str = Field(
         default="~/.cache/unisono/data",
         min_length=1,
-        description="folder of what was tokenised or decoded once",
+        description="folder that keeps tokenised and decoded data",
     )
     workers: Count | None = Field(
-        default=None, description="processes that tokenise and decode; one a core when absent"
+        default=None, description="processes that tokenise and decode; one per core when absent"
     )
 
 
@@ -93,13 +93,13 @@ class _Train(BaseModel):
         default=None, description=f"{LOSSES.listed()}; the model's own when absent"
     )
     metrics: tuple[Annotated[str, _one_of(METRICS)], ...] = Field(
-        default=(), description=f"what validations report besides the loss: {METRICS.listed()}"
+        default=(), description=f"numbers that validations report besides the loss: {METRICS.listed()}"
     )
     lr: NotNegative = Field(default=1e-3, description="peak learning rate")
     lr_schedule: Annotated[str, _one_of(RATES)] = Field(default="cosine", description=RATES.listed())
     weight_decay: NotNegative = Field(
         default=0.1,
-        description=f"decay of matrices: decoupled, but of {' and '.join(_COUPLED)} a part of the gradient",
+        description=f"decay of matrices: decoupled; for {' and '.join(_COUPLED)} a part of the gradient",
     )
     clip: NotNegative = Field(default=1.0, description="greatest gradient norm of the whole model; 0 is off")
     eval_every: Natural = Field(default=0, description="steps between validations; 0: only at the end")
@@ -111,11 +111,11 @@ class _Train(BaseModel):
     eval_batches: Count = Field(default=8, description="global batches of one validation")
     save_every: Natural | Literal["auto"] = Field(
         default=0,
-        description="steps between checkpoints; 0: only at the end; auto: by the time of a save and observed failures",
+        description="steps between checkpoints; 0: only at the end; auto: by the time of a save and past failures",
     )
-    keep: Natural = Field(default=3, description="checkpoints that are kept, the newest; 0: all")
+    keep: Natural = Field(default=3, description="how many of the newest checkpoints are kept; 0: all")
     keep_every: Natural = Field(
-        default=0, description="those of every so many steps are kept for ever, beside `keep`; 0: none"
+        default=0, description="steps between checkpoints that are kept for ever, besides `keep`; 0: none"
     )
     mirror: str | None = Field(
         default=None,
@@ -148,20 +148,21 @@ class _Train(BaseModel):
         default=(), description="weights that do not learn: globs over their names, such as stem.*"
     )
     train_only: tuple[str, ...] = Field(
-        default=(), description="the only weights that learn; beside adapters, where there are some"
+        default=(), description="the only weights that learn, besides adapters if there are any"
     )
     lora_rank: Natural = Field(
         default=0, description="rank of LoRA adapters that learn instead of the weights; 0: none"
     )
     lora_alpha: Positive | None = Field(
-        default=None, description="adapters count alpha / rank; twice the rank when absent"
+        default=None, description="scale of adapters times their rank; twice the rank when absent"
     )
     lora_targets: tuple[str, ...] = Field(
-        default=("*",), description="layers that get an adapter: globs over their names or last words"
+        default=("*",),
+        description="layers that get an adapter: globs over their names, or over the last part of these",
     )
     compile: bool = Field(default=False, description="torch.compile on the blocks")
-    fused: bool = Field(default=True, description="the fused optimiser where there is one")
-    async_save: bool = Field(default=False, description="write checkpoints beside the next steps")
+    fused: bool = Field(default=True, description="use the fused optimiser if there is one")
+    async_save: bool = Field(default=False, description="write checkpoints while the next steps run")
     trace_steps: Natural = Field(default=3, description="steps drawn in the trace and the report")
 
 
@@ -202,53 +203,55 @@ class LaunchConfig(BaseModel):
 
     model_config = _FROZEN
 
-    ranks: Count | None = Field(default=None, description="processes; the plan's world when absent")
+    ranks: Count | None = Field(
+        default=None, description="processes; as many as the plan has ranks when absent"
+    )
     threads_per_rank: Count | None = Field(
         default=None,
         description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",
     )
     backend: Literal["auto", "gloo", "nccl", "nccl:shared"] = Field(
         default="auto",
-        description="gloo computes on CPUs, nccl on GPUs; auto: nccl where each rank has a GPU; nccl:shared: ranks "
-        "take turns on the GPUs there are, to try a plan",
+        description="gloo computes on CPUs, nccl on GPUs; auto: nccl if each rank has a GPU; nccl:shared: ranks take"
+        " turns on the available GPUs, to try a plan",
     )
     timeout: Positive | None = Field(
         default=None,
-        description="seconds that a rank may keep others waiting; by the run's own steps when absent",
+        description="seconds that a rank may keep others waiting; from the measured time of a step when absent",
     )
     recover: bool = Field(
         default=True,
-        description="replace ranks that are killed or hang, fork server and supervisor; false: a loss ends the run",
+        description="replace killed or hanging ranks, the fork server and the supervisor; false: a loss ends the run",
     )
     replan: bool = Field(
         default=True,
-        description="change the plan, or split leaves by speed, where hosts or speeds have changed and"
-        " that pays; false: with fewer replicas alone",
+        description="change the plan, or distribute leaves by speed, if hosts or speeds have changed and it"
+        " saves time; false: only with fewer replicas",
     )
     snapshot_every: Natural | None = Field(
         default=None,
-        description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where one"
-        " rank or one host alone holds a part, as often as costs under 0.5 % of a step",
+        description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: if only one"
+        " rank or host holds a part of the state, so often that it costs under 0.5 % of a step",
     )
     tls: bool = Field(default=False, description="encrypt the links between hosts with TLS")
     shell: str = Field(
         default="ssh -o BatchMode=yes",
         min_length=1,
-        description="what runs a command on another host of --hosts: these words, the host, the command",
+        description="command that runs another one on a host of --hosts: these words, the host, the command",
     )
     host_timeout: float = Field(
         default=5.0,
         ge=0.5,
         allow_inf_nan=False,
-        description="seconds without a byte from another host, after which it is lost; a host that hears nothing of the"
-        " supervisor for twice as long ends its ranks, and calls again",
+        description="seconds without a byte from another host, after which it is lost; a host that hears nothing from"
+        " the supervisor for twice as long ends its ranks and reconnects",
     )
     grace: Positive = Field(
-        default=10.0, description="seconds from a SIGTERM or SIGUSR1 to the end of the run, saved"
+        default=10.0, description="seconds from a SIGTERM or SIGUSR1 in which the run saves and ends"
     )
     mtbf_hours: Positive = Field(
         default=24.0,
-        description="hours between failures, as long as a run has seen none: for train.save_every = auto",
+        description="expected hours between failures until the run has seen one: for train.save_every = auto",
     )
     order: str = Field(
         default="",
@@ -262,7 +265,7 @@ class OutConfig(BaseModel):
 
     model_config = _FROZEN
 
-    dir: str = Field(default="runs", min_length=1, description="folder of run folders")
+    dir: str = Field(default="runs", min_length=1, description="folder that contains the run folders")
     report: bool = Field(default=True, description="write report.html and report.png")
     track: tuple[Annotated[str, _one_of(SINKS)], ...] = Field(
         default=(), description=f"sinks beside metrics.jsonl, events and trace: {SINKS.listed()}"
@@ -278,12 +281,12 @@ class Recipe(BaseModel):
         default="run",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=100,
-        description="folder of its runs",
+        description="name of the folder of its runs",
     )
     seed: Annotated[Natural, Field(lt=2**63)] = Field(
         default=0, description="initialisation, sample order, dropout"
     )
-    plan: str = Field(default="dp=1", description="how it is spread, as key=value words")
+    plan: str = Field(default="dp=1", description="the plan, as key=value words")
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()

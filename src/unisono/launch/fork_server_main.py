@@ -43,7 +43,7 @@ class _Order:
     shelves: list[list[int]] = field(default_factory=list)
 
 
-class _Helper:
+class _ForkServerProcess:
     def __init__(self, control: socket.socket, terms: dict[str, Any], libc: ctypes.CDLL) -> None:
         self._control, self._terms = control, terms
         self._libc = libc
@@ -223,12 +223,12 @@ def main() -> None:
     sys.path[:0] = terms["path"]
     control = socket.socket(fileno=terms["control"])
     try:
-        helper = _Helper(control, terms, libc)
+        server = _ForkServerProcess(control, terms, libc)
     except BaseException as error:  # the supervisor reports it
         wire.send_message(control, {"op": "failed", "error": error_record.describe(error)})
     else:
         with contextlib.suppress(OSError):  # the supervisor hung up while we spoke
-            helper.serve()
+            server.serve()
     sys.stderr.flush()
     os._exit(0)
 

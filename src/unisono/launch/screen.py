@@ -29,7 +29,7 @@ def changed(event: Mapping[str, Any]) -> str:
     if event.get("why"):
         several = "s" * (event["ranks"] != 1)
         return f"going on with {event['ranks']} rank{several} under {event['plan']}: {event['why']}"
-    who = {rank: f"the {rank}" if rank == "helper" else f"rank {rank}" for rank in event["lost"]}
+    who = {lost: "the fork server" if lost == "helper" else f"rank {lost}" for lost in event["lost"]}
     lost = "; ".join(f"{who[rank]} was lost ({how})" for rank, how in event["lost"].items())
     new = f"new processes for {listed(event['born'])}" if event["born"] else "no process is new"
     return f"{lost or 'ranks lost each other'}: {new}"

@@ -8,7 +8,8 @@ Taken away, these lines leave a script for one device, and the two compute the s
 the stream of *global* batches and yields this rank's part of each, the loss stays a mean over the samples at hand, and
 gradients after `backward` are those of the mean over the global batch.
 
-deal (this rank's part of the data) · gradients (how replicas meet) · noise · norms · state (checkpoints) · enter, leave
+batch_sharding, join: data · gradients, sharding: how ranks meet · randomness · state: checkpoints · notices: what
+differs from one device, seen by first_steps and batch_tracer · loop_check, gradient_check: proofs
 """
 
 from unisono.library.enter import init

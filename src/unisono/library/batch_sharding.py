@@ -1,4 +1,4 @@
-"""Global batches, dealt: every rank walks the same batches and takes its own part of the samples of each.
+"""Shard global batches: every rank iterates over the same batches and takes its own part of the samples of each.
 
 A loader with a batch sampler fetches only the samples of this rank; anything else that yields batches is cut. Parts
 differ by one sample at most. A rank without a sample gets one of another rank's, with weight 0, so that every
@@ -9,6 +9,7 @@ pass goes on there, on any number of ranks, and is refused if it would come in a
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -107,7 +108,7 @@ def generators_of(data: Any) -> list[torch.Generator]:
 
 
 def other_order(data: Any, place: int) -> UsageError:
-    """J17."""
+    """Return error J17."""
     return UsageError(
         f"the first {place} batches of this pass are not those that it began with before the checkpoint",
         where=type(data).__name__,
@@ -158,8 +159,65 @@ class Slices:
         return getattr(self._batches, name)
 
 
-class ShardedLoader:
-    """This rank's parts of the batches of `data`, and what each weighs. Length and attributes are those of `data`."""
+class PlacedLoader(ABC):
+    """A loader that knows its place in `data`, for checkpoints. Length and attributes are those of `data`."""
+
+    def __init__(
+        self, data: Any, current_batch: CurrentBatch, exchange: ScalarExchange, streams: Streams, number: int
+    ) -> None:
+        self._source, self._batch = data, current_batch
+        self._exchange, self._streams = exchange, streams
+        self._walk, self._start = Walk(number, -1, over=True), []
+        self._going_on: dict[str, Any] | None = None
+
+    @abstractmethod
+    def _begun(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[Any]:
+        """Yield what is left of a pass, each batch after the current batch has been told of it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        with explained():
+            going_on, self._going_on = self._going_on or {}, None
+            last = self._walk
+            walk = self._walk = Walk(last.loader, going_on.get("pass", last.number + 1))
+            exhausted = False
+            try:
+                for batch in self._begun(walk, going_on):
+                    self._streams.to_own()
+                    yield batch
+                    self._streams.to_script()
+                exhausted = True
+            finally:  # also where the loop leaves a pass early: it begins another then
+                if self._batch.ended(walk, exhausted):
+                    self._streams.to_script()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_source" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the loop stands in this data, as JSON. What a loop has fetched ahead and not used comes again."""
+        walk, about = self._walk, {"loader": self._walk.loader}
+        if self._going_on is not None:
+            return about | self._going_on
+        if walk.over:
+            return about | {"pass": walk.number, "own": own_states(generators_of(self._source))}
+        place, chain = (walk.used, walk.chain) if walk.used else (walk.fetched, walk.fetched_chain)
+        return about | {"pass": walk.number, "place": place, "chain": chain, "random": self._start}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._walk = Walk(state.get("loader", self._walk.loader), state["pass"], over=True)
+        self._going_on = state if "place" in state else None
+        set_own_states(generators_of(self._source), state.get("own", ()))
+
+
+class ShardedLoader(PlacedLoader):
+    """This rank's parts of the batches of `data`, and what each weighs."""
 
     def __init__(
         self,
@@ -171,12 +229,9 @@ class ShardedLoader:
         seed: int,
     ) -> None:
         _refuse(data)
-        self._batch, self._exchange = current_batch, exchange
-        self._streams, self._source = streams, data
+        super().__init__(data, current_batch, exchange, streams, number)
         self._slices: Slices | None = None
         self._data = data
-        self._walk, self._start = Walk(number, -1), []
-        self._going_on: dict[str, Any] | None = None
         # A stream has no samples to choose among: its loader's batch sampler says how many come next.
         chosen = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
         if chosen and data.batch_sampler is not None:
@@ -190,51 +245,15 @@ class ShardedLoader:
             # are not.
             vars(self._data).update(batch_sampler=self._slices, dataset=dataset, _iterator=None)
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __iter__(self) -> Iterator[Any]:
-        with explained():
-            going_on, self._going_on = self._going_on, None
-            number = self._walk.number + 1 if going_on is None else going_on["pass"]
-            walk = self._walk = Walk(self._walk.loader, number)
-            first, exhausted = True, False
-            self._streams.to_script()
-            try:
-                for batch, low, high, count, chain in self._batches(walk, going_on or {}):
-                    if first:
-                        self._agree(chain)
-                    first = False
-                    self._batch.fetched(batch, low, high, count, walk, chain)
-                    self._streams.to_own()
-                    yield batch
-                    self._streams.to_script()
-                exhausted = True
-            finally:  # also where the loop leaves a pass early: it begins another then
-                if self._batch.ended(walk, exhausted):
-                    self._streams.to_script()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_source" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self._source, name)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Where the loop stands in this data, as JSON. What a loop has fetched ahead and not used comes again."""
-        walk = self._walk
-        if self._going_on is not None:
-            return self._going_on
-        if walk.number < 0 or walk.over:
-            return {"pass": walk.number, "own": own_states(generators_of(self._source))}
-        place, chain = (walk.used, walk.chain) if walk.used else (walk.fetched, walk.fetched_chain)
-        return {"pass": walk.number, "place": place, "chain": chain, "random": self._start}
-
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        self._walk = Walk(self._walk.loader, state["pass"], over=True)
-        self._going_on = state if "place" in state else None
-        set_own_states(generators_of(self._source), state.get("own", ()))
+    def _begun(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[Any]:
+        self._streams.to_script()
+        first = True
+        for batch, low, high, count, chain in self._batches(walk, going_on):
+            if first:
+                self._agree(chain)
+            first = False
+            self._batch.fetched(batch, low, high, count, walk, chain)
+            yield batch
 
     def skip(self, batches: int) -> None:
         """The next pass leaves out its first batches: what a checkpoint of somebody else's says was used already."""

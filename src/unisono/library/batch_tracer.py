@@ -6,7 +6,7 @@ enter the loss, and samples that meet inside the model.
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class BatchTracer(TorchDispatchMode):
 
     @contextmanager
     def alone(self) -> Iterator["BatchTracer"]:
-        """On, and with no other traces than those that are made inside."""
+        """Trace inside, with new traces alone; restore the old ones afterwards."""
         was, kept, self._traces = self.on, self._traces, Traces()
         self.switch(True)
         try:
@@ -88,7 +88,7 @@ class BatchTracer(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is computed inside leaves no traces."""
+        """Do not trace what is computed inside."""
         was = self.on
         self.switch(False)
         try:
@@ -112,7 +112,7 @@ class BatchTracer(TorchDispatchMode):
         self._samples = 0
 
     def weigh(self) -> None:
-        """The script has said what the loss of the batch at hand counts."""
+        """Note that the script has weighed the loss of the current batch."""
         self._weighed = True
 
     def look(self, on: bool) -> None:
@@ -122,11 +122,11 @@ class BatchTracer(TorchDispatchMode):
             self._traces = Traces()
 
     def acted_on(self) -> str:
-        """What was read of a batch's statistics, if anything was computed of the batch since."""
+        """Return the statistic of a batch that the script read, if it computed anything of the batch afterwards."""
         return self.read if self._operations > self._read_at else ""
 
     def of(self, x: object) -> SampleTrace | None:
-        """What is known of a tensor; None if it does not depend on a batch, or nobody knows."""
+        """Return the trace of a tensor; None if it does not depend on a batch, or nothing is known."""
         return self._traces[x] if isinstance(x, Tensor) else None
 
     def mark(self, x: Tensor, trace: SampleTrace | None) -> None:
@@ -134,7 +134,7 @@ class BatchTracer(TorchDispatchMode):
         self._traces[x] = None if isinstance(x, nn.Parameter) else trace
 
     def take_for_samples(self, output: Tensor) -> None:
-        """An output of a model has a row for each sample, where nothing else is known of it."""
+        """Assume that an output of a model without a trace has a row for each sample."""
         if self._per_sample(output) and self.of(output) is None:
             self.mark(output, SampleTrace(self._batches, self._samples))
 
@@ -169,18 +169,21 @@ class BatchTracer(TorchDispatchMode):
             return
         self._operations += 1
         arguments = _bound(func, args, kwargs)
-        call = TorchCall(_plain(name), arguments, self.of, outs, self._weighed, self._ranks)
-        results = _results_of(call, torch.Tag.pointwise in func.tags)
+        plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+        call = TorchCall(plain, arguments, self.of, outs, self._weighed, self._ranks)
+        results: Sequence[SampleTrace | None] = [None] * len(outs)
+        with suppress(KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
+            results = traced(
+                call, torch.Tag.pointwise in func.tags
+            )  # else with arguments that its rule does not know
         for x, trace in zip(outs, results, strict=True):
-            wrong = trace is not None and trace.dim is not None and not _fits(x, trace)
+            wrong = (
+                trace is not None and trace.dim is not None and trace.extent not in x.shape[trace.dim :][:1]
+            )
             self.mark(x, None if wrong or (inplace and not name.endswith("_")) else trace)
 
     def _per_sample(self, x: Tensor) -> bool:
         return self._samples > 1 and x.dim() > 0 and x.shape[0] == self._samples
-
-
-def _plain(name: str) -> str:
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -188,18 +191,6 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     schema = func._schema.arguments
     arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     return arguments | {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
-
-
-def _fits(x: Tensor, trace: SampleTrace) -> bool:
-    return trace.dim is not None and trace.dim < x.dim() and x.shape[trace.dim] == trace.extent
-
-
-def _results_of(call: TorchCall, is_pointwise: bool) -> Sequence[SampleTrace | None]:
-    """An operation with arguments that its rule does not expect leaves no trace."""
-    try:
-        return traced(call, is_pointwise)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
-        return [None] * len(call.outs)
 
 
 _WRAPPED: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]

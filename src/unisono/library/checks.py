@@ -1,4 +1,4 @@
-"""What cannot be prepared, said before anything is changed."""
+"""Refuse what `job.prepare` cannot spread, before anything is changed."""
 
 from collections.abc import Sequence
 

@@ -148,8 +148,8 @@ class CurrentBatch:
         return next((b for b in reversed(self._recent) if any(b.holds(x) for x in tensors)), None)
 
     def says(self) -> tuple[str, int]:
-        """What the backward that has just run was of, the same on every rank, and how far that is; "" where ranks may
-        have guessed apart."""
+        """Name the backward that has just run, the same on every rank, and number it; "" where ranks may have guessed
+        different batches."""
         batch, walk = self.latest, self.latest.walk
         if not batch.count or batch.guessed:
             return "" if batch.guessed else "backward", 0
@@ -158,7 +158,7 @@ class CurrentBatch:
         return f"backward on batch {batch.place + 1} of pass {walk.number + 1}{loader}", far
 
     def ended(self, walk: Walk, exhausted: bool) -> bool:
-        """A pass is over, or the loop has left it; whether no batch is at hand now."""
+        """End a pass, also one that the loop has left early. Return whether no batch is at hand now."""
         walk.over = True
         waiting = [b for b in self._waiting() if b.walk is walk]
         left = bool(waiting) and bool(walk.used or not exhausted)
@@ -166,7 +166,7 @@ class CurrentBatch:
         return not left
 
     def expected(self) -> BatchShard:
-        """The batch that the next forward will use, as far as anybody can say: the first that waits."""
+        """Return the batch that the next forward will most likely use: the first that waits."""
         waiting = self._waiting() if not self.current.used else []
         return next((b for b in waiting if b.walk is self.current.walk), self.current)
 

@@ -3,7 +3,10 @@
 import atexit
 import shlex
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,6 @@ from unisono.launch.rank.calls import Ledger
 from unisono.library import proven
 from unisono.library.explain import explained
 from unisono.library.job import Job
-from unisono.library.stage import stage
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
@@ -53,6 +55,30 @@ NOT_HERE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptStage:
+    """Who plays a script in its user's place: it gives `init` another plan and other ranks, and sees the job.
+
+    plan: instead of the script's own. context: this rank. see: is shown each Job before the script has it."""
+
+    plan: Plan
+    context: RankContext
+    see: Callable[[Any], None]
+
+
+_STAGE: ContextVar[ScriptStage] = ContextVar("who plays this script")
+
+
+@contextmanager
+def staged(on: ScriptStage) -> Iterator[None]:
+    """What is called inside is played on this stage."""
+    token = _STAGE.set(on)
+    try:
+        yield
+    finally:
+        _STAGE.reset(token)
+
+
 def init(
     plan: "str | Plan" = "dp=-1",
     *,
@@ -76,7 +102,7 @@ def init(
     Raises UsageError for a plan that a loop cannot play, with the command line that can.
     """
     with explained():
-        played = stage()
+        played = _STAGE.get(None)  # None where the script's user has started it
         plan, context = (plan, context) if played is None else (played.plan, played.context)
         wanted = plan if isinstance(plan, Plan) else Plan.parse(plan, where="unisono.init(plan=...)")
         problems = [*wanted.check(), *not_here(wanted)]
@@ -104,7 +130,7 @@ def init(
 
 
 def _advice(plan: Plan) -> tuple[str, ...]:
-    """What is known of this script's proof, where this is a script."""
+    """Say whether `unisono prove` has proven this script; () where no script runs."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is None or not Path(script).is_file():
         return ()
@@ -161,7 +187,8 @@ def _filled(plan: Plan, world: int, alone: bool) -> Plan:
     plan = plan.fill(world)
     if plan.world == world:
         return plan
-    command = f"torchrun --standalone --nproc-per-node {plan.world} {_script()}"
+    script = shlex.join(sys.argv if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ["script.py"])
+    command = f"torchrun --standalone --nproc-per-node {plan.world} {script}"
     if alone:
         raise UsageError(
             f"the plan {str(plan)!r} takes {plan.world} ranks, and this is one process by itself",
@@ -177,26 +204,18 @@ def _filled(plan: Plan, world: int, alone: bool) -> Plan:
     )
 
 
-def _script() -> str:
-    known = sys.argv if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ["script.py"]
-    return shlex.join(known)
-
-
 def _job(
     plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: bool, strict: bool, ledger: Ledger
 ) -> Job:
     mine = plan.world > 1 and not dist.is_initialized()
     device = of_script() if context is None else of_rank(context.backend, context.local_rank)
     if mine and context is not None:
-        where: dict[str, Any] = (
-            {"store": context.store} if context.store is not None else {"init_method": "env://"}
-        )
-        dist.init_process_group(
+        dist.init_process_group(  # without a store torch makes one from the variables of the environment
             beside_cpus(context.backend),
-            rank=context.rank,
-            world_size=context.world,
             timeout=timeout,
-            **where,
+            world_size=context.world,
+            rank=context.rank,
+            store=context.store,
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     collective = COLLECTIVES.read(plan.collective)

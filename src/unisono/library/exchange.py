@@ -1,4 +1,4 @@
-"""What ranks tell each other outside the gradients: seeds, sums, whether they agree, and values of a script's.
+"""Exchanges between ranks beside the gradients: seeds, sums, comparisons, and values of the script.
 
 Values are plain ones, tensors, arrays and paths, in lists, tuples and dicts. No pickle.
 """

@@ -91,7 +91,7 @@ class FirstSteps:
                 self._following.take_for_samples(x)
 
     def judge(self, gradients: Sequence[Tensor]) -> None:
-        """Tell where gradients that no backward made are no means, though ranks average them. Every rank calls it."""
+        """Notice gradients that no backward made and that are no means. Every rank calls it."""
         traces = [trace for grad in gradients if (trace := self._following.of(grad)) is not None]
         met = next((trace.met for trace in traces if trace.met), "")
         if met or not (traces or self._judged):
@@ -112,7 +112,7 @@ class FirstSteps:
         self.look(True)
 
     def _compare(self, buffers: Sequence[Tensor]) -> None:
-        """What the ranks have seen in this step, side by side."""
+        """Compare what the ranks have seen in this step."""
         paths = digest(" ".join(self._paths).encode())
         terms = 0 if self._uncounted else digest(repr(self._terms).encode())  # 0: nothing to compare
         moved = digest_of([b.reshape(-1) for b in buffers]) if buffers else 0
@@ -138,7 +138,8 @@ class FirstSteps:
             self._notify("J10", trace.met or trace.undivided)
         path, functions = way_of(loss.grad_fn)
         for node, name in way_of(loss.grad_fn, self._outputs)[1].items():
-            if any(not shape or shape[0] != batch.samples for shape in _shapes_of(node)):
+            shapes = [output.shape for output in node._input_metadata]  # of what the function has returned
+            if any(not shape or shape[0] != batch.samples for shape in shapes):
                 self._notify("J31", name)
         watch_functions(functions, self._following, self._notify)
         self._paths.append(path)
@@ -170,11 +171,6 @@ def _own_function(node: Node) -> str:
     if function is None or function.__module__.startswith("torch.") or is_ours(function.__module__):
         return ""
     return function.__name__
-
-
-def _shapes_of(node: Node) -> list[torch.Size]:
-    """Return the shapes of what an autograd function has returned."""
-    return [output.shape for output in node._input_metadata]
 
 
 def follow(

@@ -11,11 +11,11 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -76,15 +76,6 @@ class GradientVerdict:
             )
 
 
-class Rank(Protocol):
-    """What a parallel function is told: its rank and how many there are. torch.distributed is initialised (Gloo)."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-
-
 Gradients = Mapping[str, Tensor]
 
 
@@ -116,46 +107,36 @@ def check_gradients(
 
     Raises UsageError V03 where names, shapes or functions do not fit, UserCodeError when one of the functions raises.
     """
-    with ForkServer(ENTRY, path=path_of(reference)) as nursery:
-        terms = GradientCheck(ranks, layout or {}, shards or ranks, dtype, tokens, timeout)
-        return check_with(nursery, reference, candidate, terms)
+    with ForkServer(ENTRY, path=path_of(reference)) as server:
+        return check_on(server, reference, candidate, ranks, layout, shards, dtype, tokens, timeout)
 
 
-@dataclass(frozen=True, slots=True)
-class GradientCheck:
-    """The arguments of `check_gradients`."""
-
-    ranks: int = 2
-    layout: Mapping[str, Placement] = field(default_factory=dict)
-    shards: int = 2
-    dtype: str = "float64"
-    tokens: int = 4096
-    timeout: float = 300.0
-
-
-def check_with(
-    nursery: ForkServer,
+def check_on(
+    server: ForkServer,
     reference: Callable[[], Gradients | Sequence[Gradients]],
     candidate: Callable[[Any], Gradients],
-    terms: GradientCheck,
+    ranks: int = 2,
+    layout: Mapping[str, Placement] | None = None,
+    shards: int | None = None,
+    dtype: str = "float64",
+    tokens: int = 4096,
+    timeout: float = 300.0,
 ) -> GradientVerdict:
-    """`check_gradients` on processes forked from a nursery of this module's ENTRY, which may serve several calls."""
-    ranks = terms.ranks
-    if ranks < 1 or ranks % terms.shards:
-        raise _misfit(
-            f"{ranks} ranks do not divide into groups of {terms.shards}", "shards that divide ranks"
-        )
+    """Do as `check_gradients` on processes forked from a fork server of this module's ENTRY."""
+    shards = shards or ranks
+    if ranks < 1 or ranks % shards:
+        raise _misfit(f"{ranks} ranks do not divide into groups of {shards}", "shards that divide ranks")
     with tempfile.TemporaryDirectory(prefix="unisono-check-") as name:
-        call = {"dtype": terms.dtype, "folder": name, "seed": 0}
-        (reference_play,) = run(nursery, {**call, **home_of(reference), "alone": True}, 1, terms.timeout)
-        results = run(nursery, {**call, **home_of(candidate), "alone": False}, ranks, terms.timeout)
+        call = {"dtype": dtype, "folder": name, "seed": 0}
+        (reference_play,) = run(server, {**call, **home_of(reference), "alone": True}, 1, timeout)
+        results = run(server, {**call, **home_of(candidate), "alone": False}, ranks, timeout)
         parts = [load_file(Path(name) / f"part-{i:04d}") for i in range(reference_play["parts"])]
         seen = [load_file(Path(name) / f"rank-{i:04d}") for i in range(ranks)]
     gathered: dict[str, Placement] = dict.fromkeys(
         (key for result in results for key in result["cut"]), Replicate()
     )
     ordered = [{key: part[key] for key in reference_play["order"] if key in part} for part in parts]
-    return judge(ordered, seen, {**gathered, **terms.layout}, terms.shards, terms.tokens)
+    return judge(ordered, seen, {**gathered, **(layout or {})}, shards, tokens)
 
 
 def path_of(function: Callable[..., Any]) -> list[str]:
@@ -166,16 +147,11 @@ def path_of(function: Callable[..., Any]) -> list[str]:
 def run(
     nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: float, hear: OnEvent | None = None
 ) -> list[dict[str, Any]]:
-    """What each rank returned. Raises what the first to fail raised."""
+    """What each rank returned. Raises what the first to fail raised, and KeyboardInterrupt for Ctrl-C."""
     outcome = nursery.run(argument, ranks, 1, hear, timeout, "gloo")
-    if outcome.error is not None:
-        if outcome.error.trace:
-            outcome.error.add_note(outcome.error.trace)
-            outcome.error.add_note(outcome.error.render())
-        raise outcome.error
-    if outcome.stopped:
+    if outcome.stopped and outcome.error is None:
         raise KeyboardInterrupt
-    return [result or {} for result in outcome.results]
+    return outcome.returned()
 
 
 def home_of(function: Callable[..., Any]) -> dict[str, str]:
@@ -222,7 +198,9 @@ def judge(
         axes=("rank",),
         sizes=_sizes(len(seen), len(parts), shards),
         slack=bound,
-        shares={n: torch.stack([part[n] for part in parts]) for n in want if _shared(n, parts)},
+        shares={n: torch.stack([part[n] for part in parts]) for n in want if all(n in part for part in parts)}
+        if len(parts) > 1
+        else {},
     )
     largest = max((x.abs().max().item() for x in want.values() if x.numel()), default=0.0)
     errors = {n: evidence.worst(n) / max(evidence.top(n), bound * largest) for n in want}
@@ -231,10 +209,6 @@ def judge(
         return GradientVerdict(True, bound, errors)
     cause = explain(evidence, wrong)
     return GradientVerdict(False, bound, errors, wrong[0], cause.name, cause.text)
-
-
-def _shared(name: str, parts: Sequence[Mapping[str, Tensor]]) -> bool:
-    return len(parts) > 1 and all(name in part for part in parts)
 
 
 def _check_names(want: Mapping[str, Tensor], seen: Sequence[Mapping[str, Tensor]]) -> None:
@@ -315,8 +289,9 @@ def _misfit(what: str, fix: str) -> UsageError:
 def locate(
     function: Callable[..., Any], asker: str, module_prefix: str, *, inner: bool = False
 ) -> tuple[Path, str]:
-    """(its file, its name there). own: how the module begins that our own processes make of the file. inner: whether a
-    function inside a class will do. Raises UsageError V03, which names the `asker`."""
+    """Return a function's file and its name there. module_prefix: with which the names of modules begin that our own
+    processes make of such files. inner: whether a function inside a class will do. Raises UsageError V03, which names
+    the `asker`."""
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if module.startswith(module_prefix):
         raise UsageError(

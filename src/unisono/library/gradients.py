@@ -224,7 +224,7 @@ class LoopGradients:
         return all(number == seen[0] for number in seen)
 
     def look_anew(self) -> bool:
-        """Whether parameters have been frozen or thawed; their gradients go their own ways from now on."""
+        """Follow parameters that were frozen or thawed. Return whether there are some."""
         if len(self.slots) == sum(s.live.requires_grad for s in self._every) and all(
             slot.live.requires_grad for slot in self.slots
         ):
@@ -260,11 +260,12 @@ class LoopGradients:
             grad.zero_()
 
     def _begin(self) -> None:
-        """The first gradient of a backward is here."""
+        """Begin a backward, as its first gradient arrives."""
         if self._running:
             return
         self._running = True
-        at_end_of_backward(self._end)
+        # FSDP2 queues what it does at the end as well, perhaps behind this: so only then is the end queued.
+        at_end_of_backward(lambda: at_end_of_backward(self._ended))
         self._batch.backward()
         self._hooked = begin_all(self._hooks)
         if not self._meets:
@@ -274,10 +275,6 @@ class LoopGradients:
             self._behind = True
         else:
             self._gradients.arm()
-
-    def _end(self) -> None:
-        # FSDP2 has queued what it does at the end as well, perhaps behind this.
-        at_end_of_backward(self._ended)
 
     def _ended(self) -> None:
         self._running = False

@@ -13,60 +13,31 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from unisono.library.batch_sharding import as_before, generators_of, other_order, states_now
+from unisono.library.batch_sharding import PlacedLoader, as_before, generators_of, other_order, states_now
 from unisono.library.batches import cut, digest, glance_at, samples_in
 from unisono.library.current_batch import CurrentBatch, Walk
 from unisono.library.exchange import ScalarExchange
-from unisono.library.explain import explained
 from unisono.library.randomness import Streams
 from unisono.spec.errors import UsageError
 
 
-class JoinedLoader:
-    """This rank's own batches, and after them one sample again and again, until no rank has a batch left.
+class JoinedLoader(PlacedLoader):
+    """This rank's own batches, and after them one sample again and again, until no rank has a batch left."""
 
-    Length and attributes are those of `data`.
-    """
-
-    def __init__(
-        self,
-        data: Iterable[Any],
-        current_batch: CurrentBatch,
-        exchange: ScalarExchange,
-        streams: Streams,
-        number: int,
-    ) -> None:
-        self._data, self._batch = data, current_batch
-        self._exchange, self._streams = exchange, streams
-        self._walk, self._start = Walk(number, -1, over=True), []
-        self._going_on: Mapping[str, Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        with explained():
-            going_on, self._going_on = self._going_on or {}, None
-            if "ranks" in going_on:
-                raise self._other_ranks(going_on["ranks"])
-            last = self._walk
-            walk = self._walk = Walk(last.loader, going_on.get("pass", last.number + 1))
-            exhausted = False
-            try:
-                for batch, counts, chain in self._batches(walk, going_on):
-                    self._batch.joined(batch, counts, walk, chain)
-                    self._streams.to_own()
-                    yield batch
-                    self._streams.to_script()
-                exhausted = True
-            finally:
-                if self._batch.ended(walk, exhausted):
-                    self._streams.to_script()
+    def _begun(self, walk: Walk, going_on: Mapping[str, Any]) -> Iterator[Any]:
+        if "ranks" in going_on:
+            raise self._other_ranks(going_on["ranks"])
+        for batch, counts, chain in self._batches(walk, going_on):
+            self._batch.joined(batch, counts, walk, chain)
+            yield batch
 
     def _batches(self, walk: Walk, going_on: Mapping[str, Any]) -> Iterator[tuple[Any, list[int], int]]:
         """Yield for each step left of this pass: a batch, the samples of each rank that count, the order so far."""
-        generators, place = generators_of(self._data), 0
+        generators, place = generators_of(self._source), 0
         self._start = going_on.get("random") or states_now(generators)
         before = as_before(self._start, generators) if going_on else nullcontext
         with before():
-            batches = iter(self._data)
+            batches = iter(self._source)
         skip, borrowed, chain = going_on.get("place", 0), None, 0
         while True:
             with before():
@@ -77,7 +48,7 @@ class JoinedLoader:
                 borrowed = cut(batch, samples, 0, 1)
             place += 1
             if place == skip and chain != going_on["chain"]:
-                raise other_order(self._data, place)
+                raise other_order(self._source, place)
             if place <= skip:
                 continue
             counts = self._exchange.gather(samples)
@@ -88,30 +59,6 @@ class JoinedLoader:
             walk.fetched = place - 1
             walk.fetched_chain = chain
             yield (borrowed if batch is None else batch), counts, chain
-
-    def __len__(self) -> int:
-        return len(self._data)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_data" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self._data, name)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Where the loop stands in this rank's data, as JSON; what it has fetched ahead and not used comes again."""
-        walk, about = self._walk, {"loader": self._walk.loader}
-        if self._going_on is not None:
-            return about | dict(self._going_on)
-        if walk.over:
-            return about | {"pass": walk.number}
-        place, chain = (walk.used, walk.chain) if walk.used else (walk.fetched, walk.fetched_chain)
-        return about | {"pass": walk.number, "place": place, "chain": chain, "random": self._start}
-
-    @state.setter
-    def state(self, state: Mapping[str, Any]) -> None:
-        self._walk = Walk(state["loader"], state["pass"], over=True)
-        self._going_on = state if "place" in state else None
 
     def _nothing(self, rank: int) -> UsageError:
         return UsageError(
@@ -142,7 +89,7 @@ class JoinedLoaders:
         self._batch, self._exchange, self._streams = current_batch, exchange, streams
         self._count = 0
         self._alive: list[weakref.ref[JoinedLoader]] = []
-        self._kept: list[Mapping[str, Any]] = []  # places that no loader has taken up yet
+        self._kept: list[dict[str, Any]] = []  # places that no loader has taken up yet
 
     def of(self, data: Iterable[Any]) -> JoinedLoader:
         """Make one more loader."""

@@ -24,9 +24,9 @@ def cause_of(
     bound: float,
     notes: Sequence[str],
 ) -> Cause:
-    """kind: of what is wrong, one of `loop_check.KINDS`. one, ranks: the step on one process and on each rank. past:
-    gradients of the step before, if there is one. wrong: names. notes: what the loop was told with a code, which says
-    more than a vague cause."""
+    """Return the likely cause of a wrong step. kind: of the tensors that are wrong, one of `loop_check.KINDS`. alone,
+    ranks: the step on one process and on each rank. past: gradients of the step before, if there is one. wrong: the
+    tensors' names. notes: what the loop was told with a code, which says more than a vague cause."""
     cause = _of_gradients(alone, past, ranks, plan, wrong, bound) if kind == "grad" else None
     if notes and (cause is None or cause.name in _VAGUE):
         code, _, text = notes[0].partition(": ")
@@ -45,7 +45,7 @@ def cause_of(
 
 
 def steps_differ(counts: Sequence[int]) -> Cause:
-    """made: how many steps one process made, then each rank."""
+    """Return the cause where ranks make another number of steps. counts: steps of one process, then of each rank."""
     alone, *ranks = counts
     text = listed([f"rank {rank} {count}" for rank, count in enumerate(ranks)])
     return Cause(

@@ -55,9 +55,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class LoopPlay:
-    """What one play left. ranks: of each, its steps. ends: of each, its weights at the loop's own end, if it came to
-    it. notes: what the loop was told. files: of a script, its own and what it imported. jobs: calls of `init`.
-    coarsest: of a noisy play, the coarsest dtype that anything was computed in."""
+    """The tensors that one play wrote. ranks: of each, its steps. ends: of each, its weights at the loop's own end, if
+    it came to it. notes: what the loop was told. files: of a script, its own and what it imported. jobs: calls of
+    `init`. coarsest: of a noisy play, the coarsest dtype that anything was computed in."""
 
     ranks: Sequence[Sequence[Step]]
     ends: Sequence[Step | None] = ()
@@ -102,7 +102,7 @@ class LoopVerdict:
         return f"WRONG: {self.where()}{likely}{notes}"
 
     def where(self) -> str:
-        """The first that is wrong, in words."""
+        """Name the first tensor that is wrong."""
         if self.first is None:
             return "it could not be played"
         step, name = self.first
@@ -224,8 +224,10 @@ def _with_steps(alone: LoopPlay, call: Call) -> None:
 
 
 def compare(alone: LoopPlay, several: LoopPlay, plan: Plan, noise: LoopPlay | None = None) -> LoopVerdict:
-    """What several ranks came to, beside one process. noise: the play of one process that says what rounding does."""
-    bound = max(_bound(alone), 0.0 if noise is None else _bound_of(noise.coarsest))
+    """Compare several ranks with one process. noise: the play of one process that measures what rounding does."""
+    bound = _bound(alone)
+    if noise is not None and noise.coarsest:
+        bound = max(bound, BOUNDS.get(getattr(torch, noise.coarsest), COARSE))
     compared = [*_differing(alone, several), *_at_the_end(alone, several), *_losses(alone, several)]
     rounding = {} if noise is None else _rounding(alone, noise)
     wrong = [d for d in compared if d.wrong(max(bound, ROUNDINGS * rounding.get((d.step, d.kind), 0.0)))]
@@ -267,7 +269,7 @@ class Difference:
         return max((e for rank in self.errors for e in rank.values()), default=0.0)
 
     def wrong(self, bound: float) -> list[str]:
-        """Names of what is further off, or is no number."""
+        """Return the names of tensors that are further off, or not a number."""
         names = dict.fromkeys(name for rank in self.errors for name in rank)
         return [name for name in names if not all(rank.get(name, 0.0) <= bound for rank in self.errors)]
 
@@ -327,10 +329,6 @@ def _bound(alone: LoopPlay) -> float:
     steps = [*alone.ranks[0], *(end for end in alone.ends if end is not None)]
     seen = {x.dtype for step in steps[:1] for key, x in step.items() if key.startswith(("grad/", "param/"))}
     return max((BOUNDS.get(d, COARSE) for d in seen if d.is_floating_point), default=BOUNDS[torch.float64])
-
-
-def _bound_of(dtype: str) -> float:
-    return BOUNDS.get(getattr(torch, dtype), COARSE) if dtype else 0.0
 
 
 def of_kind(tensors: Step, kind: str) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ KINDS = (
 
 
 class Notices:
-    """What was noticed on this rank and, after `settle`, on any. Called with a code, and where it was noticed."""
+    """Collect what was noticed on this rank and, after `settle`, on any. Call it with a code and the place."""
 
     def __init__(self, exchange: ScalarExchange, strict: bool) -> None:
         self._exchange, self._strict = exchange, strict

@@ -29,10 +29,9 @@ from torch.utils._pytree import tree_leaves
 
 from unisono.launch.context import RankContext
 from unisono.library.batch_tracer import LossWatcher
-from unisono.library.enter import init
+from unisono.library.enter import ScriptStage, init, staged
 from unisono.library.gradient_check import SCRIPT, plain_name
 from unisono.library.job import Job
-from unisono.library.stage import ScriptStage, staged
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
 from unisono.spec.finder import executed
@@ -224,7 +223,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def prepare(argument: dict[str, Any]) -> Callable[..., Any] | None:
-    """In the helper: the function, found again where it was defined; None for a script, which each rank runs."""
+    """In the fork server: the function, found again where it was defined; None for a script, which each rank runs."""
     if "script" in argument:
         return None
     function: Any = _module(argument["module"], argument["file"])

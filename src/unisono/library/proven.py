@@ -1,4 +1,4 @@
-"""What `unisono prove` has said of scripts: kept beside each, by the digest of its code, and told when it is run.
+"""Verdicts of `unisono prove`, kept beside each script by the digest of its code, and printed when it is started.
 
 `.unisono/proven.json`, in the script's folder, goes where the script goes: every host that sees the script sees it, and
 who wants it in the repository commits it. A verdict holds as long as the script, and what it has imported from its
@@ -25,7 +25,7 @@ Word = Literal["proven", "failed", "never"]
 
 @dataclass(frozen=True, slots=True)
 class ScriptProof:
-    """word: what is known of a script under a family of plans. plan, steps: with which it was played, if it was."""
+    """The verdict on a script under a family of plans. plan, steps: with which it was played, if it was."""
 
     word: Word
     family: str
@@ -43,7 +43,8 @@ def keep(script: Path, files: Sequence[str], verdicts: Mapping[Plan, tuple[bool,
     where it cannot be written, which harms nothing."""
     place = script.parent / PLACE
     with suppress(OSError, ValueError):
-        digests = {_beside(script, Path(file)): _digest(Path(file)) for file in {str(script), *files}}
+        paths = {Path(file) for file in (script, *files)}
+        digests = {str(path.relative_to(script.parent)): _digest(path) for path in paths}
         known = _read(place)
         entry = known.pop(digests[script.name], {})
         plans = entry.get("plans", {}) if entry.get("files") == digests else {}
@@ -56,7 +57,7 @@ def keep(script: Path, files: Sequence[str], verdicts: Mapping[Plan, tuple[bool,
 
 
 def look_up(script: Path, plan: Plan) -> ScriptProof:
-    """What is known of this script, as it is now, under plans of this family."""
+    """Return the verdict on this script, as it is now, under plans of this family."""
     kin = family(plan)
     with suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
         entry = _read(script.parent / PLACE)[_digest(script)]
@@ -69,7 +70,7 @@ def look_up(script: Path, plan: Plan) -> ScriptProof:
 
 
 def note_of(proof: ScriptProof, command: str) -> Problem:
-    """What whoever starts the script is told. command: which proves it."""
+    """Return the note for whoever starts the script. command: which proves it."""
     what = {
         "proven": f"is proven under {proof.family}: {proof.steps} steps of {proof.plan} were those of one process",
         "failed": f"FAILED its proof under {proof.family} ({proof.plan}): it does not compute what one process does",
@@ -86,7 +87,3 @@ def _read(place: Path) -> dict[str, Any]:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _beside(script: Path, file: Path) -> str:
-    return str(file.relative_to(script.parent))

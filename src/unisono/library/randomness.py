@@ -36,7 +36,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), Tensor, np.ndarray,
 
 @dataclass(frozen=True, slots=True)
 class OwnGenerator:
-    """One generator. get, set: its state, set from a seed."""
+    """One generator. get, put: read and write its state. seed: set it from a number."""
 
     get: Callable[[], Any]
     put: Callable[[Any], object]
@@ -335,11 +335,7 @@ class Draws:
 
     def randint(self, low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
         """Integers in [low, high)."""
-
-        def integers(size: Sequence[int], **more: Any) -> Tensor:
-            return torch.randint(low, high, tuple(size), **more)
-
-        return self._drawn(integers, size, options)
+        return self._drawn(partial(torch.randint, low, high), size, options)
 
     def rand_like(self, x: Tensor) -> Tensor:
         return self.rand(*x.shape, dtype=x.dtype, device=x.device)

@@ -6,7 +6,9 @@ each of them whole tensors; `load_state_dict` of what is sharded here takes whol
 
 import copy
 import gc
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -71,14 +73,13 @@ def _dealt_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     numbers = [n for group in state["param_groups"] for n in group["params"]]
     live = [p for group in optimizer.param_groups for p in group["params"]]
     owner = dict(zip(numbers, live, strict=False))
-    dealt = {n: _like_all(entries, owner.get(n)) for n, entries in state["state"].items()}
+    dealt = {
+        n: {key: _like(x, owner.get(n)) for key, x in entries.items()}
+        if isinstance(entries, Mapping)
+        else entries
+        for n, entries in state["state"].items()
+    }
     return {**state, "state": dealt}
-
-
-def _like_all(values: Any, p: Any) -> Any:
-    if not isinstance(values, Mapping):
-        return values
-    return {key: _like(x, p) for key, x in values.items()}
 
 
 @torch.no_grad()
@@ -104,16 +105,8 @@ def blocks_of(model: nn.Module, least: int = LEAST) -> list[nn.Module]:
     """
     blocks: list[nn.Module] = []
     _walk(model, least, blocks)
-    inside = [set(map(id, block.parameters())) for block in blocks]
-    uses: dict[int, int] = {}
-    for module in model.modules():
-        for p in module.parameters(recurse=False):
-            uses[id(p)] = uses.get(id(p), 0) + 1
-    return [
-        block
-        for block, parameters in zip(blocks, inside, strict=True)
-        if all(_uses_within(block, p) == uses[p] for p in parameters)
-    ]
+    uses = _uses(model)
+    return [block for block in blocks if all(uses[p] == count for p, count in _uses(block).items())]
 
 
 def _walk(module: nn.Module, least: int, blocks: list[nn.Module]) -> None:
@@ -132,10 +125,9 @@ def _size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _uses_within(block: nn.Module, p: int) -> int:
-    return sum(
-        id(parameter) == p for module in block.modules() for parameter in module.parameters(recurse=False)
-    )
+def _uses(module: nn.Module) -> Counter[int]:
+    """Return how many modules in this one have each parameter, by its id."""
+    return Counter(id(p) for inner in module.modules() for p in inner.parameters(recurse=False))
 
 
 Moved = MutableMapping[Tensor, nn.Parameter]  # from a model's parameters to the shards that replaced them
@@ -237,8 +229,8 @@ def repoint(optimizer: Optimizer, moved: Moved) -> None:
 
 
 def held_elsewhere(moved: Moved) -> str:
-    """What still holds a parameter that is no longer the model's, such as a list of an EMA or another optimiser: the
-    type of the holder, or "". A variable may be left of a loop; if it is used, `batch_tracer` sees it."""
+    """Name the type of a container, such as an EMA's list, that holds a parameter which sharding has replaced; "" if
+    there is none. A variable may be left of a loop; if it is used, `batch_tracer` sees it."""
     gc.collect()  # FSDP2 leaves cycles
     alive = list(moved)
     for old in alive:
@@ -339,12 +331,7 @@ def copied_with_shards(model: nn.Module, shard: Shard) -> None:
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            act = copied if module is model else _copier(module)
-            module.__dict__["__deepcopy__"] = act
-
-
-def _copier(module: nn.Module) -> Callable[[dict[int, Any]], nn.Module]:
-    return lambda memo: _plain(module, memo)
+            module.__dict__["__deepcopy__"] = copied if module is model else partial(_plain, module)
 
 
 def _plain(module: nn.Module, memo: dict[int, Any]) -> nn.Module:

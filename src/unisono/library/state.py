@@ -56,7 +56,7 @@ class Prepared:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def state_of(self, slot: Slot) -> dict[str, Any]:
-        """What its optimiser keeps of a parameter."""
+        """Return the state that its optimiser keeps of a parameter."""
         owner = next((o for o in self.optimizers if slot.live in o.state), None)
         return {} if owner is None else owner.state[slot.live]
 
@@ -127,7 +127,7 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def settings_of(prepared: Prepared) -> dict[str, Any]:
-    """What of the optimiser is no tensor: its groups' settings, and plain values of its state."""
+    """Return the settings of the optimiser's groups and the plain values of its state, which are no tensors."""
     numbers = {
         slot.name: {k: v for k, v in prepared.state_of(slot).items() if isinstance(v, Plain)}
         for slot in prepared.slots
@@ -205,7 +205,7 @@ JOINED = "joined/rank"  # before a rank's number, its place in data of its own
 
 
 class SavedJob(Protocol):
-    """What of a job is saved, and by whom."""
+    """The parts of a job that are saved."""
 
     step: int
     plan: Plan
@@ -319,19 +319,20 @@ class JobPlace:
         """Every rank's own place in data of its own; nothing of a script that has none."""
         if not (state := self._job._joins.state)["made"]:
             return
-        line = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
-        yield Box(f"{JOINED}{self._job.mesh.data.index}", tuple(line.shape), (0,), line)
+        yield _box_of(f"{JOINED}{self._job.mesh.data.index}", json.dumps(state).encode())
 
     def _things(self) -> Iterator[Box]:
         for name, thing in self._kept.items():
-            line = torch.frombuffer(
-                bytearray(encoded(_with_whole_tensors(thing.state_dict()))), dtype=torch.uint8
-            )
-            yield Box(KEPT + name, tuple(line.shape), (0,), line, saved=self._job.rank == 0)
+            data = encoded(_with_whole_tensors(thing.state_dict()))
+            yield _box_of(KEPT + name, data, saved=self._job.rank == 0)
+
+
+def _box_of(name: str, data: bytes, saved: bool = True) -> Box:
+    return Box(name, (len(data),), (0,), torch.frombuffer(bytearray(data), dtype=torch.uint8), saved)
 
 
 def _with_whole_tensors(state: Any) -> Any:
-    """With whole tensors where there are shards: all ranks call it."""
+    """Replace shards by whole tensors. All ranks call it."""
     if isinstance(state, DTensor):
         return state.full_tensor()
     if isinstance(state, Mapping):

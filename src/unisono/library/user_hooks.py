@@ -71,14 +71,14 @@ class DeferredHooks:
         return any(True for each in (self._on_gradient, self._afterwards) for _ in each.users())
 
     def begin(self) -> None:
-        """A backward begins: what earlier ones left is put aside, since hooks see the new gradient alone."""
+        """Put aside the gradient of earlier backwards, since hooks see the new one alone."""
         grad = self._p.grad
         self._old = None if grad is None else grad.detach().clone()
         self._p.grad = None
 
     @torch.no_grad()
     def end(self) -> None:
-        """The gradients have met."""
+        """Call the hooks with the gradient of the global batch, and add what was put aside."""
         p, old = self._p, self._old
         self._old, grad = None, p.grad
         if grad is None:

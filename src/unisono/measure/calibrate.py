@@ -5,7 +5,6 @@ Ranks forked from one process measure products, copies and all-reduces: one rank
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from unisono.launch.fork_server import ForkServer
+from unisono.launch.fork_server import ForkServer, print_output
 from unisono.measure.file import MeasuredMachine, as_toml, link_between
 from unisono.observe.files import write_whole
 from unisono.spec.errors import UsageError
@@ -49,11 +48,9 @@ def measured(say: Callable[[str], None], tick: Callable[[float], None]) -> Measu
 
         def ask(what: str, ranks: int, done: int) -> dict[str, Any]:
             """The first rank's answer."""
-            outcome = nursery.run({"ask": what}, ranks, 1, _show_output, _SILENCE)
-            if outcome.error is not None:
-                raise outcome.error
+            answer, *_ = nursery.run({"ask": what}, ranks, 1, print_output, _SILENCE).returned()
             tick(done / _QUESTIONS)
-            return outcome.results[0] or {}
+            return answer
 
         gpus = ask("devices", 1, 1)["gpus"]
         devices = f"{gpus} GPUs" if gpus else f"{cores} cores"
@@ -78,11 +75,6 @@ def measured(say: Callable[[str], None], tick: Callable[[float], None]) -> Measu
         units=int(alone["units"]) if gpus else 0,
         link=link,
     )
-
-
-def _show_output(rank: int, event: dict[str, Any]) -> None:
-    if event["kind"] == "output":
-        print(f"rank {rank} | {event['text']}", file=sys.stderr)
 
 
 def _best(products: Sequence[Sequence[float]]) -> float:

@@ -67,10 +67,8 @@ def _seconds(nursery: ForkServer, got: Loaded, answer: PlanResult) -> float:
         "seconds": _SECONDS,
     }  # fmt: skip
     threads = max(1, len(os.sched_getaffinity(0)) // plan.world)
-    outcome = nursery.run(argument, plan.world, threads, timeout=_SILENCE)
-    if outcome.error is not None:
-        raise outcome.error
-    return max(result["step"] for result in outcome.results if result is not None)
+    results = nursery.run(argument, plan.world, threads, timeout=_SILENCE).returned()
+    return max(result["step"] for result in results)
 
 
 def _facts(rows: list[tuple[PlanResult, float]]) -> Mapping[str, Any]:

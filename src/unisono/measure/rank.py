@@ -9,7 +9,7 @@ from unisono.comm.device import count, is_apart, properties
 from unisono.comm.mesh import Mesh, Shape
 from unisono.config import Recipe
 from unisono.launch.context import RankContext
-from unisono.measure import collectives, kernels, steps
+from unisono.measure import steps, timings
 from unisono.observe.span import Recorder
 from unisono.train.build.build import Place, connect, place_of
 
@@ -35,7 +35,7 @@ def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str
         case "all-reduces":
             mesh = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout)
             sizes = SIZES + (LARGE if is_apart(place.device) else [])
-            return {"all_reduces": collectives.all_reduces(mesh.dp, sizes, place.device)}
+            return {"all_reduces": timings.all_reduces(mesh.dp, sizes, place.device)}
     recipe = Recipe.model_validate_json(argument["recipe"])
     medians = steps.play(recipe, argument["plan"], place, largest_of_all, argument["seconds"])
     return {"parts": medians, "step": medians["step"], "peak": steps.resident()}
@@ -51,12 +51,12 @@ def largest_of_all(number: float) -> float:
 
 def _kernels(place: Place) -> dict[str, Any]:
     """Seconds of products and of copies, all ranks at once; what the device is."""
-    timings: dict[str, Any] = {}
+    seconds: dict[str, Any] = {}
     largest_of_all(0.0)
     gpu = is_apart(place.device)
     for dtype in ("float32", "bfloat16") if gpu else ("float32",):
-        timings[dtype] = kernels.products(
+        seconds[dtype] = timings.products(
             PRODUCTS + (ON_GPU if gpu else []), place.device, getattr(torch, dtype)
         )
-    timings["copies"] = kernels.copies(COPIES, place.device)
-    return timings | properties(place.device)
+    seconds["copies"] = timings.copies(COPIES, place.device)
+    return seconds | properties(place.device)

@@ -19,8 +19,9 @@ from unisono.train.step.train_step import train
 _ENDLESS = 1 << 40  # steps: as many as are asked for, whatever the recipe says
 
 
-def corpus(model: ModelConfig, samples: int = 1024) -> Corpus:
+def corpus(model: ModelConfig) -> Corpus:
     """Tokens, or pictures, without sense: what they are changes no time."""
+    samples = 1024
     sizes, draw = model.sized(Facts(vocab=256)), np.random.default_rng(0)
     if sizes.sample_shape and sizes.classes:
         inputs = torch.from_numpy(draw.random((samples, *sizes.sample_shape), dtype=np.float32))

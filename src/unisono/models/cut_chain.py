@@ -1,6 +1,6 @@
 """A user's plain module as a chain of units of its graph: what the rest of the house knows of it.
 
-How a graph is traced and cut lies in the sister package (`models/inferred.py` there).
+How a graph is traced and cut lies in the sister package (`models/cutting.py` there).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -33,6 +33,11 @@ class Weights(ABC):
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
         """A part of one of them; on the CPU, in the dtype in which it is stored, to be read at once."""
 
+    def whole(self, name: str) -> Tensor:
+        """All of one of them, as `box` gives it."""
+        shape = self.shapes[name]
+        return self.box(name, (0,) * len(shape), shape)
+
 
 def shape_of(items: Any) -> Shape:
     """The shape that somebody wrote, as a list of sizes. Raises ValueError for what is none: of long numbers, or of

@@ -70,7 +70,7 @@ class Plan(PlanFields):
 
     @property
     def auto(self) -> bool:
-        """Whether the planner is to choose what the text does not name; see `verbs.train.auto`."""
+        """Whether the planner is to choose what the text does not name; see `verbs.train.planning`."""
         return "auto" in self.said
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Bytes of tensors that are alive on a rank at its peak, as `measure.live` counts them.
+"""Bytes of tensors that are alive on a rank at its peak, as `benchmarks/live.py` counts them.
 
 `recompute=auto` and the largest micro-batch are chosen by this ledger, and a run that is out of memory shows it. It
 counts tensors alone, and knows what is offloaded and which blocks are recomputed. The peak is one of four moments: a

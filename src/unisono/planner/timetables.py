@@ -78,7 +78,7 @@ def idle(schedule: str, ranks: int, micros: float, forward: float, backward: flo
     the part of it that nobody waits for.
 
     Overlapped pairs take as long as their parts. The zero-bubble ones are counted between a row's own first start and
-    last stop (`programs.pricing.slowest`). Exact where weight is the least of the three parts and all rows cost the
+    last stop. Exact where weight is the least of the three parts and all rows cost the
     same; zbv also where a forward is no longer than the backward towards the input, and the DualPipes where all three
     parts are equal. Else no less than what is played; for the DualPipes with forwards no longer than the backward
     towards the input.

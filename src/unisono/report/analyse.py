@@ -172,8 +172,8 @@ def judge(run: RunRecord, time_shares: Sequence[TimeShares], pipeline: Pipeline 
 
 def bytes_table(run: RunRecord) -> list[tuple[str, str, float]]:
     """(axis, operation, bytes per step summed over ranks), largest first."""
-    rows = [(*_axis_op(key), nbytes) for key, nbytes in _a_step(run, "bytes").items()]
-    return sorted(rows, key=lambda row: -row[2])
+    sent = ((key.partition("."), nbytes) for key, nbytes in _a_step(run, "bytes").items())
+    return sorted(((axis, op or "(not named)", n) for (axis, _, op), n in sent), key=lambda row: -row[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +378,3 @@ def _mean_parts(records: Sequence[Record]) -> dict[str, float]:
         return sum(numbers) / len(records) if records else 0.0
 
     return {part: mean(part) for part in PARTS}
-
-
-def _axis_op(key: str) -> tuple[str, str]:
-    axis, _, op = key.partition(".")
-    return axis, op or "(not named)"

@@ -139,7 +139,8 @@ def heat(run: RunRecord) -> BarChart | None:
     groups = dealt(ranks, _HEAT_ROWS)
     drawn: list[Bar] = []
     for at, column in enumerate(columns):
-        median = _high_median([per[s] for per in busy.values() for s in column if s in per])
+        values = [per[s] for per in busy.values() for s in column if s in per]
+        median = statistics.median_high(values) if values else 0.0
         steps = f"{column[0]} to {column[-1]}" if len(column) > 1 else f"{column[0]}"
         for row, group in enumerate(groups):
             values = [busy[f.rank][s] for f in group for s in column if s in busy[f.rank]]
@@ -161,10 +162,6 @@ def _names(group: Sequence[RankFacts]) -> str:
 
 def _busy(record: Record) -> float:
     return sum(record["time"][part] for part in BUSY if words.is_number(record["time"].get(part)))
-
-
-def _high_median(values: Sequence[float]) -> float:
-    return statistics.median_high(values) if values else 0.0
 
 
 def _heat(value: float) -> str:

@@ -101,7 +101,7 @@ class Beside:
 
 
 def beside(run: RunRecord, time_shares: Sequence[TimeShares]) -> Beside | None:
-    """The comparison of a run whose folder holds a prediction; `found` are the ranks' mean steps."""
+    """Compare a run with the prediction in its folder, None without one. time_shares: the ranks' mean steps."""
     prediction, parts = run.prediction, run.prediction.get("parts")
     if not time_shares or not isinstance(parts, dict) or not all(words.is_number(v) for v in parts.values()):
         return None

@@ -15,6 +15,7 @@ SHORT = 12
 """Rows of a table that need not be opened."""
 TRAINS, WAITS, GONE = "forward", "wait", "comm_exposed"
 KEYS = {TRAINS: "trains", WAITS: "meets the others anew", GONE: "lost, until it trains again"}
+_SAYS = KEYS | {GONE: "is lost"}
 HEADS = ("at", "what", "going on after step", "took")
 _NAMES = {"start": "started", "end": "ended in good order", "met": "all have met"}
 _ABOVE = ("supervisor", "helper")  # with whom all ranks are lost
@@ -72,7 +73,7 @@ def chart(run: RunRecord) -> BarChart | None:
         ranks = sorted([*sorted(lost)[:ROWS], *(rank for rank in ranks if rank not in lost)][:ROWS])
     rows = {rank: row for row, rank in enumerate(ranks)}
     drawn = [
-        Bar(rows[rank], start, stop, colour, hover=f"rank {rank} {_says(colour)}: at {words.seconds(start)}"
+        Bar(rows[rank], start, stop, colour, hover=f"rank {rank} {_SAYS[colour]}: at {words.seconds(start)}"
             f" for {words.seconds(stop - start)}")
         for rank, start, stop, colour in bars if rank in rows
     ]  # fmt: skip
@@ -84,10 +85,6 @@ def chart(run: RunRecord) -> BarChart | None:
 
 def _several(count: int, noun: str, plural: str = "s") -> str:
     return f"{count} {noun}{plural if count != 1 else ''}"
-
-
-def _says(colour: str) -> str:
-    return {TRAINS: "trains", WAITS: "meets the others anew", GONE: "is lost"}[colour]
 
 
 def _count(lines: Sequence[Record], event: str) -> int:

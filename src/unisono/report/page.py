@@ -1,16 +1,41 @@
-"""`report.html` and `report.png`: a run on one page, and its main charts on one sheet."""
+"""`unisono report RUN`: a run on one page (`report.html`), and its main charts on one sheet (`report.png`)."""
 
 import shlex
+from dataclasses import asdict
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, codecs, expected, html, membership, routers, sheet
+from unisono.report import analyse, charts, expected, html, membership, sections, sheet
 from unisono.report.analyse import STACKED, Analysis
-from unisono.report.collect import Record, RunRecord
+from unisono.report.collect import Record, RunRecord, collect
 from unisono.spec import words
+from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
+
+
+def run(run_dir: str | Path) -> dict[str, Any]:
+    """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
+
+    Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
+    took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
+    written.
+    """
+    record = collect(run_folder(run_dir))
+    facts = analyse.analyse(record)
+    return {
+        "schema_version": 1,
+        "run_dir": str(record.folder),
+        "report_html": str(write(record, facts, record.folder / "report.html")),
+        "report_png": str(picture(record, facts, record.folder / "report.png")),
+        "verdict": facts.finding.sentence,
+        "advice": facts.finding.advice,
+        "sent": [asdict(line) for line in analyse.ledger(record)],
+        "members": membership.changes(record),
+        "missing": list(record.missing),
+    }
 
 
 def write(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
@@ -42,14 +67,14 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _missing(run),
         _curves(run),
         membership.section(run),
-        routers.section(run),
+        sections.experts(run),
         _times(facts),
         expected.section(run, facts.shares),
         _timeline(run),
         _pipeline(facts),
         _heat(run),
         html.pair(_bytes(run), _memory(run)),
-        codecs.section(run),
+        sections.codec_error(run),
         _sample(run),
         html.pair(_again(run), _environment(run)),
         _config(run),

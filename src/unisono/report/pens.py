@@ -55,9 +55,7 @@ class SvgPen:
         return f"{head}{paper}{''.join(self.parts)}</svg>\n".encode()
 
     def _paint(self, colour: str) -> str:
-        if colour.startswith("#"):
-            return colour
-        return f"var(--{colour})" if self._page else PALETTE[colour][0]
+        return f"var(--{colour})" if self._page and not colour.startswith("#") else _light(colour)
 
 
 class PngPen:

@@ -167,9 +167,7 @@ def draw_lines(
             pen.box(x - 3.5, y - 3.5, 7, 7, line.colour)
 
 
-def line_chart(
-    title: str, lines: Sequence[ChartLine], *, zero: bool = False, unit: str = ""
-) -> LineChart | None:
+def line_chart(title: str, lines: Sequence[ChartLine], *, zero: bool = False) -> LineChart | None:
     """A chart of curves over whole numbers, its axes chosen to fit; None without any point."""
     lines = [line for line in lines if line.points]
     if not lines:
@@ -180,7 +178,7 @@ def line_chart(
     margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
     x1, low, high = (x1 if x1 > x0 else x0 + 1), (0.0 if zero else low - margin), high + margin
     x_ticks = [(t, words.count(t)) for t in ticks(x0, x1) if t == int(t)] or [(x0, words.count(x0))]
-    y_ticks = [(t, (words.count(t) if abs(t) >= 1000 else f"{t:.4g}") + unit) for t in ticks(low, high)]
+    y_ticks = [(t, words.count(t) if abs(t) >= 1000 else f"{t:.4g}") for t in ticks(low, high)]
     return LineChart(title, lines, (x0, x1), (low, high), x_ticks, y_ticks)
 
 

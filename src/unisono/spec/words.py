@@ -124,3 +124,12 @@ def meant(word: str, words: Iterable[str]) -> str:
     """`; did you mean X?`, or nothing."""
     close = nearest(word, words)
     return f"; did you mean {close}?" if close else ""
+
+
+def relative_error(error: float | None) -> str:
+    """`1.2e-15`; `=` for none at all, `none` for one without bound, `-` where nothing was compared."""
+    if error is None:
+        return "-"
+    if not error:
+        return "="
+    return "none" if error >= 1e300 else f"{error:.1e}"

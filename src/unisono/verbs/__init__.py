@@ -34,7 +34,7 @@ class CommandCall:
     keys: Sequence[tuple[str, str | None]] = ()
 
     def would(self, facts: Mapping[str, Any], *lines: str) -> Result:
-        """The answer of --dry-run."""
+        """Print what --dry-run says and return its object."""
         for line in lines:
             self.settings.say(line)
         return {"dry_run": True, **facts}
@@ -109,7 +109,7 @@ class Verb(ABC):
         return parser
 
     def help(self, words: Sequence[str]) -> str:
-        """What --help says among these words."""
+        """Return the text of --help."""
         return self.parser().format_help()
 
     def read(self, words: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> CommandCall:
@@ -127,7 +127,7 @@ class Verb(ABC):
 
     @abstractmethod
     def run(self, call: CommandCall) -> Result:
-        """Does it; returns the object of --json (without schema_version), or None where there is nothing to say."""
+        """Run the verb. Return the object of --json (without schema_version), or None."""
 
 
 VERBS: Finder[Verb] = Finder("verb", "unisono.verbs", Verb, "unisono")

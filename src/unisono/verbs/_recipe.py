@@ -80,7 +80,7 @@ def stack_asked(call: CommandCall) -> "Stack | None":
     """The software that `--stack` names, None without it. Raises UsageError."""
     if call.args.stack is None:
         return None
-    from unisono.verbs._stack import stack_of
+    from unisono.verbs._sizes import stack_of
 
     return stack_of(call.args.stack, call.args.cluster, call.environ)
 

@@ -1,15 +1,22 @@
-"""The model of a recipe as what can be priced. Torch is imported for models that have to be traced, for no other."""
+"""What can be priced: the model of a recipe, and the software that `--stack` names, which may be scaled to a run that
+was measured. Torch is imported for models that have to be traced, for no other."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unisono import config
 from unisono.config import Loaded
 from unisono.config.resolve import located, recipe_problems
 from unisono.models.hf.described import config_of, read_config
+from unisono.planner.from_recipe import request_of
 from unisono.planner.hf_config import transformer_of
 from unisono.planner.model_kinds import Model
+from unisono.planner.simulate import simulate
+from unisono.planner.stack import Stack, read_stack, scaled, stack
+from unisono.planner.toml_tables import Table, is_file
 from unisono.planner.work import sample
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
@@ -160,35 +167,65 @@ def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None
     return Network(parts, tokens=1 if image else context, sample=read)
 
 
-class _located:
+@contextmanager
+def _located(got: Loaded) -> Iterator[None]:
     """What a kind says of its sizes, with the places of the keys."""
-
-    def __init__(self, got: Loaded) -> None:
-        self.origins = got.origins
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, UsageError) and not isinstance(error, ConfigProblems):
-            error.where = located(error.where, self.origins)
+    try:
+        yield
+    except ConfigProblems:
+        raise
+    except UsageError as error:
+        error.where = located(error.where, got.origins)
+        raise
 
 
-class _tracing:
+@contextmanager
+def _tracing(got: Loaded) -> Iterator[None]:
     """What goes wrong while a model runs without values is the user's to know, in one sentence."""
-
-    def __init__(self, got: Loaded) -> None:
-        self.got = got
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (UnisonoError, ModuleNotFoundError)):
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise _wrong(
-                self.got, f"the model cannot be traced without values: {said[0][:200]}", "model.kind",
-                "a forward pass that branches on no tensor's value; or the kinds gpt and moe with the same sizes",
-            ) from error  # fmt: skip
+    try:
+        yield
+    except (UnisonoError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = f"the model cannot be traced without values: {first[:200]}"
+        fix = (
+            "a forward pass that branches on no tensor's value; or the kinds gpt and moe with the same sizes"
+        )
+        raise _wrong(got, what, "model.kind", fix) from error
 
 
 def _wrong(got: Loaded, what: str, where: str, fix: str) -> UsageError:
     return UsageError(what, where=located(where, got.origins), fix=fix, code="C22")
+
+
+_RUN = ("recipe", "cluster", "plan", "micro_batch", "step_s")
+_CLOSE, _LEAST, _TRIES = 1e-9, 1e-3, 100
+
+
+def stack_of(text: str, where: str, environ: Mapping[str, str]) -> Stack:
+    """The stack of a name or a file, for prices on a cluster. Raises UsageError."""
+    if not is_file(text):
+        return stack(text)
+    read, run = read_stack(Path(text))
+    return read if run is None else scaled(read, _factor(read, run, Path(text).parent, environ))
+
+
+def _factor(software: Stack, run: Table, folder: Path, environ: Mapping[str, str]) -> float:
+    """How many times as long as its price a measured run took: that of which the price is the measurement."""
+    run.known(_RUN)
+    flags = [("plan", run.text("plan"))]
+    if "micro_batch" in run.values:
+        flags.append(("train.micro_batch", str(run.count("micro_batch", 1))))
+    got = config.load(str(folder / run.text("recipe")), flags)
+    ask = request_of(got, model_of(got, environ), run.text("cluster"), software)
+    took, factor, tries = run.number("step_s")[0], 1.0, 0
+    while factor > _LEAST and tries < _TRIES:
+        tries += 1
+        off = took / simulate(replace(ask, stack=scaled(software, factor))).price.step
+        if abs(off - 1.0) < _CLOSE:
+            return factor
+        factor *= off
+    raise run.wrong(
+        "no such run takes so few seconds: what its messages wait is more", "step_s", "seconds of one step"
+    )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.spec.errors import ConfigProblems, Interrupted, UnisonoError, UsageError
 from unisono.spec.settings import Settings
+from unisono.spec.words import relative_error
 from unisono.verbs import CommandCall, Parser, Result, Verb
-from unisono.verbs._errors import short
 
 if TYPE_CHECKING:
     from unisono.library.loop_check import LoopPlay, LoopVerdict
@@ -98,7 +98,7 @@ def _check(plans: "Sequence[Plan]") -> None:
 def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
     """The table, a line for each plan as it ends, and the object of --json."""
     from unisono.launch.fork_server import ForkServer
-    from unisono.library.loop_check import ENTRY, KINDS, Terms, playing
+    from unisono.library.loop_check import ENTRY, KINDS, Terms, not_played, playing
     from unisono.library.proven import keep
 
     settings, args = call.settings, call.args
@@ -111,23 +111,26 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
     verdicts: list[LoopVerdict] = []
     files: list[str] = []
 
+    width = max(24, *(len(str(plan)) for plan in plans))
+
     def first(alone: "LoopPlay") -> None:
         files.extend(alone.files)
         if settings.json is False:
-            width = max(24, *(len(str(plan)) for plan in plans))
             heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
             settings.say(f"{'plan':<{width}} {'ranks':>5} {'steps':>5} {heads}")
 
     with ForkServer(ENTRY) as nursery, playing(nursery, play_it, terms, first) as verdict:
         for plan in plans:
-            verdicts.append(_judged(verdict, plan))
-            settings.say(_lines(verdicts[-1], max(24, *(len(str(plan)) for plan in plans))))
+            try:
+                verdicts.append(verdict(plan))
+            except Interrupted:
+                raise
+            except UnisonoError as error:
+                verdicts.append(not_played(plan, error))
+            settings.say(_lines(verdicts[-1], width))
     good = sum(proved.passed for proved in verdicts)
-    kept = keep(
-        script,
-        files,
-        {plan: (proved.passed, proved.steps) for plan, proved in zip(plans, verdicts, strict=True)},
-    )
+    known = {plan: (proved.passed, proved.steps) for plan, proved in zip(plans, verdicts, strict=True)}
+    kept = keep(script, files, known)
     settings.say(f"{good} of {len(plans)} plans compute what one process computes; = means to the last bit")
     if kept is None:
         settings.note(
@@ -135,17 +138,6 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
         )
     results = [proved.as_dict() for proved in verdicts]
     return {"script": str(script), "dtype": args.dtype, "results": results, "pass": good == len(plans)}
-
-
-def _judged(verdict: Any, plan: "Plan") -> "LoopVerdict":
-    from unisono.library.loop_check import not_played
-
-    try:
-        return verdict(plan)
-    except Interrupted:
-        raise
-    except UnisonoError as error:
-        return not_played(plan, error)
 
 
 def _heard(settings: Settings) -> Any:
@@ -162,7 +154,7 @@ def _lines(verdict: "LoopVerdict", width: int) -> str:
     from unisono.library.loop_check import KINDS
 
     numbers = " ".join(
-        f"{short(error):>8}" for error in (*(verdict.worst.get(k) for k in KINDS), verdict.bound)
+        f"{relative_error(error):>8}" for error in (*(verdict.worst.get(k) for k in KINDS), verdict.bound)
     )
     word = "ok" if verdict.passed else "FAILS"
     text = f"{verdict.plan:<{width}} {verdict.ranks:>5} {verdict.steps:>5} {numbers}  {word}"

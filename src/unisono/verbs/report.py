@@ -17,9 +17,9 @@ class ReportVerb(Verb):
         if call.settings.dry_run:
             lines = f"would write {run / 'report.html'} and {run / 'report.png'}"
             return call.would({"run_dir": str(run)}, lines)
-        from unisono.report import command
+        from unisono.report import page
 
-        result = command.run(run)
+        result = page.run(run)
         call.settings.say(f"{result['report_html']}  (and report.png)")
         call.settings.say(result["verdict"])
         for what in result["missing"]:

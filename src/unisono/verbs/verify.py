@@ -10,8 +10,8 @@ from unisono.observe.files import write_whole
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.runs import PROOF, run_folder
+from unisono.spec.words import relative_error
 from unisono.verbs import CommandCall, Parser, Result
-from unisono.verbs._errors import short
 from unisono.verbs._recipe import RecipeVerb, loaded
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[st
 
 def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str, Any]:
     """The table, a line for each plan as its proof ends, and the object of --json."""
-    from unisono.verify.prover import KINDS, ProofRanks, prove
+    from unisono.verify.prover import KINDS, prove
 
     settings, steps = call.settings, call.args.steps
     settings.note(
@@ -172,9 +172,8 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str
     heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
     settings.say(f"{'plan':<{width}} {'ranks':>5} {'promise':<9} {heads}")
     proofs = prove(
-        recipe, plans, steps, lambda proof: settings.say(_lines(proof, width)),
-        stage=ProofRanks(keep_going=len(plans) > 1),
-    )  # fmt: skip
+        recipe, plans, steps, lambda proof: settings.say(_lines(proof, width)), keep_going=len(plans) > 1
+    )
     good = sum(proof.passed for proof in proofs)
     what = "what one process computes" if all(p.fidelity != "LOSSY" for p in proofs) else "what they promise"
     lossy = any(p.fidelity == "LOSSY" for p in proofs)
@@ -218,7 +217,7 @@ def _lines(proof: "Proof", width: int) -> str:
     from unisono.verify.prover import KINDS
 
     errors = [*(proof.max_rel_err[kind] for kind in KINDS), proof.bound]
-    numbers = " ".join(f"{short(error):>8}" for error in errors)
+    numbers = " ".join(f"{relative_error(error):>8}" for error in errors)
     word = {"proven": "ok", "unproven": "UNPROVEN"}.get(proof.verdict, "FAIL")
     text = f"{proof.plan:<{width}} {proof.ranks:>5} {proof.fidelity:<9} {numbers}  {word}"
     if proof.first_divergence:

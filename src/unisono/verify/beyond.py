@@ -9,6 +9,7 @@ step, rate and samples.
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -50,24 +51,24 @@ def beyond(
         yield from look.resumed(rank, met)
 
 
+@dataclass(frozen=True, slots=True)
 class _Stretch:
-    def __init__(
-        self,
-        terms: CompareTerms,
-        plan: Plan,
-        leaves: int,
-        first: int,
-        alone: StretchRecord,
-        twin: StretchRecord,
-        reach: float,
-    ) -> None:
-        self.terms, self.plan, self.leaves, self.first, self.alone, self.twin, self.reach = (
-            terms, plan, leaves, first, alone, twin, reach
-        )  # fmt: skip
-        self.tolerance = RunTolerance(terms.bounds, terms.exact, leaves)
+    """first: the step with which the stretch begins. reach: how far a codec may take the loss, in nats."""
+
+    terms: CompareTerms
+    plan: Plan
+    leaves: int
+    first: int
+    alone: StretchRecord
+    twin: StretchRecord
+    reach: float
+
+    @property
+    def tolerance(self) -> RunTolerance:
+        return RunTolerance(self.terms.bounds, self.terms.exact, self.leaves)
 
     def row(self, rank: int, met: StretchRecord) -> Iterator[Fault]:
-        """Steps from the plan's own state: what they read, then their numbers."""
+        """Compare the steps from the plan's own state: the samples that they read, then their numbers."""
         for i in range(ROW * rhythm_of(self.plan)):
             step = self.first + i
             if i >= len(met.steps) or met.steps[i]["step"] != step:
@@ -85,12 +86,12 @@ class _Stretch:
                     yield self._fault(i, kind, text, self._lost(text))
 
     def _room(self, kind: str, pushed: float, want: float) -> float:
-        """How far a number may be off, relative to what it should be."""
+        """Return how far a number may be off, relative to what it should be."""
         reach = self.reach / abs(want) if kind == "loss" and want else 0.0
         return max(self.tolerance.number(kind, apart(pushed, want)), self.tolerance.number(kind, 0.0) + reach)
 
     def validation(self, rank: int, met: StretchRecord) -> Iterator[Fault]:
-        """Loss and metrics on batches that nothing is learnt from."""
+        """Compare loss and metrics of the validation."""
         for name, want in self.alone.validation.items():
             got = met.validation.get(name, torch.nan)
             room = self._room("loss", self.twin.validation[name], want)
@@ -101,7 +102,7 @@ class _Stretch:
                 yield self._fault(ROW, "loss", what, Cause("validation", f"training is right, {what}"))
 
     def saved(self, mine: Path, right: Path, twin: Path | None) -> Iterator[Fault]:
-        """The state after the steps in a row, as it was saved."""
+        """Compare the checkpoint after the steps in a row."""
         names = tensor_names(mine)
         state = read_full(mine, names)
         for name in _read_otherwise(mine, state):
@@ -125,7 +126,7 @@ class _Stretch:
                     yield self._fault(ROW - 1, "checkpoint", text, self._lost(text))
 
     def resumed(self, rank: int, met: StretchRecord) -> Iterator[Fault]:
-        """What is read back, beside what was saved."""
+        """Compare what was read back with what was saved."""
         if met.resumed:
             text = f"resumed, rank {rank} has another {listed(met.resumed, 3)} than it had"
             yield self._fault(ROW, "resume", text, Cause("resume", text))
@@ -141,7 +142,7 @@ class _Stretch:
 
 
 def _read_otherwise(folder: Path, wholes: Mapping[str, Tensor]) -> list[str]:
-    """Tensors that are not themselves when put together from two uneven parts of their rows, or of their columns."""
+    """Return the names of tensors that, read in two uneven parts of their rows or columns, differ from the whole."""
     wrong: list[str] = []
     for dim in (0, 1):
         copies = {n: torch.empty_like(x) for n, x in wholes.items() if x.dim() > dim and x.shape[dim] > 1}
@@ -168,7 +169,7 @@ def _reach(right: Path, twin: Path, alone: StretchRecord) -> float:
 
 
 def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt: Collection[str]) -> float:
-    """How far the twin has pushed the parameter that it pushed furthest, over its largest entry.
+    """Return how far the twin is off in the parameter in which it is off most, relative to its largest entry.
 
     A running statistic follows all parameters before it, some of which, such as a bias before a batch norm, move by
     rounding alone. How far one push of each takes the statistic is chance, so it may go as far as they do.
@@ -182,7 +183,7 @@ def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt
 
 
 def _still(wanted: Mapping[str, Tensor], bound: float) -> set[str]:
-    """Parameters whose gradients have been mere rounding, by the mean of them that an optimiser keeps."""
+    """Return the parameters whose gradients were rounding alone, by the first moment that an optimiser keeps."""
     ends = ("/exp_avg", "/momentum_buffer")
     tops = {n: x.abs().max().item() for n, x in wanted.items() if n.endswith(ends) and x.numel()}
     least = bound * max(tops.values(), default=0.0)

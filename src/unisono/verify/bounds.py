@@ -1,73 +1,36 @@
 """What a plan promises, and how far its numbers may be from one device's. No torch.
 
-**Where a difference may come from.** A plan of ours does the same arithmetic as one device, except that some sums are
-taken in another order. Which sums these are follows from the plan:
-
-- `pp`, `recompute`, and in canonical mode `dp` and `shard`, change no sum: EXACT, every bound is 0.
-- `dp` and `shard` change the order in which the gradients of micro-batches are added; so does a timetable with two
-  copies of the model, of which each adds up half of them (`dualpipe`). Inside a micro-batch nothing changes, so its
-  loss has the same bits, and so has its gradient.
-- `tp` and `cp` cut sums inside a layer, and `ep` puts tokens of several ranks, and of several micro-batches, into one
-  product of an expert; so every number behind the first layer may differ. Which expert a token takes is the same as
-  long as no two of its scores are nearer than the error: prove such plans in float64. `tp=RxC` deals samples over rows,
-  so sums over tokens are cut too, and their number counts as part of the path.
-
-**One sum.** Adding n numbers in floating point commits at most n - 1 rounding errors, each at most u (the unit
-roundoff of the dtype) of the partial sum. They have no common sign. With random signs the error of the whole stays
-below lambda * sqrt(n) * u of the sum of magnitudes except with probability 2 exp(-lambda^2 / 2) (Higham & Mary,
-"A new approach to probabilistic rounding error analysis", 2019, theorem 2.4). We compare E elements and want one false
-alarm in 10^9 proofs, so lambda = sqrt(2 ln(2 E / 10^-9)): between 7 and 10 for any model.
-
-**A path of sums.** A gradient goes through every layer forward and backward. Its errors add up along the longest such
-path; the number of additions on it is the sum of the lengths of all reductions there (`verify/path.py` counts them:
-inputs and outputs of every linear layer, the positions in attention, the vocabulary). That is n for `tp` and `cp`.
-We assume that layers pass an error on without magnifying it, which normalised networks nearly do.
-
-**Cancellation.** A weight's gradient is a sum over tokens whose terms have random signs: t terms of size s add up to
-about s * sqrt(t), while their errors may add up to t * u * s. Relative to the result that is sqrt(t) times more.
+`docs/proof.md` derives the bound: which sums a plan takes in another order, how far rounding moves a sum of n numbers
+(Higham and Mary, 2019), and why a gradient cancels. With u the roundoff, and lambda for one false alarm in 10^9 proofs:
 
     gradient  lambda * sqrt(path) * u * sqrt(tokens)      where tp, cp or ep cut sums inside a layer
             + lambda * sqrt(4 * leaves) * u * sqrt(leaves)  where micro-batches are added in another order
     loss      the first term without sqrt(tokens): losses are positive, nothing cancels
 
-(4: two runs are compared, and a tied weight brings two terms a micro-batch.) Errors are |a - b| over the largest |b|
-of the tensor. A tensor all of whose entries are below bound * G, G the largest gradient entry of the model, is zero but
-for rounding, like the gradient of a key's bias; it is held to bound * G.
+`verify/path.py` counts `path`, the additions on the longest way forward and backward. Errors are |a - b| over the
+largest |b| of the tensor; a tensor whose entries are all below bound * G, G the largest gradient entry of the model, is
+zero but for rounding, and is held to bound * G. After the update, bounds are per element, from the optimiser's own
+formula (`verify/laws.py`). Beside that:
 
-**u** is 2^-53 for float64, 2^-24 for float32. In bf16, matrix products read numbers rounded to 2^-8 but add in float32:
-then the path has two parts, sqrt(rounded tensors) * 2^-8 and sqrt(path) * 2^-24. With `tp` this often reaches 1. A
-proof whose bound has room for half a micro-batch shows nothing, and says so (`Bounds.shows_nothing`). Prove such a
-plan in float64, and in bf16 only without tp, where the bound is that of float32, because inside a
-micro-batch nothing changes.
-
-**A weight that the model reads in float32**, as Gemma's norms read theirs, has a gradient that is added up over tokens
-in float32, in another order where tp, cp or ep deal positions: lambda * sqrt(2 * tokens) * 2^-24 * sqrt(tokens) more,
-of that weight alone (`path.read_in_float32`).
-
-**Eight bits on `shard`.** A gradient that is scattered in int8 (`zero=3:scatter=int8`) is off by at most 1/254 of the
-largest entry of its block, so of its tensor: once for each of the t leaves, whose gradients of size s add up to about
-s * sqrt(t), while their errors may add up to t * s / 254. Relative to the result that is sqrt(t) / 254, which is added
-to the bound of the gradient. Parameters that are gathered in int8 are held to one device that rounds its own alike:
-with them nothing changes but the order of sums.
-
-**A codec** on `dp` says how far an element of its sum may be off, over the largest of its parameter (`Codec.lost`).
-That is added to the bound of the gradient. With error feedback, what a step did not send comes in a later one, and that
-is an error too, of both; such a bound may be above 1. A proof with a codec shows that the sum is no further off than
-said; what was not sent, and is kept, is proved by the codec's own suite (`verify --conformance`).
-
-**A moment in the place of gradients.** Where an optimiser has its first moment cross, of decay b, the codec's error is
-one of a moment, and that of the gradient from which the formula makes the moment is 1 / (1 - b) times as large; with a
-margin of two, for a moment may be larger than the gradient.
-
-**Products in eight bits.** Under `precision=bf16:fp8` both sides round alike, so where no layer is cut nothing changes
-but the order of sums. What the rounding itself may be is held to one device, product by product (`verify/float8.py`).
-
-**Without masters.** Under `precision=bf16:stochastic` both sides draw the same noise, so a parameter is rounded by one
-function that does not fall: it lies between what the least and the largest value that the optimiser's formula allows
-are rounded to. Where that is one value, the bits are the same. Else it may be the next bf16 number, 2^-7 of it, once a
-step.
-
-After the update, bounds are per element, from the optimiser's own formula (`verify/laws.py`).
+- A timetable with two copies of the model (`dualpipe`) adds up half of the micro-batches in each, as `dp=2` does.
+- `ep` puts tokens of several ranks into one product of an expert. Which expert a token takes is the same as long as no
+  two of its scores are nearer than the error: prove such plans in float64. `tp=RxC` deals samples over rows, so the
+  number of tokens counts as part of the path.
+- In bf16, matrix products read numbers rounded to 2^-8 but add in float32: sqrt(rounded tensors) * 2^-8 is added.
+- A weight that the model reads in float32 has a gradient that is added up in float32 (`path.read_in_float32`):
+  lambda * sqrt(2 * tokens) * 2^-24 * sqrt(tokens) more, of that weight alone.
+- A gradient that is scattered in int8 (`zero=3:scatter=int8`) is off by at most 1/254 of the largest entry of its
+  block, once for each of the t leaves, whose sum is about sqrt(t) times as large as one: sqrt(t) / 254 more. Parameters
+  that are gathered in int8 are held to one device that rounds its own alike.
+- A codec on `dp` declares how far an element of its sum may be off, over the largest of its parameter (`Codec.lost`).
+  With error feedback, what a step did not send comes in a later one, and that is an error of both; such a bound may be
+  above 1. What was not sent, and is kept, is proved by the codec's own suite (`verify --conformance`).
+- Where an optimiser has its first moment cross in the place of gradients, of decay b, the error of the gradient is
+  1 / (1 - b) times the codec's; with a margin of two, for a moment may be larger than the gradient.
+- Under `precision=bf16:fp8` both sides round alike. What the rounding itself may be is held to one device, product by
+  product (`verify/float8.py`).
+- Under `precision=bf16:stochastic` both sides draw the same noise, and rounding is monotonic: a parameter lies between
+  what the least and the largest value that the formula allows are rounded to, one bf16 number (2^-7) apart at most.
 """
 
 import math

@@ -1,12 +1,12 @@
-"""A step of a proof that went wrong, and what was found out about it: what a likely cause is read from."""
+"""A step of a proof that went wrong: all that the search for a cause looks at."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from unisono.plan import Plan
-from unisono.verify.compare import Divergence
+from unisono.verify.compare import CompareTerms, Divergence
 from unisono.verify.record import Record
 
 
@@ -21,19 +21,25 @@ class Case:
     """
 
     plan: Plan
+    terms: CompareTerms
     step: int
     divergences: Sequence[Divergence]
     ref: Record
     before: Record | None
     seen: Record
-    leaves: Mapping[str, Tensor]
-    owners: Mapping[str, str]
-    decay: float
-    rate: float
-    unit: float
-    exact: bool
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)
     old_losses: Sequence[float] | None = None
     calm: bool | None = None
     crossed: Tensor | None = None
     tokens: Sequence[tuple[frozenset[int], frozenset[int]]] = ()
     foreign: Sequence[str] = ()
+
+    @property
+    def owners(self) -> Mapping[str, str]:
+        """Return alias → owner of tied weights."""
+        return self.terms.owners
+
+    @property
+    def unit(self) -> float:
+        """Return the roundoff of the run."""
+        return self.terms.bounds.unit

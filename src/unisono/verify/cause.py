@@ -1,22 +1,8 @@
 """From the pattern of what is wrong to a likely cause: a stable name and one sentence.
 
-Names (new ones may be added, none changes its meaning):
-
-    leaf_missing leaf_twice wrong_samples samples_renumbered  what went in
-    initialisation                                            what the run began with
-    masks_differ stale_parameters leaves_permuted vocabulary forward     the forward pass
-    loss_reduction not_a_number
-    factor_of_axis factor                                     a gradient, or all, times a constant
-    missing_micro_batch missing_share counted_twice           parts of the sum over micro-batches
-    not_reduced replicas_drifted wrong_group                  copies that should be equal, parts that should not
-    tied_use_missing tied_use_twice tied_copies_differ        a weight under two names
-    rank_slice permuted few_elements precision_lost           parts of one tensor
-    stale_gradient carried_over summation_order kept_activation gradient
-    partial_norm norm_counted_twice norm clipping             clipping
-    learning_rate weight_decay step_count moments not_updated update_rule rounding_draws   the update
-    rounding_float8                                           products in eight bits (`float8.py`)
-    lost_between_steps validation checkpoint resume           what a run does besides steps (`beyond.py`)
-    bound_too_wide buffer raised
+`docs/proof.md` has the table of names; new ones may be added, none changes its meaning. `gradients.py` looks at
+gradients, `updates.py` at the update, `float8.py` at products in eight bits, `beyond.py` at what a run does besides
+steps.
 """
 
 import math
@@ -36,7 +22,7 @@ NOISE = 1e3  # units: what is less apart differs by rounding alone
 
 
 def diagnose(case: Case) -> Cause:
-    """The likely cause of the first divergence."""
+    """Return the likely cause of the first divergence."""
     first = case.divergences[0]
     by = {
         "data": _data,
@@ -131,7 +117,7 @@ def _loss(case: Case) -> Cause:
 
 
 def _own_weights(case: Case, times: Tensor) -> Cause | None:
-    """Each loss is so many times the right one, and its gradient as many: not the forward pass is wrong."""
+    """Return `factor` where each loss and its gradient are off by the same number: then the forward pass is right."""
     evidence = _evidence(case)
     weights = evidence.weights([name for name in evidence.want if evidence.held.get(name)])
     if weights is None or not torch.allclose(times, times.new_tensor(weights), rtol=evidence.near):
@@ -141,7 +127,7 @@ def _own_weights(case: Case, times: Tensor) -> Cause | None:
 
 
 def _forward(case: Case, wrong: Tensor) -> Cause:
-    """Losses differ; by the tokens of those that do, if they tell."""
+    """Return the cause of wrong losses; `vocabulary` where all of them, and no right one, have a token in common."""
     for word, sides in zip(("input", "target"), zip(*case.tokens, strict=True), strict=False):
         bad, good = ([t for t, w in zip(sides, wrong.tolist(), strict=True) if w is b] for b in (True, False))
         guilty = sorted(frozenset.intersection(*bad) - frozenset().union(*good)) if case.plan.tp > 1 else []
@@ -182,14 +168,14 @@ def _loss_of_step(case: Case) -> Cause:
 
 
 def _gradient(case: Case) -> Cause:
-    """Gradients before clipping, all else before them right."""
+    """Return the cause of wrong gradients before clipping, where everything before them is right."""
     wrong = [
         d for d in case.divergences if d.name.startswith("raw/") and d.kind in ("raw", "copies", "missing")
     ]
     names = list(dict.fromkeys(d.name.removeprefix("raw/") for d in wrong))
     if all(d.kind == "missing" for d in wrong):
         return Cause("missing_share", f"{are(names)} not there, or only in part")
-    if case.exact and max(d.error for d in wrong) < NOISE * case.unit:
+    if case.terms.exact and max(d.error for d in wrong) < NOISE * case.unit:
         return Cause(
             "summation_order", f"{are(names)} off by rounding alone: a sum is taken in another order"
         )
@@ -202,8 +188,8 @@ def _gradient(case: Case) -> Cause:
 
 
 def _received(case: Case, names: Sequence[str]) -> Cause | None:
-    """Wrong in no pattern though every loss is right: behind a boundary between stages, or where blocks are computed
-    again."""
+    """Return the cause of gradients that are wrong in no pattern though every loss is right: the backward read other
+    activations than the forward."""
     tied = {*case.owners, *case.owners.values()}  # two stages hold them, and one that is wrong makes both so
     untied = [name for name in names if name not in tied]
     stages = sorted({part.at["pp"] for name in untied for part in case.seen.parts.get(f"raw/{name}", ())})
@@ -232,7 +218,7 @@ def _received(case: Case, names: Sequence[str]) -> Cause | None:
 
 
 def _evidence(case: Case) -> Evidence:
-    """What the records tell about gradients before clipping."""
+    """Collect what the records tell about gradients before clipping."""
     keys = dict.fromkeys((*case.ref.names("raw"), *case.seen.names("raw")))
     names = [key.removeprefix("raw/") for key in keys]
 
@@ -271,7 +257,7 @@ def _norm(case: Case) -> Cause:
     got = note.norm
     if not math.isfinite(got):
         return Cause("not_a_number", f"all gradients are right, but their norm on rank {note.rank} is {got}")
-    if case.exact and math.isclose(got, want, rel_tol=NOISE * case.unit):
+    if case.terms.exact and math.isclose(got, want, rel_tol=NOISE * case.unit):
         return Cause(
             "summation_order", "the norm is off by rounding alone: its sum is taken in another order"
         )

@@ -52,7 +52,7 @@ class Divergence:
 
 @dataclass(slots=True)
 class Judgement:
-    """What one step came to. errors: by the contract's kinds, the largest relative error."""
+    """The result of comparing one step. errors: by the contract's kinds, the largest relative error."""
 
     errors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CONTRACT, 0.0))
     bit_identical: bool = True
@@ -61,7 +61,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class CompareTerms:
-    """What a comparison has to know. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
+    """What a comparison needs. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
     they have a gradient alone. dither: how parameters without masters are rounded after an update. rhythm: steps of
     the run that make one step of the proof."""
 
@@ -74,7 +74,7 @@ class CompareTerms:
     rhythm: int = 1
 
     def kept(self, name: str, step: int) -> Keep | None:
-        """How the whole of a parameter is rounded after the update of a step; None: not at all."""
+        """Return the function that rounds a whole parameter after the update of a step; None if nothing is rounded."""
         if self.dither is None:
             return None
         dither = replace(self.dither, step=(step + 1) * self.rhythm - 1)
@@ -367,7 +367,7 @@ class _Step:
 
 
 def state_before(ref: Record, before: Record | None, name: str) -> tuple[Tensor, dict[str, Tensor]] | None:
-    """The reference's parameter and moments before a step: after the step before, or as the run began."""
+    """Return the reference's parameter and moments before a step: those after the last step, or the initial ones."""
     last, kind = (ref, "init") if before is None else (before, "model")
     param = last.whole(f"{kind}/{name}")
     if param is None:

@@ -1,5 +1,5 @@
-"""What a gradient should be, what ranks hold of it, and which mixture of known tensors that is: all that finding a
-cause needs, whoever made the gradient."""
+"""Right gradients beside those that ranks hold, and least squares that find of which known tensors a wrong one is made.
+The search for a cause in a proof uses it, and so does the one in a user's own loop."""
 
 import math
 from collections import defaultdict
@@ -19,7 +19,7 @@ ROOM = 1 << 18  # rows of a regression: more would only make it slower
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """name: stable, one of those that `cause.py` lists. text: one sentence."""
+    """A likely cause. name: stable, one of those in `docs/proof.md`. text: one sentence."""
 
     name: str
     text: str
@@ -52,7 +52,7 @@ def fit(observed: Tensor, known: Tensor) -> Fit | None:
 
 
 def ratio(got: Tensor, want: Tensor, slack: float) -> float | None:
-    """c with got = c · want entry by entry, or None."""
+    """Return c with got = c · want entry by entry; None if there is no such number, or it is 1."""
     at = int(want.abs().argmax())
     c = (got.flatten()[at] / want.flatten()[at]).item() if want.numel() else math.nan
     if not math.isfinite(c) or math.isclose(c, 1.0, rel_tol=slack):
@@ -71,7 +71,7 @@ def plan_sizes(plan: Plan, leaves: int) -> dict[str, int]:
 
 
 def size_text(c: float, sizes: Mapping[str, int]) -> str:
-    """Which of the sizes c, or 1 / c, is, in words; "" if none."""
+    """Name the sizes that c or 1 / c is equal to; "" if there is none."""
     for shape, of in (("{}", c), ("1/{}", 1 / c if c else math.inf)):
         names = [word for word, size in sizes.items() if size > 1 and math.isclose(of, size, rel_tol=1e-4)]
         if names:
@@ -80,7 +80,7 @@ def size_text(c: float, sizes: Mapping[str, int]) -> str:
 
 
 def factor(who: str, c: float, sizes: Mapping[str, int]) -> Cause:
-    """All that is wrong is a number by which `who` is multiplied."""
+    """Return the cause where all of `who` is multiplied by one number."""
     text = size_text(c, sizes)
     if not text and abs(c - 1) < 0.01:
         near = "nothing is missing or counted twice; an epsilon, a norm or a count by which all are divided is off"
@@ -95,7 +95,7 @@ def axis_text(c: float, plan: Plan, leaves: int) -> str:
 
 
 def lower_precision(x: Tensor, like: Tensor) -> str:
-    """The smaller dtype whose numbers all of x are, while `like`, the right tensor, is not of that dtype; or ""."""
+    """Return the smaller dtype to which x was rounded, where the right tensor, `like`, has other numbers; or ""."""
     for dtype, word in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32")):
         if torch.finfo(dtype).bits >= torch.finfo(x.dtype).bits:
             return ""
@@ -131,7 +131,7 @@ def copies_of(parts: Sequence[RecordedBox]) -> list[list[RecordedBox]]:
 
 
 def only_at(parts: Sequence[RecordedBox], axes: Sequence[str], wrong: Callable[[RecordedBox], bool]) -> str:
-    """The places on one axis, in words, of which all parts are wrong while those of all others are right; or ""."""
+    """Name the places on one axis that alone have wrong parts, all of theirs; "" if there is no such axis."""
     bad, good = ([p.at for p in parts if wrong(p) is side] for side in (True, False))
     for axis in axes if bad and good else ():
         guilty = {at[axis] for at in bad}
@@ -175,7 +175,7 @@ class Evidence:
 
     @property
     def near(self) -> float:
-        """Relative error up to which something follows a formula."""
+        """Return the relative error up to which a tensor counts as equal to a formula."""
         return max(1e-9, 10 * self.slack)
 
     def top(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""What is wrong with a gradient: one look after another for a pattern in how it differs from the right one.
+"""The likely cause of a wrong gradient: a list of patterns, the first of which fits is it.
 
 One list serves the prover and `check_gradients`: what both know is an `Evidence`.
 """
@@ -77,7 +77,7 @@ def _not_reduced(ev: Evidence, names: Sequence[str]) -> Cause | None:
 
 
 def _adds_up(ev: Evidence, name: str, axis: str, how: str) -> bool:
-    """Whether that is so of each box that is wrong."""
+    """Whether the sum or mean over an axis is right for each box that is wrong."""
     for ranks in ev.copies(name):
         if all(ev.is_right(p, name) for p in ranks):
             continue
@@ -113,7 +113,7 @@ def _of_all_parts(ev: Evidence, name: str, axis: str) -> bool:
 
 
 def _share_in_common(ev: Evidence, names: Sequence[str], axis: str) -> bool:
-    """Whether two ranks along an axis have a share in common: then some of it was summed."""
+    """Whether two ranks along an axis have a share in common: then some of the sum was made."""
     ranks = list({p.at[axis]: p.rank for p in ev.differ(names[0])}.values())[:2]
     weights, other = (ev.weights(names, rank) for rank in ranks)
     both = zip(weights or (), other or (), strict=False)
@@ -220,7 +220,7 @@ def _lost(ev: Evidence, lost: Sequence[int], shares: int) -> tuple[str, str]:
 
 
 def _carried(ev: Evidence, names: Sequence[str]) -> Cause | None:
-    """Something of the last step's gradient in this one's."""
+    """A gradient that contains the one of the step before."""
     for past in ev.past:
         rows = [(g, w, past[name].double()) for name, g, w in _pairs(ev, names) if name in past]
         if not rows:

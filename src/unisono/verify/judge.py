@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.watch.locate_nan import odd_loss
 from unisono.verify.beyond import beyond
-from unisono.verify.bounds import Bounds, bounds_of, rhythm_of, steps_of
+from unisono.verify.bounds import Bounds, bounds_of, rhythm_of
 from unisono.verify.case import Case
 from unisono.verify.cause import diagnose
 from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge, state_before
@@ -32,7 +32,7 @@ from unisono.verify.stretch import met_by
 
 
 def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
-    """What comparing a step of this plan has to know."""
+    """Return what the comparison of a step of this plan needs."""
     exact = beside_like(resolved.plan) is Fidelity.EXACT
     bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
     model = model_of(resolved.recipe, corpus)
@@ -45,16 +45,17 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
 
 
 def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:
-    """The one device itself, held to formulas. Keys: first (text, or None), cause, explanation; unseen: tokens of the
+    """Compare the one device with formulas. Keys: first (text, or None), cause, explanation; unseen: tokens of the
     vocabulary that the data of these steps has not; note: on the first loss, or ""."""
     terms = terms_of(resolved, corpus)
+    inexact = replace(terms, exact=False)
     first, cause, before = None, Cause("", ""), None
     for step in range(steps):
         seen = Record(record_of(folder, step))
         faults, right = _unlawful(terms, step, seen, before)
         if faults:
             first = str(faults[0])
-            cause = diagnose(_case(terms, resolved, step, faults, right, before, seen))
+            cause = diagnose(Case(resolved.plan, inexact, step, faults, right, before, seen))
             break
         before = seen
     if first is None:
@@ -73,7 +74,7 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
 def judge_plan(
     resolved: Resolved, corpus: Corpus, steps: int, folder: Path, reference: Path
 ) -> dict[str, Any]:
-    """Every step of a plan, as plain data. Records of a step that is right are deleted.
+    """Compare every step of a plan. Records of a step that is right are deleted.
 
     Keys: bound, errors (by the contract's kinds), bit_identical, wide (whether the bound shows nothing), first (text,
     or None), step (of it), kind, notes.
@@ -117,8 +118,8 @@ def judge_stretch(
     folder: Path,
     reference: Path,
 ) -> dict[str, Any]:
-    """What of the stretch is wrong, with its cause, as the keys of `judge_plan` that change; none if all is right.
-    one, place: of the one device, whose twin is played here where it is needed."""
+    """Return the keys of `judge_plan` that the stretch changes: none if all of it is right, else what is wrong and why.
+    alone, place: of the one device, whose twin is played here where it is needed."""
     terms = terms_of(resolved, corpus)
     twin = None if terms.exact else _twin(terms, alone, place, corpus, steps, reference)
     fault_and_cause = next(
@@ -153,18 +154,17 @@ def find_cause(
     step: int,
     calm: bool | None,
 ) -> Cause:
-    """The likely cause of what went wrong at `step`. asked: the plan; one: its reference, which this process plays
-    again to learn what each micro-batch adds. calm: whether the plan is right without dropout, if that was tried."""
+    """Return the likely cause of what went wrong at `step`. proven: the plan. alone: its reference, which this process
+    plays again to learn what each micro-batch adds. calm: whether the plan is right without dropout, if that was
+    tried."""
     terms = terms_of(proven, corpus)
     ref, seen = Record(record_of(reference, step)), Record(record_of(folder, step))
     before = Record(record_of(reference, step - 1)) if step else None
     judgement = judge(terms, step, ref, before, seen)
-    case = replace(
-        _case(terms, proven, step, judgement.divergences, ref, before, seen),
-        leaves=play_leaves(alone, place, corpus, step, reference),
-        exact=terms.exact,
-        old_losses=losses_with(alone, place, corpus, step, reference, step - 1) if step else None,
-        calm=calm,
+    leaves = play_leaves(alone, place, corpus, step, reference)
+    old = losses_with(alone, place, corpus, step, reference, step - 1) if step else None
+    case = Case(
+        proven.plan, terms, step, judgement.divergences, ref, before, seen, leaves, old_losses=old, calm=calm
     )
     if judgement.divergences[0].kind == "loss":
         case = replace(
@@ -177,35 +177,8 @@ def find_cause(
 
 
 def torch_dropouts(model: nn.Module) -> list[str]:
-    """Names of modules that draw from torch's own generator."""
+    """Return the names of modules that draw from torch's own generator."""
     return [name for name, module in model.named_modules() if isinstance(module, _DropoutNd) and module.p]
-
-
-def _case(
-    terms: CompareTerms,
-    proven: Resolved,
-    step: int,
-    divergences: Sequence[Divergence],
-    ref: Record,
-    before: Record | None,
-    seen: Record,
-) -> Case:
-    """What is known before anything is played again."""
-    train = proven.recipe.train
-    return Case(
-        plan=proven.plan,
-        step=step,
-        divergences=divergences,
-        ref=ref,
-        before=before,
-        seen=seen,
-        leaves={},
-        owners=terms.owners,
-        decay=train.weight_decay,
-        rate=train.rate()(steps_of(proven.plan, step)[-1]),
-        unit=terms.bounds.unit,
-        exact=False,
-    )
 
 
 # One device held to formulas that know nothing of it ------------------------------------------------------------------
@@ -216,7 +189,7 @@ def _case(
 
 
 def _lawful(terms: CompareTerms, step: int, seen: Record, before: Record | None) -> Record:
-    """What the step should have come to, given its gradients before clipping."""
+    """Compute the step again, in float64, from its gradients before clipping."""
     train, raws = terms.train, {key: seen.whole(key) for key in seen.names("raw")}
     gradients = {key.partition("/")[2]: x for key, x in raws.items() if x is not None}
     norm = math.sqrt(
@@ -248,7 +221,7 @@ def _updated(
 def _unlawful(
     terms: CompareTerms, step: int, seen: Record, before: Record | None
 ) -> tuple[list[Divergence], Record]:
-    """What of a step of one device does not follow from its own gradients, and the record that would."""
+    """Return the divergences of one device from the step that follows from its gradients, and that step's record."""
     right = _lawful(terms, step, seen, before)
     if not seen.notes[0].finite:
         return [], right
@@ -257,7 +230,7 @@ def _unlawful(
 
 
 def _unlawful_run(terms: CompareTerms, resolved: Resolved, folder: Path) -> Iterator[tuple[str, Cause]]:
-    """What of data and validation is wrong on one device: text, cause."""
+    """Yield (text, cause) of what is wrong with data and validation on one device."""
     (met,) = met_by(folder, 1)
     if met.epochs:
         yield met.epochs, Cause("wrong_samples", met.epochs)

@@ -1,4 +1,4 @@
-"""What the recipe makes of a gradient: clipping and the optimiser's formula, with the error that each passes on.
+"""The recipe's formulas for clipping and the update, with the error that each passes on.
 
 One function serves two questions. From the reference's gradient and its bound: how far may parameters and moments be
 from the reference's? And from the plan's own gradient and no error at all: did the plan follow the formula? The second
@@ -18,7 +18,7 @@ OPERATIONS = 16  # roundings of one optimiser formula, counted generously: all o
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What gradients of that norm are multiplied by (Pascanu et al., 2013)."""
+    """Return the factor by which gradients of this norm are clipped (Pascanu et al., 2013)."""
     return limit / (norm + 1e-6) if limit and norm > limit else 1.0
 
 

@@ -1,4 +1,4 @@
-"""How many additions lie on the longest way through a model, forward and backward: what rounding bounds are made of."""
+"""Count the additions on the longest way through a model, forward and backward, from which bounds follow."""
 
 import math
 from typing import Any
@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.config import Resolved
-from unisono.plan import Plan
 from unisono.train.build.build import model_of, sample_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms, rhythm_of
@@ -22,6 +21,9 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
     batch, rhythm = resolved.batch, rhythm_of(resolved.plan)
     path, rounded = path_of(model)
     decay = resolved.recipe.train.optimiser().crossing
+    plan = resolved.plan
+    # Only there a layer's sum in float32 has another order, and shows beside the dtype of the run.
+    shows_float32 = plan.precision == "fp64" and plan.tp * plan.cp * plan.ep > 1
     return BoundTerms(
         path=path + corpus.classes * 2 * PASSES,  # the loss normalises over the classes
         rounded=rounded,
@@ -29,13 +31,8 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
         tokens=batch.global_batch * _places(model) * rhythm,
         leaves=batch.leaves * rhythm,
         magnified=1.0 if decay is None else 2.0 / (1.0 - decay),
-        narrow=read_in_float32(model, sample_of(corpus, 1)) if _shows_float32(resolved.plan) else frozenset(),
+        narrow=read_in_float32(model, sample_of(corpus, 1)) if shows_float32 else frozenset(),
     )
-
-
-def _shows_float32(plan: Plan) -> bool:
-    """Whether a sum in float32 that a layer makes has another order, and shows beside the dtype of the run."""
-    return plan.precision == "fp64" and plan.tp * plan.cp * plan.ep > 1
 
 
 def path_of(model: nn.Module) -> tuple[int, int]:

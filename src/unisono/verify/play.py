@@ -1,5 +1,4 @@
-"""What each rank of a proof does: steps of a run, each from the reference's own state, with all that it made written
-down.
+"""What each rank of a proof does: it makes steps, each from the reference's own state, and records all tensors.
 
 Every step of a plan begins where the reference began it: parameters and optimiser state are loaded from the reference's
 checkpoint, cut for this plan. So errors do not compound over steps, and the bound of one step is the bound of each.
@@ -43,7 +42,7 @@ from unisono.verify.twin import make_twin
 
 @dataclass(slots=True)
 class Watching(Player):
-    """A player that notes which leaves it was given, and what each lost."""
+    """A player that records its leaves and the loss of each."""
 
     inner: Player
     seen: Observed
@@ -63,7 +62,7 @@ class Watching(Player):
 
 @dataclass(slots=True)
 class Measuring:
-    """A measure that first keeps the gradients, which are final then and not yet clipped."""
+    """A measure that first records the gradients, which are final then and not yet clipped."""
 
     inner: Measure
     seen: Observed
@@ -75,7 +74,7 @@ class Measuring:
 
 @dataclass(slots=True)
 class Updating:
-    """An update that afterwards keeps the gradients, which are clipped then."""
+    """An update that afterwards records the gradients, which are clipped then."""
 
     inner: Update
     seen: Observed
@@ -114,7 +113,7 @@ def start(resolved: Resolved, place: Place, corpus: Corpus) -> tuple[Run, Feed]:
 
 
 def watched_step(run: Run, feed: Feed, steps: range) -> Observed:
-    """The steps of one update with everything noted; the loss is their mean, all else of the last one."""
+    """Make the steps of one update and record them: the mean of their losses, and everything else of the last one."""
     seen = Observed(run)
     player, measure, update = run.player, run.measure, run.update
     run.step = steps.start

@@ -22,10 +22,10 @@ KINDS = ("loss", "grad", "param", "optim")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came of one plan.
+    """The result of proving one plan.
 
     max_rel_err: per kind of tensor, the largest error over its tensor's largest entry, over all steps. bound: that of
-    gradients. cause: a name of `verify/cause.py`, explanation: one sentence; None where all is right. verdict: proven,
+    gradients. cause: a name in `docs/proof.md`, explanation: one sentence; None where all is right. verdict: proven,
     wrong, or unproven, where nothing wrong was found and the bound is so wide that this shows nothing. notes: what the
     user should know besides.
     """
@@ -43,20 +43,12 @@ class Proof:
     verdict: str = "proven"
     notes: tuple[str, ...] = ()
 
+    def __bool__(self) -> bool:
+        return self.passed
+
     def as_dict(self) -> dict[str, Any]:
         """The contract's object."""
         return {"pass" if key == "passed" else key: value for key, value in asdict(self).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class ProofRanks:
-    """How ranks are started. entry, path: as of `ForkServer`. keep_going: a plan that raises is a proof that failed,
-    and the others still run; else its error is raised."""
-
-    entry: str = ENTRY
-    path: tuple[str, ...] = ()
-    backend: str = "auto"
-    keep_going: bool = False
 
 
 @dataclass(slots=True)
@@ -78,31 +70,30 @@ def prove(
     steps: int,
     each: Callable[[Proof], None] = lambda proof: None,
     backend: str = "auto",
-    *,
-    stage: ProofRanks | None = None,
-    marks: Sequence[str] = (),
+    keep_going: bool = False,
 ) -> list[Proof]:
     """Prove plans; results in their order, in which `each` hears of them too, as soon as those before are there.
 
     All processes compute with one thread: sums depend on the number of threads. Plans with equally many ranks follow
-    each other on the same processes. Raises what a rank raised, unless `stage.keep_going`.
+    each other on the same processes. keep_going: a plan that raises is a proof that failed, and the others still run;
+    else what a rank raised is raised.
     """
-    stage = stage or ProofRanks(backend=backend)
-    with ForkServer(stage.entry, path=stage.path) as nursery:
-        return prove_on(nursery, recipe, plans, steps, each, stage=stage, marks=marks)
+    with ForkServer(ENTRY) as server:
+        return prove_on(server, recipe, plans, steps, each, backend, keep_going)
 
 
 def prove_on(
-    nursery: ForkServer,
+    server: ForkServer,
     recipe: Recipe,
     plans: Sequence[Plan],
     steps: int,
     each: Callable[[Proof], None] = lambda proof: None,
-    *,
-    stage: ProofRanks,
+    backend: str = "auto",
+    keep_going: bool = False,
     marks: Sequence[str] = (),
 ) -> list[Proof]:
-    """Do as `prove` with a nursery for `stage.entry`, which serves several recipes, one after the other."""
+    """Do as `prove` with a fork server, which serves several recipes, one after the other. marks: one for each plan,
+    which its ranks are given."""
     for plan in plans:
         if reason := _beyond_steps(plan):
             steady = member("sync", plan.sync).steady(plan.sync)
@@ -110,16 +101,23 @@ def prove_on(
             raise UsageError(reason, where=f"{plan}", fix=fix, code="V04")
     root = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
     try:
-        return _Prover(nursery, stage, steps, root, each).prove(recipe, plans, marks)
+        return _Prover(server, backend, keep_going, steps, root, each).prove(recipe, plans, marks)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
 class _Prover:
     def __init__(
-        self, nursery: ForkServer, stage: ProofRanks, steps: int, root: Path, each: Callable[[Proof], None]
+        self,
+        server: ForkServer,
+        backend: str,
+        keep_going: bool,
+        steps: int,
+        root: Path,
+        each: Callable[[Proof], None],
     ) -> None:
-        self._nursery, self._stage, self._steps, self._root, self._each = nursery, stage, steps, root, each
+        self._server, self._backend, self._keep_going = server, backend, keep_going
+        self._steps, self._root, self._each = steps, root, each
         self._references: dict[tuple[str, str], Path] = {}
         self._proofs: dict[int, Proof] = {}
         self._reported = 0  # how many of them `each` has heard of
@@ -191,7 +189,7 @@ class _Prover:
             begun, error = self._run("prove", jobs, world, done)
             if error is None:
                 continue
-            if not self._stage.keep_going or begun not in left:
+            if not self._keep_going or begun not in left:
                 raise error
             left.pop(begun).error = error
 
@@ -211,8 +209,8 @@ class _Prover:
                 print_output(rank, event)
 
         launch = Recipe.model_validate_json(jobs[0]["recipe"]).launch
-        backend = launch.backend if self._stage.backend == "auto" else self._stage.backend
-        outcome = self._nursery.run(
+        backend = launch.backend if self._backend == "auto" else self._backend
+        outcome = self._server.run(
             {"do": what, "jobs": jobs}, ranks, 1, hear, launch.timeout, backend, serves=self._most
         )
         if outcome.stopped:
@@ -288,7 +286,7 @@ class _Prover:
 
 
 def _notes(plan: Plan, recipe: Recipe, judged: dict[str, Any]) -> tuple[str, ...]:
-    """What the user should know that is neither right nor wrong."""
+    """Return notes that do not change the verdict."""
     notes = [judged["note"]] if judged["note"] else []
     if plan.tp > 1 and judged["unseen"]:
         notes += [
@@ -330,20 +328,16 @@ def _beyond_steps(plan: Plan) -> str:
     return f"{said} is not known before, and no other run has to do the same"
 
 
-def one_line(recipe: Recipe, plan: Plan, steps: int = 3) -> str:
+def one_line(recipe: Recipe, plan: Plan) -> str:
     """The parity of a plan in float64 as one line of text."""
     if reason := _beyond_steps(plan):
         return f"{plan}  not proven here: {reason}"
     train = recipe.train.model_copy(update={"dtype": "float64", "micro_batch": recipe.train.micro_batch})
     double = replace(plan, precision="fp64")
     proof = prove(
-        recipe.model_copy(update={"train": train, "plan": str(double)}), [double], steps, backend="gloo"
+        recipe.model_copy(update={"train": train, "plan": str(double)}), [double], 3, backend="gloo"
     )[0]
-    return f"{summary(proof)} ({steps} steps in float64, largest relative error)"
-
-
-def summary(proof: Proof) -> str:
-    """One proof as one line."""
     errors = "  ".join(f"{kind} {error:.0e}" for kind, error in proof.max_rel_err.items())
     same = "bit-identical to one process" if proof.bit_identical else f"against one process: {errors}"
-    return f"{proof.plan}  {same}  {'PASS' if proof.passed else 'UNPROVEN' if proof.verdict == 'unproven' else 'FAIL'}"
+    word = {"proven": "PASS", "unproven": "UNPROVEN", "wrong": "FAIL"}[proof.verdict]
+    return f"{proof.plan}  {same}  {word} (3 steps in float64, largest relative error)"

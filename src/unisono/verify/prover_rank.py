@@ -1,6 +1,6 @@
 """`unisono verify` inside one rank: the reference, some plans one after the other, or the search for a cause."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -36,7 +36,7 @@ def _corpus(recipe_json: str) -> Corpus:
 
 
 def prepare(argument: dict[str, Any]) -> Corpus:
-    """In the helper, before each fork: the data, read once for all ranks and all plans."""
+    """In the fork server, before each fork: the data, read once for all ranks and all plans."""
     recipe = Recipe.model_validate_json(argument["jobs"][0]["recipe"])
     about_data = recipe.model_copy(update={"train": TrainConfig(), "plan": "dp=1"})
     corpus = _corpus(about_data.model_dump_json(exclude_unset=True))
@@ -104,8 +104,9 @@ def _prove(
     result: dict[str, Any] = {}
     with around(job):
         run = play_plan(resolved, place, corpus, steps, folder, reference)
-    _tell(ctx, run.local.notes)
     if ctx.rank == 0:
+        for inferred in run.local.notes:
+            ctx.channel.send("note", text=f"model: {inferred}")
         result = judge_plan(resolved, corpus, steps, folder, reference)
     wrong = torch.tensor(float(result.get("first") is not None))
     right = not run.mesh.world.all_reduce(wrong).item()
@@ -140,12 +141,6 @@ def _one_device(ctx: RankContext, job: dict[str, Any], resolved: Resolved) -> tu
     """Return the plan of the one device that a plan is held to, and its place."""
     alone = resolve(Recipe.model_validate_json(job["recipe"]), job["one"])
     return alone, place_of(0, 1, 0, ctx.backend, margin(resolved.recipe.launch.timeout))
-
-
-def _tell(ctx: RankContext, inferred: Sequence[str]) -> None:
-    """What was inferred of the model, once."""
-    for line in inferred if ctx.rank == 0 else ():
-        ctx.channel.send("note", text=f"model: {line}")
 
 
 def _explain(job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus) -> dict[str, Any]:

@@ -41,43 +41,46 @@ KINDS = ("loss", "grad", "param", "optim")
 
 
 def prepare(argument: dict[str, Any]) -> Corpus:
-    """In the helper: the data."""
+    """In the fork server: the data."""
     recipe = Recipe.model_validate_json(argument["recipe"])
     return load_data(recipe.data, recipe.model)
 
 
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Choose the nearest whole checkpoint before the step, replay, compare."""
+    """Choose the nearest whole checkpoint before the step, re-execute all steps from there, and compare."""
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["alone"], 1)
-    step = argument["step"]
+    plan, last = Plan.parse(argument["plan"]), argument["step"]
     checkpoints = list_steps(Path(argument["run_dir"]))
-    start, notes = first_whole(checkpoints[n] for n in sorted(checkpoints, reverse=True) if n < step)
+    start, notes = first_whole(checkpoints[n] for n in sorted(checkpoints, reverse=True) if n < last)
     if start is not None:
         check_fits(load(start, []), resolved.recipe, corpus.fingerprint, start)
-    after = checkpoints.get(step)
     ctx.channel.send("from", start=start.name if start is not None else "", notes=notes)
     recorded = {int(line["step"]): line for line in argument["recorded"]}
-    task = Task(resolved, Plan.parse(argument["plan"]), step, start, after, recorded)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(resolved.recipe.launch.timeout))
+    exact = beside_like(plan) is Fidelity.EXACT
+    bounds = bounds_of(plan, sizes_of(resolved, corpus))
+    comparison = _Comparison(RunTolerance(bounds, exact, resolved.batch.leaves))
+    actor = _started(resolved, place, corpus, start)
+    begun = actor.run.step
+    twin = actor if exact else _started(resolved, place, corpus, start)
+    if not exact:
+        make_twin(twin.run, bounds)
+    while actor.run.step < last and comparison.first is None:
+        _compare_step(comparison, actor, twin, recorded.get(actor.run.step + 1, {}))
+    after = checkpoints.get(last)  # if it was kept
+    if comparison.first is None and after is not None:
+        comparison.state(after, actor.tensors(), twin.tensors())
     return {
         "from": start.name if start is not None else "initial state",
         "compared_with": after.name if after is not None else None,
-        **replay(task, place, corpus),
+        "steps_replayed": actor.run.step - begun,
+        "fidelity": fidelity_of(plan).name,
+        "bit_identical": comparison.identical,
+        "max_rel_err": {kind: comparison.errors.get(kind) for kind in KINDS},
+        "bounds": {kind: comparison.allowed.get(kind) for kind in KINDS},
+        "pass": comparison.first is None,
+        "first_divergence": comparison.first,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What to replay. resolved: the run's recipe under a plan of one process. plan: the run's own. start: a checkpoint
-    before `step`, None for the initial state. after: the checkpoint that step `step` led to, if it was kept.
-    recorded: step → its line of metrics.jsonl."""
-
-    resolved: Resolved
-    plan: Plan
-    step: int
-    start: Path | None
-    after: Path | None
-    recorded: Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -97,47 +100,26 @@ class _Replay:
         return {p.name: p.tensor.detach().cpu() for p in pieces_of(self.run) if p.saved}
 
 
-def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
-    """Re-execute all steps from the checkpoint to `task.step` on this process; the JSON object of the result."""
-    exact = beside_like(task.plan) is Fidelity.EXACT
-    bounds = bounds_of(task.plan, sizes_of(task.resolved, corpus))
-    comparison = _Comparison(RunTolerance(bounds, exact, task.resolved.batch.leaves))
-    actor = _started(task, place, corpus)
-    begun = actor.run.step
-    twin = actor if exact else _started(task, place, corpus)
-    if not exact:
-        make_twin(twin.run, bounds)
-    while actor.run.step < task.step and comparison.first is None:
-        step = actor.run.step + 1
-        line = task.recorded.get(step, {})
-        if "skipped" in line:
-            actor.run.step = twin.run.step = step
-            continue
-        report = actor.step(line)
-        pushed = report if exact else twin.step(line)
-        if line:
-            comparison.step(step, line, report, pushed)
-        if actor.run.step < step:
-            comparison.fail(f"step {step}: the loss or the norm is not a number, nothing was updated")
-    if comparison.first is None and task.after is not None:
-        comparison.state(task.after, actor.tensors(), twin.tensors())
-    return {
-        "steps_replayed": actor.run.step - begun,
-        "fidelity": fidelity_of(task.plan).name,
-        "bit_identical": comparison.identical,
-        "max_rel_err": {kind: comparison.errors.get(kind) for kind in KINDS},
-        "bounds": {kind: comparison.allowed.get(kind) for kind in KINDS},
-        "pass": comparison.first is None,
-        "first_divergence": comparison.first,
-    }
+def _compare_step(comparison: "_Comparison", actor: _Replay, twin: _Replay, line: Mapping[str, Any]) -> None:
+    """Make the next step and compare it with `line`, what was recorded of it; {} if nothing was."""
+    step = actor.run.step + 1
+    if "skipped" in line:
+        actor.run.step = twin.run.step = step
+        return
+    report = actor.step(line)
+    pushed = report if twin is actor else twin.step(line)
+    if line:
+        comparison.step(step, line, report, pushed)
+    if actor.run.step < step:
+        comparison.fail(f"step {step}: the loss or the norm is not a number, nothing was updated")
 
 
-def _started(task: Task, place: Place, corpus: Corpus) -> _Replay:
-    recipe, plan = task.resolved.recipe, task.resolved.plan
-    run = build(recipe, plan, place, corpus, Recorder(place.rank))
-    feed, _ = feeds(recipe, plan, corpus, place.device)
-    if task.start is not None:
-        run.step = int(load(task.start, pieces_of(run))["step"])
+def _started(resolved: Resolved, place: Place, corpus: Corpus, start: Path | None) -> _Replay:
+    """Return a run that stands at a checkpoint, None for the initial state."""
+    run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(place.rank))
+    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
+    if start is not None:
+        run.step = int(load(start, pieces_of(run))["step"])
     return _Replay(run, feed)
 
 

@@ -50,11 +50,7 @@ def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
     with fork_server.start(ENTRY, 1, settings.quiet) as nursery:
         launch = resolved.recipe.launch
         outcome = nursery.run(argument, 1, threads, hear, None, launch.backend, serves=plan.world)
-    if outcome.error is not None:
-        raise outcome.error
-    if outcome.stopped:
-        raise KeyboardInterrupt
-    result = {"run_dir": str(run_dir), "step": step, "plan": str(plan), **(outcome.results[0] or {})}
+    result = {"run_dir": str(run_dir), "step": step, "plan": str(plan), **outcome.returned()[0]}
     settings.say("\n".join(_text(result)))
     return {"results": [result], "pass": result["pass"]}
 

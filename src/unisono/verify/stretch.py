@@ -106,7 +106,7 @@ def _forget_and_resume(run: Run, resolved: Resolved, place: Place, corpus: Corpu
 
 
 def saved_by(folder: Path, steps_made: int) -> Path:
-    """Where the checkpoint lies of a stretch after whose last step `made` were made."""
+    """Return where the checkpoint of a stretch lies. steps_made: by the run, up to the end of the stretch."""
     return folder / "checkpoints" / f"step-{steps_made:06d}"
 
 

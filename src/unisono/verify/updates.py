@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from unisono.spec.words import listed
+from unisono.verify.bounds import steps_of
 from unisono.verify.case import Case
 from unisono.verify.compare import state_before
 from unisono.verify.evidence import AXES, Cause, axis_text, box_of, fit, lower_precision, only_at
@@ -122,7 +123,7 @@ def _neighbours(got: Tensor, want: Tensor) -> bool:
 
 
 def _moment(case: Case, name: str, key: str, before: tuple[Tensor, Tensor, Tensor], who: str) -> Cause | None:
-    """given: parameter, moment and gradient before the update. What mixture of them is the moment after it?"""
+    """Find which mixture of the parameter, the moment and the gradient `before` the update is the moment after it."""
     got, want = case.seen.whole(f"optim/{name}/{key}"), case.ref.whole(f"optim/{name}/{key}")
     if got is None or want is None or not got.dim() or _close(got, want, case.unit):
         return None
@@ -156,8 +157,9 @@ def _close(a: Tensor, b: Tensor, unit: float) -> bool:
 
 def _move(case: Case, name: str, param: Tensor, got: Tensor, want: Tensor, who: str) -> Cause | None:
     """got - param = a · move + b · param, where move is what the reference's optimiser alone does."""
-    decay = case.decay if param.dim() >= 2 else 0.0
-    pull = -case.rate * param.double().flatten()
+    train = case.terms.train
+    decay = train.weight_decay if param.dim() >= 2 else 0.0
+    pull = -train.rate()(steps_of(case.plan, case.step)[-1]) * param.double().flatten()
     move = (want.double() - param.double()).flatten() - decay * pull
     known = torch.stack((move, pull), 1) if bool(pull.any()) else move[:, None]
     solution = fit((got.double() - param.double()).flatten(), known)

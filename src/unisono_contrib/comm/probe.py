@@ -15,6 +15,7 @@ import torch.distributed as dist
 from unisono.comm.collectives import COLLECTIVES, Algorithm, ProgramCollective
 from unisono.comm.collectives.engine import Engine
 from unisono.comm.collectives.messages import Messages
+from unisono.comm.device import synchronize
 from unisono.comm.hosts import nodes_of
 from unisono.comm.rounds import ProgramAlgorithm
 from unisono.programs.collectives import pick
@@ -25,6 +26,7 @@ SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 BUDGET = 10.0  # seconds that it may take in all, roughly
 _LARGE = 1 << 18  # bytes of the message that tells a rate
 _TURNS = 3
+_CPU = torch.device("cpu")
 _ONE_HOST = ("hierarchical",)  # where each host has one rank it is what goes between the hosts
 
 
@@ -60,7 +62,7 @@ def links_of(pg: dist.ProcessGroup) -> Topology:
     """The way between two neighbours, the slowest of all, while all of them send: latency and rate."""
     small, large = torch.zeros(1), torch.zeros(_LARGE // 4)
     _to_the_next(small, pg)  # connections are made
-    each = [_once(lambda x=x: _to_the_next(x, pg), pg) for x in (small, large) for _ in range(_TURNS)]
+    each = [timed(lambda x=x: _to_the_next(x, pg), pg) for x in (small, large) for _ in range(_TURNS)]
     took = agreed(each, pg)
     latency, whole = min(took[:_TURNS]), min(took[_TURNS:])
     return alike(latency, _LARGE / max(1e-9, whole - latency))
@@ -70,7 +72,7 @@ def in_turns(ways: dict[str, Algorithm], x: torch.Tensor, pg: dist.ProcessGroup)
     """Seconds of a sum of x by each way, of the slowest member: the least of some turns, since others on the machine
     make a turn longer and none makes it shorter. The first turn touches memory and does not count."""
     took = [
-        _once(lambda by=by: by.all_reduce(x, dist.ReduceOp.SUM).wait(), pg)
+        timed(lambda by=by: by.all_reduce(x, dist.ReduceOp.SUM).wait(), pg)
         for _ in range(_TURNS + 1)
         for by in ways.values()
     ]
@@ -78,18 +80,25 @@ def in_turns(ways: dict[str, Algorithm], x: torch.Tensor, pg: dist.ProcessGroup)
     return {name: min(slowest[i :: len(ways)]) for i, name in enumerate(ways)}
 
 
-def agreed(numbers: list[float], pg: dist.ProcessGroup) -> list[float]:
-    """The greatest that a member gives, one by one."""
+def agreed(numbers: list[float], pg: dist.ProcessGroup | None = None) -> list[float]:
+    """The greatest that a member gives, one by one; of a process without a group its own."""
+    if not dist.is_initialized():
+        return numbers
     box = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(box, dist.ReduceOp.MAX, group=pg)
     return box.tolist()
 
 
-def _once(call: Callable[[], object], pg: dist.ProcessGroup) -> float:
-    """Seconds of a call that all begin together, on this rank."""
-    dist.barrier(group=pg)
+def timed(
+    call: Callable[[], object], pg: dist.ProcessGroup | None = None, device: torch.device = _CPU
+) -> float:
+    """Seconds of a call that all begin together, on this rank; a GPU is waited for."""
+    if dist.is_initialized():
+        dist.barrier(group=pg)
+    synchronize(device)
     begun = time.perf_counter()
     call()
+    synchronize(device)
     return time.perf_counter() - begun
 
 

@@ -223,9 +223,8 @@ class _PerThread:
 
 
 _ONE_WORLD = threading.Lock()
-_LINGERS = (
-    60.0  # seconds that a rank whose world has timed out may still compute before the next world is refused
-)
+# Seconds that a rank whose world has timed out may still compute before the next world is refused.
+_LINGERS = 60.0
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from unisono.launch.parent import PR_SET_PDEATHSIG, set_parent_death_signal
 from unisono_contrib.lab.spaces import leave_for, settle
 
 NOT_FOUND = 127
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -103,7 +104,7 @@ def main() -> None:
     terms, libc = json.loads(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
     control = socket.socket(fileno=terms["control"])
     set_parent_death_signal(terms["parent"], libc)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the lab says what is to end
+    for number in _ENDING:  # the lab says what is to end
         signal.signal(number, signal.SIG_IGN)
     try:
         leave_for(terms["network"])
@@ -121,11 +122,7 @@ def main() -> None:
     try:
         settle(terms["name"], terms["hosts_file"])
         wire.send_message(control, {"op": "ready"})
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-        ):  # or all that is started would ignore them
+        for number in _ENDING:  # or all that is started would ignore them
             signal.signal(number, signal.SIG_DFL)
         _Host(control).serve()
     except OSError as error:

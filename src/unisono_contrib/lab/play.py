@@ -40,58 +40,42 @@ class LabCommand:
 
 
 def commands(
-    words: Sequence[str], counts: Sequence[int], environ: Mapping[str, str], starter: str, cores: int
+    words: Sequence[str],
+    counts: Sequence[int],
+    environ: Mapping[str, str],
+    starter: str,
+    cores: int,
+    each: str = "rank",
 ) -> list[LabCommand]:
-    """`words` once for each rank, under the variables that `starter` would leave. counts: ranks of each host.
+    """`words` for what `each` names. rank: each one, under the variables that `starter` would leave. host: each one; a
+    launcher, such as torchrun, starts the ranks itself. first: the first host alone, whence `unisono train --hosts`
+    starts what it needs on the others.
 
-    In the words, {host} {hosts} {rank} {ranks} {local_rank} {master} {port} mean what they say. cores: of the machine,
-    which the ranks of all hosts share. Raises UsageError for a starter that is none.
+    counts: ranks of each host. In the words, {host} {hosts} {rank} {ranks} {local_rank} {local_ranks} {names} {master}
+    {port} mean what they say; other braces stay. cores: of the machine, which the ranks of all hosts share. Raises
+    UsageError for a starter that is none.
     """
-    leaves, commands_here = STARTERS.find(starter)().leaves, []
-    for host, count in enumerate(counts):
-        for local in range(count):
-            number, about = len(commands_here), {"local_rank": local}
-            variables = {**_around(environ, cores, sum(counts)), **leaves(host, local, counts)}
-            argv = filled(words, host, len(counts), number, sum(counts), about)
-            commands_here.append(LabCommand(number, host, argv, variables))
-    return commands_here
+    around, ranks = _around(environ, cores, sum(counts)), sum(counts)
+    same = {"hosts": len(counts), "ranks": ranks, "master": links.host_name(0), "port": PORT}
 
+    def started(number: int, host: int, known: Mapping[str, object], more: Mapping[str, str]) -> LabCommand:
+        argv = list(words)
+        for name, value in {**same, "host": host, "rank": number, **known}.items():
+            argv = [word.replace(f"{{{name}}}", str(value)) for word in argv]
+        return LabCommand(number, host, tuple(argv), {**around, **more})
 
-def commands_by_host(
-    words: Sequence[str], counts: Sequence[int], environ: Mapping[str, str], cores: int
-) -> list[LabCommand]:
-    """`words` once on each host: a launcher, such as torchrun, starts the ranks itself."""
-    variables = _around(environ, cores, sum(counts))
+    if each == "first":
+        shell = {"UNISONO_LAUNCH_SHELL": f"{sys.executable} -P -m unisono_contrib.lab.shell"}
+        names = ",".join(f"{links.host_name(host)}:{count}" for host, count in enumerate(counts))
+        return [started(0, 0, {"names": names}, shell)]
+    if each == "host":
+        return [started(host, host, {"local_ranks": count}, {}) for host, count in enumerate(counts)]
+    leaves = STARTERS.find(starter)().leaves
+    seats = [(host, local) for host, count in enumerate(counts) for local in range(count)]
     return [
-        LabCommand(
-            host, host, filled(words, host, len(counts), host, sum(counts), {"local_ranks": count}), variables
-        )
-        for host, count in enumerate(counts)
+        started(rank, host, {"local_rank": local}, leaves(host, local, counts))
+        for rank, (host, local) in enumerate(seats)
     ]
-
-
-def command_of_first(
-    words: Sequence[str], counts: Sequence[int], environ: Mapping[str, str], cores: int
-) -> list[LabCommand]:
-    """`words` on the first host alone, whence `unisono train --hosts` starts what it needs on the others."""
-    variables = {
-        **_around(environ, cores, sum(counts)),
-        "UNISONO_LAUNCH_SHELL": f"{sys.executable} -P -m unisono_contrib.lab.shell",
-    }
-    names = ",".join(f"{links.host_name(host)}:{count}" for host, count in enumerate(counts))
-    words = [word.replace("{names}", names) for word in words]
-    return [LabCommand(0, 0, filled(words, 0, len(counts), 0, sum(counts), {}), variables)]
-
-
-def filled(
-    words: Sequence[str], host: int, hosts: int, rank: int, ranks: int, more: Mapping[str, int]
-) -> tuple[str, ...]:
-    """Words with their {places} filled in; other braces stay."""
-    known = {"host": host, "hosts": hosts, "rank": rank, "ranks": ranks, **more}
-    known |= {"master": links.host_name(0), "port": PORT}
-    for name, value in known.items():
-        words = [word.replace(f"{{{name}}}", str(value)) for word in words]
-    return tuple(words)
 
 
 def _around(environ: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
@@ -143,24 +127,23 @@ class Play:
         with (
             Signals() as signals,
             selectors.DefaultSelector() as selector,
-            Shells(names, self._called) as self.shells,
+            Shells(selector, names, self._called) as self.shells,
         ):
-            selector.register(self.shells, selectors.EVENT_READ)
             reached = {SOCKET: self.shells.path}
             for order in orders:
                 self._order(order.host, op="start", number=order.number, argv=order.argv,
                             environ={**order.environ, **reached},
                             folder=folder)  # fmt: skip
-            for control, process in self._hosts:
-                selector.register(control, selectors.EVENT_READ, process)
+            for control, _ in self._hosts:
+                selector.register(control, selectors.EVENT_READ)
             selector.register(signals, selectors.EVENT_READ)
             while len(self.statuses) < len(orders):
                 patience = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
                 for key, _ in selector.select(patience):
                     if key.fileobj is signals:
                         self._signalled(signals.take())
-                    elif key.fileobj is self.shells:
-                        self.shells.turn()
+                    elif key.data is not None:
+                        key.data()
                     elif not self._heard(key.fileobj):
                         selector.unregister(key.fileobj)
                         lost = [order.number for order in orders if self._hosts[order.host][0] is key.fileobj]

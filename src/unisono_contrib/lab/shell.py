@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -26,8 +27,10 @@ UNKNOWN = 255
 
 @dataclass
 class Shells:
-    """The lab's end. start(host, number, message, files): starts a command there. hosts: their names."""
+    """The lab's end. selector: the lab's, which calls the data of what is ready. start(host, number, message, files):
+    starts a command there. hosts: their names."""
 
+    selector: selectors.BaseSelector
     hosts: Sequence[str]
     start: Callable[[int, int, dict[str, Any], list[int]], None]
     _calls: dict[int, socket.socket] = field(default_factory=dict)
@@ -39,30 +42,20 @@ class Shells:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.path)
         self._listener.listen()
-        self._selector = selectors.EpollSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self.selector.register(self._listener, selectors.EVENT_READ, self._accept)
         return self
 
     def __exit__(self, *_: object) -> None:
         for sock in [*self._calls.values(), self._listener]:
             sock.close()
-        self._selector.close()
         self._folder.cleanup()
 
-    def fileno(self) -> int:
-        return self._selector.fileno()
-
-    def turn(self) -> None:
-        """Take in who calls, and what they ask for."""
-        for key, _ in self._selector.select(0):
-            if key.fileobj is self._listener:
-                sock, _ = self._listener.accept()
-                self._selector.register(sock, selectors.EVENT_READ, sock)
-            else:
-                self._ask(key.data)
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        self.selector.register(sock, selectors.EVENT_READ, partial(self._ask, sock))
 
     def _ask(self, sock: socket.socket) -> None:
-        self._selector.unregister(sock)
+        self.selector.unregister(sock)
         with suppress(OSError, ValueError, KeyError, TypeError):
             if (request := wire.read_message(sock)) is not None:
                 message, files = request

@@ -77,7 +77,7 @@ class DealtPasses:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_given" not in self.__dict__:
+        if name.startswith("__") or "_loader" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -172,10 +172,8 @@ class TrainerOnRanks:
             and batch is not None
             and self._divides(model, inputs, num_items_in_batch)
         ):
-            batch.ratio, batch.weighed = (
-                0.0 if batch.borrowed else float(self.job.mesh.data.size),
-                True,
-            )  # they add up
+            batch.ratio = 0.0 if batch.borrowed else float(self.job.mesh.data.size)
+            batch.weighed = True  # they add up
         last = self.accelerator.gradient_state.sync_gradients
         with nullcontext() if last else self.job.accumulate():
             loss = self._super("training_step", model, inputs, num_items_in_batch)
@@ -239,9 +237,8 @@ class TrainerOnRanks:
         if self.args.should_save:
             sharded, kind = self.job.plan.shard > 1, type(self.model)
             if sharded:
-                self.model.__class__ = kind.__mro__[
-                    2
-                ]  # its own class, whose name stands in the configuration
+                # Its own class, whose name stands in the configuration.
+                self.model.__class__ = kind.__mro__[2]
             try:
                 self._super("_save", output_dir, whole)
             finally:

@@ -6,9 +6,13 @@ one walk over the graph an axis is a class of dims that can only be dealt togeth
 as a whole, such as that of a softmax, is barred.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
+
+import torch
+from torch.fx import Node
 
 Dim = tuple[int, ...]  # axes by their numbers
 Dims = tuple[Dim, ...]  # of a tensor
@@ -114,3 +118,64 @@ class GraphAxes:
             raise Misfit
         outer, inner = self.regrouped((dim,), (full // size, size))
         return outer, inner
+
+
+Results = list[Dims]
+
+
+@dataclass(slots=True)
+class OperatorCall:
+    """One call of an operator. args: by the names of its schema. dims: of a value, None for what is no tensor.
+    summed: axes over which it adds up, filled by its rule."""
+
+    node: Node
+    args: Mapping[str, Any]
+    axes: GraphAxes
+    dims: Callable[[Any], Dims]
+    shapes: list[tuple[int, ...]]
+    summed: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Such as `linear`."""
+        return packet(self.node)
+
+    @property
+    def tensors(self) -> list[Node]:
+        """Operands that are tensors."""
+        return [n for n in self.node.all_input_nodes if is_tensor(n)]
+
+    def whole(self, dims: Sequence[Sequence[int]]) -> None:
+        """These have to be whole."""
+        self.axes.bar(dims, f"{self.name} at {place_of(self.node)}")
+
+
+def packet(node: Node) -> str:
+    """The name of a node's operator, such as `linear`; of a Python function its own."""
+    name = getattr(node.target, "overloadpacket", None)
+    return str(name).rpartition(".")[2] if name is not None else getattr(node.target, "__name__", "")
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether a node's value is a tensor."""
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def place_of(node: Node) -> str:
+    """The module in which a node stands, as the user names it; else its line."""
+    stack = node.meta.get("nn_module_stack") or {}
+    name = next(reversed([path for path, _ in stack.values()]), "") if stack else ""
+    return name or str(node.name)
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """A call's arguments by the names of its operator's schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return dict(enumerate(node.args)) | dict(node.kwargs)  # type: ignore[arg-type]
+    named = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return named | {a.name: v for a, v in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+
+
+def at_of(dim: int, dims: Sequence[Any]) -> int:
+    return dim % len(dims)

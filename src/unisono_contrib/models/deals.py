@@ -15,10 +15,9 @@ import torch
 from torch.fx import Node
 
 from unisono.spec.layout import Units
-from unisono_contrib.models.axes import Dims, GraphAxes, Misfit
-from unisono_contrib.models.calls import OperatorCall, arguments, is_tensor
+from unisono_contrib.models.axes import Dims, GraphAxes, Misfit, OperatorCall, arguments, is_tensor, packet
 from unisono_contrib.models.rules import rule_of
-from unisono_contrib.models.traced import BATCH, Traced, packet
+from unisono_contrib.models.traced import BATCH, Traced
 
 SENT = 8.0  # multiplications that one number sent is counted as, when axes are compared
 PRODUCTS = frozenset(
@@ -186,9 +185,8 @@ def _adds(node: Node, axis: int, walk: GraphWalk) -> bool:
 def worth_of(axis: int, nodes: Sequence[Node], graph: Traced, walk: GraphWalk) -> Worth:
     """See `Worth`."""
     saved = sent = 0.0
-    entered: dict[
-        Node, None
-    ] = {}  # in their order: sums, and with them the choice, are the same on every rank
+    # In their order: sums, and with them the choice, are the same on every rank.
+    entered: dict[Node, None] = {}
     for node in nodes:
         if packet(node) in PRODUCTS:
             saved += walk.axes.size(walk.seen(node)) / BATCH / 2

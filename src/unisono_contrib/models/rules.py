@@ -11,15 +11,13 @@ import torch
 from torch.fx import Node
 
 from unisono_contrib.models import shapes
-from unisono_contrib.models.axes import Dim, Misfit
-from unisono_contrib.models.calls import OperatorCall, Results, at_of
+from unisono_contrib.models.axes import Dim, Misfit, OperatorCall, Results, at_of, packet
 
 
 def rule_of(node: Node) -> Callable[[OperatorCall], Results] | None:
     """The rule of a node's operator."""
-    packet = str(getattr(node.target, "overloadpacket", "")).rpartition(".")[2]
-    if packet in RULES:
-        return RULES[packet]
+    if packet(node) in RULES:
+        return RULES[packet(node)]
     return _alike if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 

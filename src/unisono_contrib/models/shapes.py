@@ -2,8 +2,7 @@
 
 import torch
 
-from unisono_contrib.models.axes import Dim, Misfit
-from unisono_contrib.models.calls import OperatorCall, Results, at_of
+from unisono_contrib.models.axes import Dim, Misfit, OperatorCall, Results, at_of
 
 
 def view(call: OperatorCall) -> Results:

@@ -33,7 +33,7 @@ from torch.fx import Graph, Node
 from unisono.models.cut_chain import line_of
 from unisono.models.noise import Dropout
 from unisono.spec.frames import place, words
-from unisono_contrib.models.calls import place_of
+from unisono_contrib.models.axes import packet, place_of
 
 BATCH = 11  # samples of the batch that is traced: no size that a model is likely to have
 _DROPS = ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
@@ -233,12 +233,6 @@ def _quiet() -> Iterator[None]:
 
 
 # What differs between the two traces ------------------------------------------------------------------------
-
-
-def packet(node: Node) -> str:
-    """Such as `linear`; for a Python function its own name."""
-    name = getattr(node.target, "overloadpacket", None)
-    return str(name).rpartition(".")[2] if name is not None else getattr(node.target, "__name__", "")
 
 
 def _without_checks(graph: Graph) -> None:

@@ -16,9 +16,9 @@ from torch.fx import Graph, Node
 from unisono.models.batch_norm import LeafNorm
 from unisono.models.cut_chain import GraphUnit, unfolded
 from unisono.models.noise import Dropout, Noise
-from unisono_contrib.models.calls import arguments, is_tensor
+from unisono_contrib.models.axes import arguments, is_tensor, packet
 from unisono_contrib.models.deals import GraphWalk, sizes
-from unisono_contrib.models.traced import BATCH, Either, Traced, packet
+from unisono_contrib.models.traced import BATCH, Either, Traced
 from unisono_contrib.models.units import Stretch, uses
 
 _DROPS = ("dropout", "feature_dropout", "scaled_dot_product_attention")
@@ -144,9 +144,8 @@ def unit_of(
     b.likes = [_value(p, b) for p in uses(stretch, graph, free)]
     b.likes += [b.env[n] for n in stretch.entries if n.meta["val"].is_floating_point()]
     for node in stretch.nodes:
-        if not (
-            packet(node) == "add_" and node.args[0] in graph.buffers
-        ):  # batches are counted after the step
+        # Batches are counted after the step.
+        if not (packet(node) == "add_" and node.args[0] in graph.buffers):
             _copied(node, b)
     outputs = [_handed_on(n, b) for n in stretch.exits]
     single = len(outputs) == 1 and not (stretch.exits is graph.outputs and graph.several)

@@ -12,9 +12,9 @@ from itertools import pairwise
 import torch
 from torch.fx import Node
 
-from unisono_contrib.models.calls import is_tensor
+from unisono_contrib.models.axes import is_tensor, packet
 from unisono_contrib.models.deals import PRODUCTS, GraphWalk, sizes
-from unisono_contrib.models.traced import BATCH, Traced, packet
+from unisono_contrib.models.traced import BATCH, Traced
 
 MOST = 64  # units of one model
 _SLACK, _NEAR = 2.0, 4  # a cut may carry so much more than the cheapest of so many beside it

@@ -7,12 +7,11 @@ whole.
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
@@ -23,12 +22,12 @@ from unisono.models.cut_chain import GraphUnit, unfolded
 from unisono.parallel.cut import Stage
 from unisono.parallel.parts import Cut, ends_of, features_of, part_of
 from unisono.parallel.pass_context import PassContext, Stages
-from unisono.parallel.tensor import GatherVocab, enter, gather_dealt, leave, vocab_loss
+from unisono.parallel.tensor import Crossing, GatherVocab, enter, gather_dealt, leave, vocab_loss
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Places
-from unisono_contrib.models.calls import arguments
+from unisono_contrib.models.axes import arguments, packet
 from unisono_contrib.models.deals import DealtDim
-from unisono_contrib.models.traced import BATCH, packet
+from unisono_contrib.models.traced import BATCH
 from unisono_contrib.models.unit import Drop, no_view
 
 _SHAPED = frozenset(("view", "reshape", "_unsafe_view", "expand"))
@@ -80,25 +79,19 @@ class Applied(nn.Module):
 
 
 def gathered(x: Tensor, dealt: DealtDim, group: Group) -> Tensor:
-    """The parts of all ranks."""
-    return GatheredPart.apply(x, dealt, group)  # type: ignore[return-value]
-
-
-class GatheredPart(torch.autograd.Function):
     """The parts of all ranks along one dim; each keeps its own part of the gradient, since all go on alike."""
+    ends = [dealt.units.before(end) for end in ends_of(dealt.units.count, group.size)]
+    length = ends[group.index + 1] - ends[group.index]
 
-    @staticmethod
-    def forward(ctx, x, dealt, group):  # type: ignore[override]
-        ctx.dealt, ctx.group = dealt, group
-        ends = [dealt.units.before(end) for end in ends_of(dealt.units.count, group.size)]
-        length = ends[group.index + 1] - ends[group.index]
+    def gather(x: Tensor, group: Group) -> Tensor:
         apart = x.unflatten(dealt.dim, (-1, length)).movedim(dealt.dim + 1, 0).contiguous()
         whole = gather_dealt(apart, group, ends).movedim(0, dealt.dim + 1)
         return whole.flatten(dealt.dim, dealt.dim + 1)
 
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        return part_here(grad, ctx.dealt, ctx.group).contiguous(), None, None
+    def back(grad: Tensor, group: Group) -> Tensor:
+        return part_here(grad, dealt, group).contiguous()
+
+    return Crossing.apply(x, group, gather, back, x.dtype)  # type: ignore[return-value]
 
 
 # The rewriting -----------------------------------------------------------------------------------------------
@@ -285,14 +278,17 @@ def _sliced(node: Node, out: DealtDim | None, r: _Rewriting) -> None:
     dealt, dim = r.dealt(node.args[0]), options.get("dim", 0)
     if dealt is None or dim % len(node.args[0].meta["shape"]) != dealt.dim:  # type: ignore[union-attr]
         return
-    args = [options[a.name] for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     for key in ("start", "end", "length", "split_size", "split_sizes"):
-        if key in names and options.get(key) is not None:
-            value, several = options[key], isinstance(options[key], (list, tuple))
-            scaled = [r.scaled(v, dealt) for v in (value if several else [value])]
-            args[names.index(key)] = scaled if several else scaled[0]
-    node.args, node.kwargs = tuple(args), {}
+        if (value := options.get(key)) is not None:
+            several = isinstance(value, (list, tuple))
+            options[key] = [r.scaled(v, dealt) for v in value] if several else r.scaled(value, dealt)
+    _set_arguments(node, options)
+
+
+def _set_arguments(node: Node, options: Mapping[str, Any]) -> None:
+    """Let a call have these arguments, by the names of its operator's schema."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    node.args, node.kwargs = tuple(options[argument.name] for argument in schema.arguments), {}
 
 
 def _grouped(node: Node, out: DealtDim | None, r: _Rewriting) -> None:
@@ -300,10 +296,7 @@ def _grouped(node: Node, out: DealtDim | None, r: _Rewriting) -> None:
     options = arguments(node)
     key = "num_groups" if "num_groups" in options else "groups"
     if out is not None and options.get(key, 1) > 1:
-        names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-        args = [options[n] for n in names]
-        args[names.index(key)] = r.scaled(options[key], out)
-        node.args, node.kwargs = tuple(args), {}
+        _set_arguments(node, {**options, key: r.scaled(options[key], out)})
 
 
 def _place_mask(module: nn.Module, node: Node, r: _Rewriting) -> None:

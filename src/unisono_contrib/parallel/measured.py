@@ -12,9 +12,8 @@ from unisono.comm.device import synchronize
 from unisono.comm.group import Group
 from unisono.parallel.cut import Carry, carry_of, tensors_of
 
-ROUNDS = (
-    5  # of which the first does not count, and the fastest does: what else the machine does makes none faster
-)
+# Of which the first does not count, and the fastest does: what else the machine does makes none faster.
+ROUNDS = 5
 
 
 def measured_costs(

@@ -14,6 +14,7 @@ dealt part.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from unisono.comm.group import Group
 from unisono.parallel.params import Slot
-from unisono.parallel.parts import Cut, part_of
+from unisono.parallel.parts import Cut, ends_of, part_of
 from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.tensor import Crossing
 from unisono.spec.errors import UsageError
@@ -43,14 +44,8 @@ def scattered(x: Tensor, group: Group) -> Tensor:
     return group.reduce_scatter(x)
 
 
-def _most(count: int, group: Group) -> int:
-    """The largest part that `part_of` deals."""
-    return -(-count // group.size)
-
-
 def _sizes(count: int, group: Group) -> list[int]:
-    base, more = divmod(count, group.size)
-    return [base + (index < more) for index in range(group.size)]
+    return [end - start for start, end in pairwise(ends_of(count, group.size))]
 
 
 class DealtTables(nn.Module):
@@ -102,7 +97,8 @@ class WholeTables(DealtTables):
         return range(start, start + size)
 
     def forward(self, index_BTL: Tensor) -> Tensor:
-        n, most, sizes = self.group.size, _most(self.count, self.group), _sizes(self.count, self.group)
+        n, sizes = self.group.size, _sizes(self.count, self.group)
+        most = max(sizes)
         batch, _, lookups = index_BTL.shape
         parts = [F.pad(part, (0, 0, 0, most - part.shape[1])) for part in index_BTL.split(sizes, 1)]
         wanted = swap(torch.stack(parts), self.group)[:, :, : len(self.mine())]
@@ -137,7 +133,8 @@ class ColumnTables(DealtTables):
         return Cut(1, *part_of(table.embedding_dim, self.group), table.embedding_dim)
 
     def forward(self, index_BTL: Tensor) -> Tensor:
-        n, most, sizes = self.group.size, _most(self.width, self.group), _sizes(self.width, self.group)
+        n, sizes = self.group.size, _sizes(self.width, self.group)
+        most = max(sizes)
         found_NTd = self.look_up(self.everybodys(index_BTL))
         room = F.pad(found_NTd, (0, most - found_NTd.shape[2]))
         got = self.back(room.view(n, -1, self.count, most))

@@ -12,7 +12,6 @@ from unisono.plan import Plan
 from unisono.planner.collectives import message
 from unisono.planner.cuts import cut_of, is_cuttable, rows_of, with_cut
 from unisono.planner.machines.chip import Traffic, joined
-from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import (
     Memory,
@@ -28,7 +27,6 @@ from unisono.planner.model_kinds import attending
 from unisono.planner.price import composed
 from unisono.planner.price_parts import Passes, Price, Rows, owned
 from unisono.planner.request import PlanRequest
-from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight
 from unisono.planner.transformers import detail, message_bytes, passes
 from unisono.planner.work.transformer import Transformer
@@ -38,24 +36,25 @@ from unisono.spec.errors import UsageError
 
 def closed(ask: PlanRequest) -> Price:
     """A step; gradients and the update go at the pace of the pool where they take longest."""
-    plan, cluster, stack, micro_batch, micros = ask.plan, ask.cluster, ask.stack, ask.micro_batch, ask.micros
-    model = dealt(ask)
-    each, prices = _passes(model, plan, cluster, stack, micro_batch, micros), list[Price]()
+    plan, cluster, stack, model = ask.plan, ask.cluster, ask.stack, dealt(ask)
+    each, prices = _passes(ask), list[Price]()
     for pool in sorted(set(cluster.rows)):
         share = learned(model, share_of(model, plan, cluster.rows.index(pool), stack.balanced))
         # Whether a tied weight is on two rows is a matter of the pipeline's first row.
         met = replace(share, stem=each.first.stem, head=each.first.head)
         parts = replace(each, first=met, every=met, owned=owned(plan, share))
-        prices.append(composed(model, plan, cluster.pools[pool], stack, parts, micros))
+        prices.append(composed(model, plan, cluster.pools[pool], stack, parts, ask.micros))
     return max(prices, key=lambda price: price.step)
 
 
-def rows_on(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:
-    """What each row takes for one micro-batch, on its own devices."""
+def rows(ask: PlanRequest) -> Rows:
+    """Seconds of one micro-batch on each row, on its own devices."""
+    plan, cluster = ask.plan, ask.cluster
     each = {
-        pool: detail(model, plan, cluster.pools[pool], stack, micro_batch).rows for pool in set(cluster.rows)
+        pool: detail(dealt(ask), plan, cluster.pools[pool], ask.stack, ask.micro_batch).rows
+        for pool in set(cluster.rows)
     }
-    sends = _messages(model, plan, cluster, stack, micro_batch)
+    sends = _messages(ask)
     stems, heads = ends(plan.schedule, plan.pp)
     return Rows(
         tuple(each[pool].forward[row] for row, pool in enumerate(cluster.rows)),
@@ -67,23 +66,23 @@ def rows_on(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
     )
 
 
-def _passes(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
-) -> Passes:
+def _passes(ask: PlanRequest) -> Passes:
     """Return the passes of a step. Seconds of rows are their own; all other fields are weighted means over pools, by
     each pool's share of the blocks."""
-    rows = rows_on(model, plan, cluster, stack, micro_batch)
+    plan, cluster, stack, model, seconds = ask.plan, ask.cluster, ask.stack, dealt(ask), rows(ask)
     counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
     share = {
         pool: sum(n for n, at in zip(counts, cluster.rows, strict=True) if at == pool) / model.n_layer
         for pool in set(cluster.rows)
     }
-    each = {pool: passes(model, plan, cluster.pools[pool], stack, micro_batch, micros) for pool in share}
+    each = {
+        pool: passes(model, plan, cluster.pools[pool], stack, ask.micro_batch, ask.micros) for pool in share
+    }
     mean = sum(
         part * (sum(each[pool].rows.forward) + sum(each[pool].rows.backward)) for pool, part in share.items()
     )
     # Ends lie on one pool, and not by its share of the blocks.
-    more = (sum(rows.forward) + sum(rows.backward)) / mean
+    more = (sum(seconds.forward) + sum(seconds.backward)) / mean
     inside: dict[str, Traffic] = {}
     for pool, part in share.items():
         for axis, t in each[pool].inside.items():
@@ -95,16 +94,16 @@ def _passes(
         return more * sum(part * getattr(each[pool], key) for pool, part in share.items())
 
     parts = {key: whole(key) for key in ("arithmetic", "device", "again", "attention")}
-    return replace(each[cluster.rows[0]], rows=rows, inside=inside, **parts)
+    return replace(each[cluster.rows[0]], rows=seconds, inside=inside, **parts)
 
 
-def _messages(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int
-) -> tuple[float, ...]:
+def _messages(ask: PlanRequest) -> tuple[float, ...]:
     """Seconds of one message of each row: of the dearer of the two boundaries that it has."""
+    plan, cluster, stack = ask.plan, ask.cluster, ask.stack
     if plan.pp == 1:
         return (0.0,)
-    moved, apart = message_bytes(model, plan, stack, micro_batch), stride(plan, "pp", cluster.order)
+    moved = message_bytes(dealt(ask), plan, stack, ask.micro_batch)
+    apart = stride(plan, "pp", cluster.order)
     if not cluster.rows:
         return (message(cluster, apart, moved, stack.p2p, plan.pp),) * plan.pp
     at = cluster.rows
@@ -119,16 +118,17 @@ def _messages(
     return tuple(max(pair) for pair in zip([0.0, *bounds], [*bounds, 0.0], strict=True))
 
 
-def cut(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
-) -> Plan:
+def cut(ask: PlanRequest) -> Plan:
     """The plan with the cut whose dearest row is cheapest, of those whose rows fit where any do; as it is where it says
     one, or where rows have several stages, which have equally many blocks."""
+    plan, cluster, model = ask.plan, ask.cluster, dealt(ask)
     if plan.pp == 1 or cut_of(plan.schedule) or not is_cuttable(plan.schedule):
         return plan
-    each = [detail(model, plan, cluster.of_row(row), stack, micro_batch).blocks for row in range(plan.pp)]
+    each = [
+        detail(model, plan, cluster.of_row(row), ask.stack, ask.micro_batch).blocks for row in range(plan.pp)
+    ]
     block = [blocks.forward + blocks.backward for blocks in each]
-    beside = [2 * send for send in _messages(model, plan, cluster, stack, micro_batch)]
+    beside = [2 * send for send in _messages(ask)]
     beside[0] += sum(each[0].stem)
     beside[-1] += sum(each[-1].head)
     costs = {
@@ -139,10 +139,7 @@ def cut(
     def fits(row: int, count: int) -> bool:
         even = [model.n_layer / plan.pp] * plan.pp
         even[row] = count
-        return (
-            memory_of_row(model, plan, stack, even, row, micro_batch, micros).allocated
-            <= cluster.of_row(row).device.room
-        )
+        return memory_of_row(ask, even, row).allocated <= cluster.of_row(row).device.room
 
     counts = range(1, model.n_layer + 1)
     room = [bisect(counts, False, key=lambda n, row=row: not fits(row, n)) for row in range(plan.pp)]
@@ -151,11 +148,6 @@ def cut(
     except ValueError:  # nothing fits: what is fastest says by how much
         stages = balance([1.0] * model.n_layer, 0.0, 0.0, plan.pp, **costs)
     return replace(plan, schedule=with_cut(plan.schedule, [len(part) for part in stages]))
-
-
-def rows(ask: PlanRequest) -> Rows:
-    """Seconds of one micro-batch on each row, on its own devices."""
-    return rows_on(dealt(ask), ask.plan, ask.cluster, ask.stack, ask.micro_batch)
 
 
 def dealt(ask: PlanRequest) -> Transformer:
@@ -169,33 +161,22 @@ def dealt(ask: PlanRequest) -> Transformer:
 
 def verdict(ask: PlanRequest) -> MemoryVerdict:
     """The row that lacks most, or has least left for its size."""
-    plan, cluster, stack, micro_batch, micros = ask.plan, ask.cluster, ask.stack, ask.micro_batch, ask.micros
-    model = dealt(ask)
-    counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
-    each = [
-        MemoryVerdict(
-            row,
-            squeezed(
-                memory_of_row(model, plan, stack, counts, row, micro_batch, micros),
-                cluster.of_row(row).device.room,
-            ),
-            cluster.of_row(row).device.room,
-        )
-        for row in range(plan.pp)
-    ]
-    return max(each, key=lambda fit: (fit.short, fit.memory.total / fit.capacity))
+    plan = ask.plan
+    counts, each = rows_of(dealt(ask), plan.schedule, plan.pp, ask.stack.balanced), list[MemoryVerdict]()
+    for row in range(plan.pp):
+        room = ask.cluster.of_row(row).device.room
+        each.append(MemoryVerdict(row, squeezed(memory_of_row(ask, counts, row), room), room))
+    return tightest(each)
 
 
-def memory_of_row(
-    model: Transformer,
-    plan: Plan,
-    stack: Stack,
-    counts: Sequence[float],
-    row: int,
-    micro_batch: int,
-    micros: int,
-) -> Memory:
+def tightest(verdicts: Sequence[MemoryVerdict]) -> MemoryVerdict:
+    """The one that lacks most memory, or has least left for its size."""
+    return max(verdicts, key=lambda fit: (fit.short, fit.memory.total / fit.capacity))
+
+
+def memory_of_row(ask: PlanRequest, counts: Sequence[float], row: int) -> Memory:
     """Of a rank of a row, where rows have so many blocks."""
+    plan, stack, model = ask.plan, ask.stack, dealt(ask)
     share = share_in(model, plan, row, counts)
-    held = in_flight(plan.schedule, row, plan.pp, micros)
-    return of_share(model, plan, stack, share, kept_of(model, plan, stack, micro_batch), held)
+    held = in_flight(plan.schedule, row, plan.pp, ask.micros)
+    return of_share(model, plan, stack, share, kept_of(model, plan, stack, ask.micro_batch), held)

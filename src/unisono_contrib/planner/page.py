@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from unisono.planner import replicas
 from unisono.planner.formatting import (
     Column,
     Description,
@@ -21,8 +20,9 @@ from unisono.planner.formatting import (
     summary,
     table,
 )
+from unisono.planner.replicas import fidelity
 from unisono.planner.request import StepTimes
-from unisono.planner.simulate import GIB, PlanRequest, PlanResult, gib
+from unisono.planner.simulate import GIB, PlanResult, gib
 from unisono.planner.stalls import Loading, fed, with_waits
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.words import nbytes
@@ -34,15 +34,10 @@ _TRAFFIC = (
 )  # fmt: skip
 
 
-def fidelity(ask: PlanRequest) -> tuple[Fidelity, str]:
-    """How close the plan's result comes to one device's, and why."""
-    return replicas.fidelity(ask.plan)
-
-
 def facts_of(answer: PlanResult) -> dict[str, Any]:
     """The object of the contract, and what else is known."""
     ask, got = answer.request, answer.price
-    exact, why = fidelity(ask)
+    exact, why = fidelity(ask.plan)
     return figures(answer) | {
         "error_because": list(answer.trust.because),
         "not_measured": list(answer.trust.unheld),

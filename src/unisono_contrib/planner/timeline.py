@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from unisono.planner import pricing
 from unisono.planner.price_parts import Price
 from unisono.planner.request import PlanRequest
-from unisono.programs.pipeline import Placed, Timetable, bubble
+from unisono.programs.pipeline import Placed, Timetable
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 
@@ -20,30 +20,18 @@ class Timeline:
     """A step of every row of the pipeline, in seconds from its start.
 
     after: (part, seconds) of what all rows do when the last one has ended, in this order; parts are `comm AXIS`,
-    `optim`, `other`, `wait stragglers` and `data`. bubble: share of the rows' time until then in which nothing is
-    computed.
+    `optim`, `other`, `wait stragglers` and `data`.
     """
 
     timetable: Timetable
     placed: tuple[Placed, ...]
     after: tuple[tuple[str, float], ...]
-    bubble: float
-
-    @property
-    def computed(self) -> float:
-        """Seconds until the last row has ended its last computation."""
-        return max(p.stop for p in self.placed)
-
-    @property
-    def length(self) -> float:
-        return self.computed + sum(seconds for _, seconds in self.after)
 
 
 def timeline(ask: PlanRequest, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
     table = timetable(ask)
-    placed = pricing.placed(ask, table)
     shown = [
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()
@@ -55,9 +43,7 @@ def timeline(ask: PlanRequest, price: Price) -> Timeline:
         ("wait stragglers", price.straggling),
         ("data", price.loading),
     ]
-    return Timeline(
-        table, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(table.rows))
-    )
+    return Timeline(table, tuple(pricing.placed(ask, table)), tuple(part for part in after if part[1] > 0))
 
 
 def timetable(ask: PlanRequest) -> Timetable:

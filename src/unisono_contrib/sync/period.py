@@ -106,9 +106,8 @@ class PeriodSync(Sync):
         self._period = torch.tensor(steps)
         self._world: Group | None = None
         self._shown, self._computed, self._since, self._said = 0.0, 0.0, 0, 0
-        self._new: list[
-            tuple[str, Tensor]
-        ] = []  # gradients of a step that does not meet, until it is known to count
+        # Gradients of a step that does not meet, until it is known to count.
+        self._new: list[tuple[str, Tensor]] = []
         self._adds = False
 
     def among(self, world: "Group") -> None:

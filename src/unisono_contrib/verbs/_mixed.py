@@ -19,9 +19,8 @@ from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds
 from unisono.verbs._sizes import model_of
 from unisono_contrib.planner.demand import demand
-from unisono_contrib.planner.mixture import Mixture, placements
+from unisono_contrib.planner.mixture import Mixture, mixture, placements
 from unisono_contrib.planner.page import facts_of, page_of
-from unisono_contrib.planner.pools import mixture
 from unisono_contrib.planner.studies import mixtures
 from unisono_contrib.verbs._studies import with_flags
 

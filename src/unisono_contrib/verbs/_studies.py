@@ -55,10 +55,27 @@ def single(ask: PlanRequest, flags: Any) -> Description:
     )
     if flags.out is None and flags.trace is None:
         return facts, page
-    from unisono_contrib.verbs._pictures import pictures
-
-    written = pictures(answer, facts, flags.out, flags.trace)
+    written = _pictures(answer, facts, flags.out, flags.trace)
     return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
+
+
+def _pictures(answer: PlanResult, facts: Mapping[str, Any], out: str | None, trace: str | None) -> list[str]:
+    """Writes what is asked for, a picture or a trace, and returns the paths. Raises UsageError, OSError."""
+    # Imported here because most prices are not drawn.
+    from unisono.observe.trace import write_groups
+    from unisono.report.placed import lanes
+    from unisono_contrib.planner.timeline import timeline
+    from unisono_contrib.report.forecast import Forecast, write
+
+    step = timeline(answer.request, answer.price)
+    count = len(step.timetable.rows)
+    names = [f"pp={row}" if count > 1 else "all ranks" for row in range(count)]
+    written: list[Path] = []
+    if out is not None:
+        written.append(write(Forecast(facts, step.placed, step.after, names), out))
+    if trace is not None:
+        written.append(write_groups(trace, {"simulated": lanes(step.placed, names, step.after)}))
+    return [str(path) for path in written]
 
 
 def with_flags(ask: PlanRequest, flags: Any) -> PlanRequest:

@@ -1,18 +1,24 @@
 """`unisono lab`: a command on several hosts that are none, over links as slow as one likes."""
 
 import argparse
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.spec.errors import UsageError
+from unisono.spec import words
+from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.settings import Settings
 from unisono.verbs import CommandCall, Parser, Result, Verb
 
 if TYPE_CHECKING:
     from unisono_contrib.lab.links import LabLink
+    from unisono_contrib.lab.network import DeviceBytes
     from unisono_contrib.lab.play import LabCommand
 
 
@@ -72,6 +78,7 @@ class LabVerb(Verb):
         from unisono_contrib.lab import links
         from unisono_contrib.lab.links import LabLink
         from unisono_contrib.lab.network import require
+        from unisono_contrib.lab.play import commands
 
         args = call.args
         if not args.command:
@@ -80,11 +87,12 @@ class LabVerb(Verb):
                 fix="unisono lab --hosts 4 --rate 100mbit -- unisono train --demo", code="C04",
             )  # fmt: skip
         link, counts = LabLink(args.rate, args.delay), links.dealt(args.ranks or args.hosts, args.hosts)
-        commands = _commands(call, counts)
+        cores = len(os.sched_getaffinity(0))
+        started = commands(args.command, counts, call.environ, args.starter, cores, args.each)
         if call.settings.dry_run:
-            return _would(call, link, counts, commands)
+            return _would(call, link, counts, started)
         require(link)
-        return _played(call, link, counts, commands)
+        return _played(call, link, counts, started)
 
 
 def _read(reader: Callable[[str], float]) -> Callable[[str], float]:
@@ -97,17 +105,6 @@ def _read(reader: Callable[[str], float]) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
-
-
-def _commands(call: CommandCall, counts: Sequence[int]) -> "list[LabCommand]":
-    from unisono_contrib.lab.play import command_of_first, commands, commands_by_host
-
-    args, cores = call.args, len(os.sched_getaffinity(0))
-    if args.each == "first":
-        return command_of_first(args.command, counts, call.environ, cores)
-    if args.each == "host":
-        return commands_by_host(args.command, counts, call.environ, cores)
-    return commands(args.command, counts, call.environ, args.starter, cores)
 
 
 def _facts(link: "LabLink", counts: Sequence[int]) -> dict[str, Any]:
@@ -135,7 +132,6 @@ def _played(
 ) -> Result:
     from unisono_contrib.lab.network import LabNetwork
     from unisono_contrib.lab.play import Play
-    from unisono_contrib.verbs._lab import Tally, table
 
     tally = Tally.begin(call)
     each = {"rank": "one a rank", "host": "one a host", "first": "on the first"}[call.args.each]
@@ -156,3 +152,84 @@ def _played(
         for host, traffic in enumerate(carried)
     ]
     return {**_facts(link, counts), "seconds": seconds, "links": rows, "payload_bytes": payload, "exit": code}
+
+
+# What is told at the end: bytes of each link, beside those that the run counted itself.
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Where a run of `unisono train` will write what it counts, and what stood there before; nowhere for a command
+    that is none."""
+
+    folder: Path | None
+    begun: float
+    before: Mapping[Path, int]  # bytes of each file
+
+    @classmethod
+    def begin(cls, call: CommandCall) -> "Tally":
+        folder = _folder_of(call)
+        return cls(folder, time.time(), {file: file.stat().st_size for file in _files(folder)})
+
+    def payload(self) -> int | None:
+        """Bytes that the ranks sent in all steps since, as they count them; None where no run says so."""
+        written = [file for file in _files(self.folder) if file.stat().st_mtime >= self.begun - 1]
+        if not written:
+            return None
+        newest = max(written, key=lambda file: file.stat().st_mtime).parent  # of one run, a file a rank
+        mine = [file for file in written if file.parent == newest]
+        return sum(sum(_sent(file.read_bytes()[self.before.get(file, 0) :])) for file in mine)
+
+
+def _files(folder: Path | None) -> list[Path]:
+    return [] if folder is None else list(folder.rglob("events/rank*.jsonl"))
+
+
+def _sent(text: bytes) -> Iterator[int]:
+    """Bytes that one rank sent in each step."""
+    for line in text.splitlines():
+        with suppress(ValueError):
+            step = json.loads(line)
+            if isinstance(step, dict) and isinstance(step.get("bytes"), dict):
+                yield sum(step["bytes"].values())
+
+
+def _folder_of(call: CommandCall) -> Path | None:
+    """The folder of the runs of the recipe that a command trains."""
+    command = list(call.args.command)
+    at = next((n for n, word in enumerate(command) if Path(word).name == "unisono"), None)
+    if at is None or command[at + 1 : at + 2] != ["train"]:
+        return None
+    from unisono.verbs import VERBS
+    from unisono.verbs._recipe import loaded
+    from unisono.verbs.train import resumed
+
+    with suppress(UnisonoError):  # the command itself will tell what is wrong
+        train_call = VERBS.find("train")().read(command[at + 2 :], call.settings, call.environ)
+        if train_call.args.resume is not None:
+            return resumed(train_call.args.resume)[0]
+        recipe = loaded(train_call, train_call.args.file, demo=train_call.args.demo).recipe
+        return Path(recipe.out.dir, recipe.name)
+    return None
+
+
+def table(
+    carried: "Sequence[DeviceBytes]", payload: int | None, link: "LabLink", seconds: float
+) -> list[str]:
+    """The closing lines of a lab."""
+    from unisono_contrib.lab.links import host_name
+
+    lines = [f"{'link':<8}{'sent':>12}{'received':>12}   of its rate"]
+    for host, traffic in enumerate(carried):
+        busiest = max(traffic.sent, traffic.received)
+        share = words.percent(8 * busiest / link.rate / seconds) if link.rate else "-"
+        lines.append(
+            f"{host_name(host):<8}{words.nbytes(traffic.sent):>12}{words.nbytes(traffic.received):>12}   {share}"
+        )
+    total = sum(traffic.sent for traffic in carried)
+    said = f"all     {words.nbytes(total):>12}   "
+    if payload:
+        said += f"payload {words.nbytes(payload)}, as the run counts it ({total / payload:.3f} bytes a byte)"
+    else:
+        said += "payload not counted: no run of unisono train"
+    return [*lines, said]

@@ -23,7 +23,7 @@ from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UnisonoError
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
-from unisono_contrib.planner.pools import mixture
+from unisono_contrib.planner.mixture import mixture
 from unisono_contrib.planner.studies.mixtures import everywhere
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from unisono.parallel.mirror import Mirror
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.player import BackwardCall
 from unisono.train.step.gradients import Gradients
-from unisono_contrib.parallel.stash import Stash
+from unisono_contrib.parallel.flow import Stash
 from unisono_contrib.programs.schedules.pipedream import PipeDream
 from unisono_contrib.train.step.flow import FlowGradients
 

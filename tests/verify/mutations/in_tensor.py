@@ -13,7 +13,7 @@ from unisono.parallel import chunks, tensor
 from unisono.parallel.chunks import Chunks, ColumnProduct, Scattering
 from unisono.parallel.heads import LentKeys
 from unisono.parallel.tensor import ColumnLinear
-from unisono_contrib.parallel import grid, grid_norm
+from unisono_contrib.parallel import grid
 from unisono_contrib.parallel.grid import GridProduct
 
 ODD = MappingProxyType(
@@ -31,7 +31,7 @@ PLACES, LANDED, TO_COLUMN, START = (
     ColumnProduct.backward,
     chunks._start_gather,
 )
-PRODUCT, WHOLE, NORMED = GridProduct.backward, grid.whole_of, grid_norm.GridNormed.forward
+PRODUCT, WHOLE, NORMED = GridProduct.backward, grid.whole_of, grid.GridNormed.forward
 
 
 @bug("dp=2 tp=3", "forward", recipe=ODD)
@@ -114,7 +114,7 @@ def moments_of_this_columns_features_alone(patch):
         ctx.group = group
         return y
 
-    patch(grid_norm.GridNormed, "forward", staticmethod(forward))
+    patch(grid.GridNormed, "forward", staticmethod(forward))
 
 
 @bug("dp=2 tp=2x2", "loss_reduction", "forward", "factor_of_axis", recipe=PAIRS)

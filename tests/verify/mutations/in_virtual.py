@@ -2,13 +2,13 @@
 
 from tests.verify.mutations.planting import WIDE, bug
 from unisono.train.step.grad_norm import ByRow
-from unisono_contrib.parallel.virtual import fan, layers
+from unisono_contrib.parallel.virtual import deal, layers
 from unisono_contrib.parallel.virtual import loss as losses
 from unisono_contrib.parallel.virtual.attention import VirtualCore
 
 SHARDED = "sync=canonical:shards=4"
 LONG = {**WIDE, "model.context": 16, "train.global_batch": 8}
-ACROSS, ATTEND = fan.across, VirtualCore._attend
+ACROSS, ATTEND = deal.across, VirtualCore._attend
 
 
 @bug(f"tp=4 dp=2 {SHARDED}", "summation_order", recipe=LONG)
@@ -24,19 +24,19 @@ def shards_added_up_rank_after_rank(patch):
             total += other
         return total
 
-    patch(fan, "across", across)
+    patch(deal, "across", across)
 
 
 @bug(f"cp=4 tp=2 {SHARDED}", "not_reduced", "missing_share", "gradient", recipe=LONG)
 def weights_not_summed_over_positions_elsewhere(patch):
     """Each rank of cp keeps what its own positions make of a weight's gradient."""
-    patch(fan, "across", lambda x, group: x if group.axis == "cp" and x.dim() == 2 else ACROSS(x, group))
+    patch(deal, "across", lambda x, group: x if group.axis == "cp" and x.dim() == 2 else ACROSS(x, group))
 
 
 @bug(f"cp=4 dp=2 {SHARDED}", "factor_of_axis", "factor", recipe=LONG)
 def the_loss_of_all_is_told_by_all(patch):
     """Every rank of cp tells the loss of all positions, and they are added up."""
-    patch(losses.AtFirst, "forward", staticmethod(lambda ctx, x, group: x.clone()))
+    patch(losses, "at_first", lambda x, group: x.clone())
 
 
 @bug(f"cp=4 {SHARDED}", "forward", recipe=LONG)
@@ -65,7 +65,7 @@ def vectors_summed_over_tp(patch):
     """What all ranks of tp add alike, biases and norms, gets the gradients of two of them."""
 
     def biased(x, uses, group):
-        made = fan.fan(x, uses, group)
+        made = deal.fan(x, uses, group)
         return made if x.dim() > 1 else [part * 1.0 + (part - part.detach()) for part in made]
 
     patch(layers, "fan", biased)

@@ -14,9 +14,7 @@ from unisono.config import Recipe
 from unisono.library.loop_check import ENTRY, LoopVerdict, prove_loop_on
 from unisono.plan import Plan
 from unisono.spec.model import kind_of
-from unisono.verify.prover import Proof, ProofRanks, prove_on
-
-STAGE = ProofRanks(keep_going=True)
+from unisono.verify.prover import Proof, prove_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +38,9 @@ class Planted(ThreadForkServer):
         super().__init__(ENTRY)
         self._bug = bug
 
-    def run(self, argument: dict[str, Any], *given: Any) -> Any:
-        with Planting().of(self._bug) if argument["kind"] == "all" else nullcontext():
-            return super().run(argument, *given)
+    def run(self, argument: dict[str, Any], ranks: int, *given: Any) -> Any:
+        with Planting().of(self._bug) if ranks > 1 else nullcontext():
+            return super().run(argument, ranks, *given)
 
 
 def prove_with(bugs: Iterable[Bug], steps: int = 2) -> dict[str, Found]:
@@ -54,7 +52,8 @@ def prove_with(bugs: Iterable[Bug], steps: int = 2) -> dict[str, Found]:
         plans = [Plan.parse(bug.plan) for bug in group]
         with TemporaryDirectory() as folder:
             given = recipe(group[0], Path(folder))
-            proofs = prove_on(nursery, given, plans, steps, stage=STAGE, marks=[b.name for b in group])
+            marks = [bug.name for bug in group]
+            proofs = prove_on(nursery, given, plans, steps, keep_going=True, marks=marks)
         found |= {bug.name: _of_plan(proof) for bug, proof in zip(group, proofs, strict=True)}
     return {bug.name: found[bug.name] for bug in chosen}
 

@@ -85,14 +85,13 @@ def proven(bug: TextBug, plan: str) -> str:
     from tests.verify.mutations.planting import Bug
     from tests.verify.mutations.proving import recipe
     from unisono.plan import Plan
-    from unisono.verify.prover import ENTRY, ProofRanks, prove_on
+    from unisono.verify.prover import ENTRY, prove_on
 
     about = Bug(
         bug.name, plan, (), 0.1, "adamw", True, bug.recipe, bug.text, "", None, "", lambda patch: None
     )
     with TemporaryDirectory() as folder:
-        asked, stage = recipe(about, Path(folder)), ProofRanks(keep_going=False)
-        (proof,) = prove_on(ThreadForkServer(ENTRY), asked, [Plan.parse(plan)], 3, stage=stage)
+        (proof,) = prove_on(ThreadForkServer(ENTRY), recipe(about, Path(folder)), [Plan.parse(plan)], 3)
     return "0" if proof.passed else proof.cause or "unlike one device"
 
 

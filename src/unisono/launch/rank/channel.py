@@ -4,11 +4,13 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from unisono.launch import wire
@@ -47,6 +49,13 @@ class _Stillness:
         if lately != self._seen or process_state(self._main) == "D":
             self._seen, self._since = lately, now
         return now - self._since >= STUCK or now - self._begun >= self._pace.deadline()
+
+
+def _standing(most: int = 4) -> str:
+    """Where the main thread is: its innermost frames."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = reversed(traceback.extract_stack(frame)[-most:])
+    return ", from ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames)
 
 
 class JoinedMeeting(Protocol):
@@ -126,6 +135,9 @@ class SocketChannel(Channel):
             if meeting is not None and called is not None and called.epoch > meeting.place.epoch:
                 meeting.leave()
                 if still.lasts(called.epoch):  # a new process takes this one's place
+                    self.send(
+                        "note", text=f"does not come to the next meeting and is replaced: {_standing()}"
+                    )
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def _answer(self, question: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 if TYPE_CHECKING:
     from unisono.config import Loaded, Resolved
     from unisono.launch.signals import StartupSignals
-    from unisono.verbs.train.auto import Play
+    from unisono.verbs.train.planning import Play
 
 AUTO = "auto"
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
@@ -84,9 +84,9 @@ class TrainVerb(RecipeVerb):
         keys = [("train.guard", args.guard)] if args.guard is not None else []
         recipe = loaded(call, file, keys=keys, demo=args.demo)
         if recipe.plan.auto:
-            from unisono.verbs.train import auto
+            from unisono.verbs.train import planning
 
-            recipe, why = auto.choose(recipe, started_ranks(call), call.environ, _player(call))
+            recipe, why = planning.choose(recipe, started_ranks(call), call.environ, _player(call))
             for line in why:
                 call.settings.note(line)
         ranks = _ranks(call, recipe)
@@ -113,7 +113,7 @@ class TrainVerb(RecipeVerb):
                              likely="--dry-run shows the recipe of the defaults",
                              fix="unisono train FILE; unisono new FILE writes one; unisono train --demo",
                              code="C04")  # fmt: skip
-        from unisono.verbs.train.guarded import guardian_of, order_again
+        from unisono.verbs.train.folder import guardian_of, order_again
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(

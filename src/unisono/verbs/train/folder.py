@@ -1,26 +1,30 @@
-"""The folder of a run, runs/NAME/ID, from the supervisor's side: what is in it depends on how far the run came."""
+"""The folder of a run, runs/NAME/ID, from the supervisor's side: what is in it depends on how far the run came, and
+what a supervisor that takes a killed one's place does with it."""
 
 import contextlib
 import json
 import os
 import secrets
 import shutil
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from unisono.config import Recipe
-from unisono.launch import inspect_folder
-from unisono.launch.guardian import GuardianPipe
+from unisono.launch import env, inspect_folder
+from unisono.launch.guardian import GuardianPipe, guarded, may_guard
 from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.spec.doubtful import toml_of
 from unisono.spec.errors import Interrupted, Stopped, UsageError
 from unisono.spec.runs import CHECKPOINTS, CONFIG
+from unisono.spec.settings import Settings
 from unisono.train.state import history
 from unisono.train.state.writing import writing
+from unisono.verbs.train.order import TrainOrder
 
 PREDICTION = "prediction.json"
 MADE = "env.json"
@@ -124,7 +128,7 @@ class Watched:
 
 
 def _differ(path: Path, text: str) -> bool:
-    """Whether two resolved recipes say different things; where their values came from does not count."""
+    """Whether two resolved recipes have different values; their origins do not count."""
     try:
         return toml_of(path.read_text(encoding="utf-8")) != toml_of(text)
     except (OSError, ValueError, RecursionError):
@@ -201,3 +205,30 @@ def _written(run: Path) -> float:
         return (run / MADE).stat().st_mtime  # which nobody writes again
     except OSError:
         return 0.0
+
+
+def guardian_of(order: TrainOrder, settings: Settings, environ: Mapping[str, str]) -> GuardianPipe:
+    """What a supervisor knows at its beginning. Where lost ranks are replaced it has a guardian, and is another process
+    than the caller; ranks that others started have none."""
+    owns = order.recipe.launch.recover and settings.is_program and may_guard()
+    return guarded(settings.note) if owns and env.detect(environ) is None else GuardianPipe()
+
+
+def order_again(order: TrainOrder, guardian: GuardianPipe) -> TrainOrder:
+    """The order of a supervisor that goes on with the run of one that was killed: from the newest checkpoint or, where
+    there is none, from the beginning in the same folder."""
+    known = guardian.history
+    if not known.launches:
+        return order
+    order = replace(order, launches=known.launches)
+    if not known.run_dir:
+        return order
+    run_dir = Path(known.run_dir)
+    if known.created and not (run_dir / MADE).is_file():  # killed while it was made
+        unmake(run_dir)
+        return order
+    with contextlib.suppress(OSError):
+        history.note(run_dir, "lost", at=known.at, whole=True, lost={"supervisor": known.died})
+    checkpoint = "" if known.saved else order.checkpoint
+    resume = order.resume or has_checkpoint(run_dir)
+    return replace(order, run_dir=run_dir, resume=resume, checkpoint=checkpoint, auto=False)

@@ -62,7 +62,9 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         if chosen.done is not None:
             _all_heard(ctx)
             return {**chosen.done, "stopped": False, "over": True}
-        run_dir, order = _taken(order, chosen)
+        if (run_dir := chosen.run_dir) is None:
+            raise TypeError("rank 0 names a folder")
+        order = replace(order, resume=chosen.resumes if order.auto else order.resume)
         argument["run_dir"] = str(
             run_dir
         )  # the caller's own: should this rank fail, it knows where to say so
@@ -217,13 +219,6 @@ def _agree_on_checkpoint(
     folder = Path(tell(ctx, "checkpoint", chosen))
     agree(ctx, "checkpoint here", lambda: identity(folder), lambda save: {"checkpoint": save})
     return folder
-
-
-def _taken(order: TrainOrder, chosen: Newest) -> tuple[Path, TrainOrder]:
-    """The run folder that ranks agreed on, and whether they go on from a checkpoint in it."""
-    if chosen.run_dir is None:
-        raise TypeError("rank 0 names a folder")
-    return chosen.run_dir, replace(order, resume=chosen.resumes if order.auto else order.resume)
 
 
 def _all_heard(ctx: RankContext) -> None:

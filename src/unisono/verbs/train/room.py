@@ -1,6 +1,7 @@
-"""What a run has room for, by the ledger of `planner.alive`: blocks that `recompute=auto` computes again, the largest
-micro-batch, and what to change where memory has run out. No torch."""
+"""What a run is expected to take, and what it has room for, by the ledger of `planner.alive`: blocks that
+`recompute=auto` computes again, the largest micro-batch, and what to change where memory has run out. No torch."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,19 +21,66 @@ from unisono.spec import words
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.frames import place
 from unisono.spec.model import Facts
-from unisono.verbs.train.expected import has_gpus
+from unisono.verbs._sizes import model_of
 
 SHARE = 0.9
 """Of a rank's memory, what a choice may fill: allocators hold some beside what is asked for."""
+_SHARED = 512.0
+"""MiB of a rank that may be Python's and torch's own, which forked ranks share."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def host_bytes(ranks: int) -> float:
     """Bytes of this host's memory for each of so many ranks on it: the machine's, or those its container may have."""
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = _machine_bytes()
     with suppress(OSError, ValueError):
         most = min(most, int(_CGROUP.read_text()))
     return float(most) / ranks
+
+
+def has_gpus() -> bool:
+    """Whether the ranks' memory is that of GPUs, as far as one sees without torch."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | None:
+    """The text of `prediction.json` for a resolved recipe and plan; None for a model that cannot be priced. Whatever
+    comes of it, the run goes on."""
+    batch, _ = batch_of(plan, recipe.train)
+    if batch is None or ".py:" in recipe.model.kind or recipe.model.kind.startswith("hf:"):
+        return None  # to know these in numbers could take torch, which the process that watches the ranks never imports
+    try:
+        model = model_of(Loaded(recipe, plan, {}), environ)
+    except UsageError:
+        return None
+    try:
+        where, stack, calibrated = predict.here(environ)
+        price = predict.predict(model, plan, where, stack, micro_batch=batch.micro_batch, micros=batch.micros)
+        prediction = predict.as_json(price, calibrated)
+    except UsageError as error:
+        problem = f"{error.where}: {error.what}" if error.where else error.what
+        prediction = {"schema_version": 1, "problem": problem}
+    except Exception as error:  # a price is no reason to stop a run: its report says that there was none
+        prediction = {"schema_version": 1, "problem": repr(error)}
+    return json.dumps(prediction, indent=1)
+
+
+def require_room(prediction: str | None, ranks: int) -> None:
+    """Raises Infeasible where the ranks together would need more than twice the memory of this host: the kernel would
+    end them minutes later, or another program for them. Where there are GPUs, the ranks' memory is theirs."""
+    mib = max(0.0, json.loads(prediction or "{}").get("mem_mib", 0.0) - _SHARED)
+    need, have = mib * ranks / 1024, _machine_bytes() / 2**30
+    if need > 2 * have and not has_gpus():
+        raise Infeasible(
+            f"the ranks need about {need:.3g} GiB together, this machine has {have:.3g}",
+            where="model, train.micro_batch, plan",
+            likely="a model or a batch that is too large, or a slip of the finger",
+            fix="a smaller model or --train.micro_batch; unisono simulate says what takes the memory",
+        )
 
 
 def room_here(ranks: int, environ: Mapping[str, str]) -> float:
@@ -138,7 +186,9 @@ def with_largest_micro_batch(
         filled = replace(plan, micros=share // size)
         if filled.check(tried):
             continue
-        _, memory = fullest(sizes, _most_again(filled), micro_batch=size, micros=share // size)
+        # With recompute=auto a micro-batch fits if it fits with all blocks computed again.
+        most_again = replace(filled, recompute="full") if filled.recompute == "auto" else filled
+        _, memory = fullest(sizes, most_again, micro_batch=size, micros=share // size)
         if memory.total <= SHARE * room:
             takes = f"{words.nbytes(memory.total)} of {words.nbytes(room)} a rank"
             note = f"micro_batch {size}: the largest that fits, {takes}"
@@ -149,11 +199,6 @@ def with_largest_micro_batch(
         where="train.micro_batch, plan",
         fix=_nearest(recipe, replace(plan, micros=share), room, None),
     )
-
-
-def _most_again(plan: Plan) -> Plan:
-    """With recompute=auto a micro-batch fits if it fits with all blocks computed again."""
-    return replace(plan, recompute="full") if plan.recompute == "auto" else plan
 
 
 def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None) -> str:

@@ -33,10 +33,10 @@ from unisono.spec.source import SOURCES, counted_in
 from unisono.train.state import history
 from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
-from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, has_checkpoint, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
-from unisono.verbs.train.replan import Replanner, best_for
+from unisono.verbs.train.planning import Replanner, best_for
+from unisono.verbs.train.room import expected, require_room
 from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
@@ -106,7 +106,7 @@ def _nothing_to_do(
 
 
 def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
-    """The simplest mistakes of the data, told with the line or flag that names it. Raises UsageError."""
+    """Look for simple mistakes in the data. Raises UsageError, with the line or flag that names the data."""
     try:
         SOURCES.read(recipe.data.source).look()
     except UsageError as error:
@@ -203,11 +203,7 @@ def _as_rank(
 
 def _hung(argument: dict[str, Any], settings: Settings, rank: int, error: UnisonoError, mine: bool) -> None:
     """The end of a run that hangs: the main thread, which would tell it, is in the hang itself."""
-    if mine and argument["run_dir"]:
-        with contextlib.suppress(OSError):
-            write_whole(Path(argument["run_dir"], "error.json"), json.dumps(error.as_dict(), indent=2) + "\n")
-    if settings.json and rank == 0:
-        print(json.dumps({"schema_version": 1, **error.as_dict()}), file=sys.__stdout__, flush=True)
+    _tell_end(error, argument["run_dir"] if mine else None, settings.json and rank == 0)
     if mine:
         tell(error.render())
 
@@ -217,13 +213,18 @@ def _left(folder: Watched, settings: Settings, rank: int, error: UnisonoError) -
     if rank == 0:
         _name_the_way_on(error, folder)
         folder.__exit__(type(error), error, None)
-        if folder.path is not None and folder.began:
-            with contextlib.suppress(OSError):
-                write_whole(folder.path / "error.json", json.dumps(error.as_dict(), indent=2) + "\n")
-        if settings.json:
-            print(json.dumps({"schema_version": 1, **error.as_dict()}), file=sys.__stdout__, flush=True)
+        _tell_end(error, folder.path if folder.began else None, settings.json)
         tell(error.render())
     flush_and_leave(error.exit)
+
+
+def _tell_end(error: UnisonoError, run_dir: str | Path | None, on_stdout: bool) -> None:
+    """Put an error where programs look for it: `error.json`, and the object of --json."""
+    if run_dir:
+        with contextlib.suppress(OSError):
+            write_whole(Path(run_dir, "error.json"), json.dumps(error.as_dict(), indent=2) + "\n")
+    if on_stdout:
+        print(json.dumps({"schema_version": 1, **error.as_dict()}), file=sys.__stdout__, flush=True)
 
 
 def _stops(rank: int, what: str, code: int) -> NoReturn:
@@ -243,7 +244,7 @@ def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> N
 
 
 def _heard_by(screen: Screen, folder: Watched, past: Any = None) -> OnEvent:
-    """past: where faults are played."""
+    """Return what hears the ranks. past: the log of faults that are played."""
 
     def hear(rank: int, event: dict[str, Any]) -> None:
         if past is not None and event["kind"] == "members" and "lost" in event:
@@ -262,7 +263,7 @@ def _screen(order: TrainOrder, settings: Settings) -> Screen:
 
 
 def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> None:
-    """Errors of ranks, and a request to stop, as errors that the command line maps to exit codes."""
+    """Raise the error of a rank, or the one of a run that was asked to stop."""
     error, again = outcome.error, f"unisono train --resume {folder.path}"
     if error is not None:
         if isinstance(error, (Interrupted, Stopped)):
@@ -279,7 +280,7 @@ def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> No
 
 
 def _name_the_way_on(error: UnisonoError, folder: Watched) -> None:
-    """What goes on from where, for an end that the run was asked for."""
+    """Add to an error how the stopped run is resumed."""
     if kept := _kept(folder):
         error.fix = f"unisono train --resume {folder.path} (from {kept})"
     elif folder.began and isinstance(error, Stopped):
@@ -314,9 +315,9 @@ def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Se
     with writing(run_dir):
         write_whole(run_dir / "summary.json", json.dumps(summary, indent=1))
         if recipe.out.report:
-            from unisono.report import command as report
+            from unisono.report import page
 
-            summary.update(report.run(run_dir))
+            summary.update(page.run(run_dir))
     for line in closing(summary, counted_in(recipe.data.source)):
         settings.note(line)
 
@@ -345,7 +346,9 @@ def closing(summary: dict[str, Any], unit: str = "tokens") -> list[str]:
             f"sample  no text yet: {words.percent(strange)} of its characters are bytes that no text has"
         )
     elif text:
-        lines += ["sample  " + line if i == 0 else "        " + line for i, line in enumerate(_lines(text))]
+        clean = "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
+        first, *rest = clean.splitlines()[:8]
+        lines += [f"sample  {first}", *(f"        {line}" for line in rest)]
     if summary.get("parity"):
         lines.append(f"verify  {summary['parity']}")
     if summary.get("report_html"):
@@ -364,8 +367,3 @@ def _of_bad_steps(summary: dict[str, Any]) -> list[str]:
         more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
         texts.append(f"skipped the updates of steps {', '.join(numbers[:8])}{more}")
     return [f"bad     {text}" for text in texts]
-
-
-def _lines(text: str, most: int = 8) -> list[str]:
-    clean = "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
-    return clean.splitlines()[:most]

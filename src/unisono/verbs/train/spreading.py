@@ -75,17 +75,17 @@ def remote_hosts(order: TrainOrder, text: str, settings: Settings, other: Other)
     return RemoteHosts(listener, here, Spreading(recipe, plan, other), guests)
 
 
-def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> RunSpread | None:
-    """What ranks are told of a plan with any number of replicas: where leaves cannot be dealt alike, they are dealt as
-    evenly as can be. None where some replica would have none, or the plan does not go with the recipe."""
+def spread_of(recipe: Recipe, plan: Plan) -> RunSpread | None:
+    """Return how a plan is spread with any number of replicas: leaves that replicas do not divide are dealt as evenly
+    as can be. None where some replica would have none, or the plan does not go with the recipe."""
     batch, _ = batch_of(replace(plan, micros=None), recipe.train)
     if batch is not None:
         plan = replace(plan, micros=batch.micros)
-        return RunSpread(str(plan), plan.world, (), why) if not plan.check(on_any_ranks(recipe)) else None
-    return dealt(recipe, plan, (1.0,) * plan.dp, why)
+        return RunSpread(str(plan), plan.world) if not plan.check(on_any_ranks(recipe)) else None
+    return dealt(recipe, plan, (1.0,) * plan.dp)
 
 
-def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") -> RunSpread | None:
+def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...]) -> RunSpread | None:
     """The plan where each replica gets leaves by its speed; None where the policy cannot be played so."""
     train, policy = recipe.train, member("sync", plan.sync)
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
@@ -105,7 +105,7 @@ def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") 
             SCHEDULES.read(plan.schedule).timetable(plan.pp, count)
         except (ValueError, UsageError):
             return None
-    return RunSpread(str(replace(plan, micros=max(counts))), plan.world, speeds, why)
+    return RunSpread(str(replace(plan, micros=max(counts))), plan.world, speeds)
 
 
 def shrunk(recipe: Recipe, plan: Plan, room: int) -> RunSpread | None:

@@ -56,28 +56,19 @@ BENCHES: Finder[Bench] = Finder(
     "bench", "unisono_contrib.measure.benches", Bench, "unisono bench", folders=True
 )
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "K": 1 << 10,
-    "KIB": 1 << 10,
-    "M": 1 << 20,
-    "MIB": 1 << 20,
-    "G": 1 << 30,
-    "GIB": 1 << 30,
-}
+_SIZE = re.compile(r"(\d+)(?:B|([KMG])(?:IB)?)?")
 
 
 def sizes_of(text: str) -> list[int]:
     """`4KiB,1MiB` in bytes. Raises UsageError C02."""
     sizes = []
     for word in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)([A-Z]*)", word.strip().upper())
-        if match is None or match[2] not in _UNITS or not int(match[1]):
+        match = _SIZE.fullmatch(word.strip().upper())
+        if match is None or not int(match[1]):
             raise UsageError(
                 f"{word!r} is no size", where="--sizes", fix="--sizes 4KiB,1MiB,16MiB", code="C02"
             )
-        sizes.append(int(match[1]) * _UNITS[match[2]])
+        sizes.append(int(match[1]) << 10 * " KMG".index(match[2] or " "))
     return sizes
 
 

@@ -10,27 +10,24 @@ from torch import Tensor, nn
 
 from unisono.comm.group import Group
 from unisono.models.noise import Dropout, Noise
+from unisono.parallel.tensor import Crossing
 from unisono.spec.layout import Places
-from unisono_contrib.parallel.virtual.deal import VirtualDeal
-from unisono_contrib.parallel.virtual.fan import fan, solid
+from unisono_contrib.parallel.virtual.deal import VirtualDeal, fan, solid
 
 
-class AllPositions(torch.autograd.Function):
-    """[B, G, T, K] → [B, G, S, K]. Its gradient is the same on all ranks of `cp`, so each keeps its part."""
+def _gathered(x: Tensor, group: Group) -> Tensor:
+    return group.all_gather(x.transpose(0, 2).contiguous()).transpose(0, 2).contiguous()
 
-    @staticmethod
-    def forward(ctx, x, group):  # type: ignore[override]
-        ctx.group = group
-        return group.all_gather(x.transpose(0, 2).contiguous()).transpose(0, 2).contiguous()
 
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        return grad.chunk(ctx.group.size, 2)[ctx.group.index].contiguous(), None
+def _part_here(grad: Tensor, group: Group) -> Tensor:
+    return grad.chunk(group.size, 2)[group.index].contiguous()
 
 
 def all_positions(x: Tensor, group: Group) -> Tensor:
-    """See `AllPositions`."""
-    return x if group.size == 1 else AllPositions.apply(x, group)  # type: ignore[return-value]
+    """[B, G, T, K] → [B, G, S, K]. Its gradient is the same on all ranks of `cp`, so each keeps its part."""
+    if group.size == 1:
+        return x
+    return Crossing.apply(x, group, _gathered, _part_here, x.dtype)  # type: ignore[return-value]
 
 
 class VirtualCore(nn.Module):

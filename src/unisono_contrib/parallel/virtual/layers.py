@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from unisono.models.noise import Noise
 from unisono.parallel.parts import Cut
-from unisono_contrib.parallel.virtual.deal import VirtualDeal
-from unisono_contrib.parallel.virtual.fan import fan, solid, total
+from unisono_contrib.parallel.virtual.deal import VirtualDeal, fan, solid, total
 
 
 class VirtualColumn(nn.Module):

@@ -4,10 +4,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.comm.group import Group
 from unisono.comm.tree import tree_sum
+from unisono.parallel.tensor import Crossing, as_it_is
 from unisono.spec.training import IGNORED
-from unisono_contrib.parallel.virtual.deal import VirtualDeal
-from unisono_contrib.parallel.virtual.fan import across, solid, total
+from unisono_contrib.parallel.virtual.deal import VirtualDeal, across, solid, total
 
 
 class VirtualCrossEntropy(torch.autograd.Function):
@@ -45,16 +46,9 @@ class VirtualCrossEntropy(torch.autograd.Function):
         return None, None, None, *grads
 
 
-class AtFirst(torch.autograd.Function):
-    """A number that all ranks have, as one that the first has; each goes on backwards from its own."""
-
-    @staticmethod
-    def forward(ctx, x, group):  # type: ignore[override]
-        return x.clone() if group.index == 0 else torch.zeros_like(x)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        return grad, None
+def at_first(x: Tensor, group: Group) -> Tensor:
+    """Return a number that all ranks have on the first rank, and zero on the others."""
+    return x.clone() if group.index == 0 else torch.zeros_like(x)
 
 
 def virtual_loss(deal: VirtualDeal, classes: int):
@@ -71,6 +65,7 @@ def virtual_loss(deal: VirtualDeal, classes: int):
             )
             for part, targets in zip(deal.along(logits), targets_BT.chunk(deal.stretches, 1), strict=True)
         ]
-        return AtFirst.apply(total(terms, deal.cp), deal.cp)  # type: ignore[return-value]
+        whole = total(terms, deal.cp)
+        return Crossing.apply(whole, deal.cp, at_first, as_it_is, whole.dtype)  # type: ignore[return-value]
 
     return loss

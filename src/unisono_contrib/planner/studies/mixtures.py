@@ -16,7 +16,7 @@ from unisono.planner.simulate import GIB, PlanRequest, PlanResult, closed, simul
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
-from unisono_contrib.planner import heterogeneous
+from unisono_contrib.planner.heterogeneous import cut, memory_of_row, tightest
 from unisono_contrib.planner.mixture import Mixture, Placement, placements
 
 _PRICED = 300  # plans at most, in all their placements
@@ -61,11 +61,8 @@ class PlacedAnswer:
 
     def _memory(self, row: int) -> float:
         """Bytes of a rank of a row."""
-        ask, stages = self.answer.request, self.answer.stages
-        sizes = (row, ask.micro_batch, ask.micros)
-        need = heterogeneous.memory_of_row(
-            heterogeneous.dealt(ask), self.answer.played, ask.stack, stages, *sizes
-        )
+        ask = replace(self.answer.request, plan=self.answer.played)
+        need = memory_of_row(ask, self.answer.stages, row)
         return squeezed(need, ask.cluster.of_row(row).device.room).total
 
 
@@ -85,19 +82,13 @@ def _requests(mixture: Mixture, ask: PlanRequest, where: Placement) -> list[Plan
     each = [replace(ask, cluster=cluster) for cluster in mixture.clusters(where)]
     if where.kind != "rows":
         return each
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    plan = heterogeneous.cut(heterogeneous.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
-    return [replace(each[0], plan=plan)]
-
-
-def _tightest(verdicts: Sequence[MemoryVerdict]) -> MemoryVerdict:
-    return max(verdicts, key=lambda fit: (fit.short, fit.memory.total / fit.capacity))
+    return [replace(each[0], plan=cut(each[0]))]
 
 
 def _answer(mixture: Mixture, ask: PlanRequest, where: Placement) -> PlanResult:
     answers = [simulate(request) for request in _requests(mixture, ask, where)]
     slowest = max(answers, key=lambda request: request.price.step)
-    return replace(slowest, verdict=_tightest([request.verdict for request in answers]))
+    return replace(slowest, verdict=tightest([request.verdict for request in answers]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +107,7 @@ def _guesses(mixture: Mixture, ask: PlanRequest) -> list[_Guess]:
     for where in placements(mixture, ask.plan):
         each = _requests(mixture, ask, where)
         step = max(closed(request).step for request in each)
-        guesses.append(_Guess(ask, where, step, _tightest([verdict(request) for request in each])))
+        guesses.append(_Guess(ask, where, step, tightest([verdict(request) for request in each])))
     return guesses
 
 

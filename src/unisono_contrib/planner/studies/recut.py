@@ -25,14 +25,11 @@ def better(answer: PlanResult) -> PlanResult | None:
 
 def best(ask: PlanRequest) -> PlanRequest | None:
     """The request with its best cut; None where no cut fits, or where rows have several stages."""
-    model, plan = attending(ask.model), ask.plan
-    if model is None:
-        return None
-    if plan.pp == 1 or not is_cuttable(plan.schedule):
+    plan = ask.plan
+    if attending(ask.model) is None or plan.pp == 1 or not is_cuttable(plan.schedule):
         return None
     free = replace(plan, schedule=name_of(plan.schedule))
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    other = replace(ask, plan=cut(model, free, ask.cluster, ask.stack, **sizes))
+    other = replace(ask, plan=cut(replace(ask, plan=free)))
     return other if verdict(other).fits else None
 
 

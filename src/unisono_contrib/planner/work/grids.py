@@ -17,9 +17,7 @@ from unisono.planner.work.blocks import lends, row_again, row_block
 from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer
 
-_COUNTED = Source(
-    "specification", "kernels of parallel.grid and parallel.grid_norm beside collectives, counted"
-)
+_COUNTED = Source("specification", "kernels of parallel.grid beside collectives, counted")
 # Of a product that meets: casts and copies of both factors, backward of both gradients too.
 MEETING_KERNELS: Annotated[tuple[int, int], _COUNTED] = (4, 10)
 # Of a norm over features that are dealt, beside the one of a whole norm.

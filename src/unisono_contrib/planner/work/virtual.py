@@ -134,9 +134,8 @@ def _copies(model: Transformer, plan: Plan, shards: Shards) -> float:
     started += 5 * each + 1 - 2 * f  # the last stretch sees keys that are in order
     started += 0 if f == 1 and plan.cp > 1 else 2 * f  # as those of one shard are that were gathered
     usual = 4 if model.noisy else 3 if model.kv_heads != model.n_head else 0
-    return (
-        started - usual + (6 if plan.cp > 1 else 0)
-    )  # keys and values, gathered: before, on their way, behind
+    # Keys and values, gathered: before, on their way, behind.
+    return started - usual + (6 if plan.cp > 1 else 0)
 
 
 def _terms(model: Transformer, plan: Plan, shards: Shards) -> float:

@@ -5,12 +5,12 @@ one for each step that it is dealt leaves of. A step whose ranks were lost is ma
 attempt of the latest epoch counts. It was whole only if all of the epoch's ranks had leaves of it.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from unisono.observe.metrics import read_lines
 
 FOLDER = "leaves"
 MOST = 20
@@ -21,12 +21,8 @@ Epoch = tuple[int, int]
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
     """All lines of a run's ranks. A last line that a killed rank did not finish is left out."""
-    lines = []
-    for path in sorted((run_dir / FOLDER).glob("rank-*.jsonl")):
-        for text in path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError, RecursionError):
-                lines.append(json.loads(text))
-    return lines
+    files = sorted((run_dir / FOLDER).glob("rank-*.jsonl"))
+    return [line for path in files for line in read_lines(path)[0]]
 
 
 def audit(lines: Iterable[Mapping[str, Any]], leaves: int, micro_batch: int, steps: int) -> list[str]:

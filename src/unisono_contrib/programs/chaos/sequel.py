@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from unisono.observe.metrics import read_lines
 from unisono_contrib.programs.chaos.fault import FAULTS, SUPERVISOR
 from unisono_contrib.programs.chaos.script import Script
 
@@ -62,15 +63,9 @@ class Sequel:
 def read(run_dir: Path) -> list[Line]:
     """The lines of a run; none where it was played no faults. A line that a full disk cut is left out."""
     try:
-        texts = (run_dir / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        return read_lines(run_dir / FILE)[0]
     except OSError:
         return []
-    lines = []
-    for text in texts:
-        with suppress(ValueError, RecursionError):
-            if isinstance(line := json.loads(text), dict):
-                lines.append(line)
-    return lines
 
 
 def began(run_dir: Path, text: str, died: str = "", since: float = 0.0) -> Sequel:

@@ -8,8 +8,7 @@ class Zb2p(Zb1p):
 
     That is: between its own first start and last stop no rank waits. Ranks start and end one after the other, so their
     updates must not wait for each other either. With other costs at most (ranks-1)(F+B-2W) where that is positive. Each
-    rank holds at most 2 ranks micro-batches, from F until W. The order is made for `costs`, equal ones if not given;
-    see `zero_bubble.automatic` for `kept`.
+    rank holds at most 2 ranks micro-batches, from F until W. The order is the paper's ZB-H2.
     """
 
     name = "zb2p"

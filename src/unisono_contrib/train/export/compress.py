@@ -225,9 +225,8 @@ def _loss(model: nn.Module, batches: list[Any]) -> float | None:
         for block in model.blocks:  # type: ignore[union-attr]
             x = block(x, noise)  # type: ignore[operator]
         logits = model.head(x)  # type: ignore[operator]
-        wide = logits.to(
-            torch.promote_types(logits.dtype, torch.float32)
-        )  # of bf16, two digits would be seen
+        # Of bf16, two digits would be seen.
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss += float(model.loss(wide, leaf.targets))  # type: ignore[operator]
         count += leaf.targets.numel() / leaf.scale
     return loss / count

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from unisono.models.folder import Outgoing, open_folder, write_json, write_tensors
-from unisono.models.weights import Shape, Weights
 from unisono.spec.quiet import importing
+from unisono_contrib.train.foreign.inert import MadeWeights
 
 CONFIG = "config.json"
 KEY = "quantization_config"  # in it
@@ -48,15 +48,14 @@ def write_int8(folder: Path, matrices: Collection[str]) -> list[str]:
     def part(name: str, which: str) -> Tensor:
         if name not in last:
             last.clear()
-            shape = whole.shapes[name]
-            numbers = torchao_tensor(whole.box(name, (0,) * len(shape), shape).clone())
+            numbers = torchao_tensor(whole.whole(name).clone())
             last[name] = flattened({name: numbers})[0]  # type: ignore[arg-type]
         return last[name][which]
 
     entries: list[Outgoing] = []
     about: dict[str, str] = {}
     for name, shape in whole.shapes.items():
-        first = whole.box(name, (0,) * len(shape), shape)
+        first = whole.whole(name)
         empty = torch.empty(shape, dtype=first.dtype, device="meta")
         parts, said = flattened({name: torchao_tensor(empty) if name in matrices else empty})  # type: ignore[dict-item]
         about[name] = said[name]
@@ -71,36 +70,37 @@ def write_int8(folder: Path, matrices: Collection[str]) -> list[str]:
     return files
 
 
-class Int8Weights(Weights):
+class Int8Weights(MadeWeights):
     """The tensors of such a folder as whole ones, by the library's names. Raises UsageError W01."""
 
     def __init__(self, folder: Path) -> None:
         self._stored = open_folder(folder)
-        self.where = str(folder)
-        ends = {f"._weight_{part}" for part in (_NUMBERS, _SCALE, "zero_point")}
-        held = self._stored.shapes
-        tensors = {
-            name[: -len(f"._weight_{_NUMBERS}")] for name in held if name.endswith(f"._weight_{_NUMBERS}")
+        held, numbers = self._stored.shapes, f"._weight_{_NUMBERS}"
+        ends = tuple(f"._weight_{part}" for part in (_NUMBERS, _SCALE, "zero_point"))
+        self.matrices = {
+            f"{name.removesuffix(numbers)}.weight": shape
+            for name, shape in held.items()
+            if name.endswith(numbers)
         }
-        plain = {name: shape for name, shape in held.items() if not name.endswith(tuple(ends))}
-        self.matrices = {f"{layer}.weight": held[f"{layer}._weight_{_NUMBERS}"] for layer in tensors}
-        self.shapes: Mapping[str, Shape] = {**plain, **self.matrices}
+        plain = {
+            name: (shape, partial(self._stored.whole, name))
+            for name, shape in held.items()
+            if not name.endswith(ends)
+        }
+        matrices = {name: (shape, partial(self._matrix, name)) for name, shape in self.matrices.items()}
+        super().__init__(str(folder), {**plain, **matrices})
 
     def parts(self, name: str) -> tuple[Tensor, Tensor]:
         """(numbers int8 [outputs, inputs], scale [outputs, 1]) of a matrix."""
         layer = name.removesuffix(".weight")
-        return self._whole(f"{layer}._weight_{_NUMBERS}"), self._whole(f"{layer}._weight_{_SCALE}")
+        return (
+            self._stored.whole(f"{layer}._weight_{_NUMBERS}"),
+            self._stored.whole(f"{layer}._weight_{_SCALE}"),
+        )
 
-    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
-        if name not in self.matrices:
-            return self._stored.box(name, start, shape)
+    def _matrix(self, name: str) -> Tensor:
         numbers, scale = self.parts(name)
-        cut = tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))
-        return (numbers * scale)[cut]
-
-    def _whole(self, name: str) -> Tensor:
-        shape = self._stored.shapes[name]
-        return self._stored.box(name, (0,) * len(shape), shape)
+        return numbers * scale
 
 
 def said_in(folder: Path) -> Mapping[str, Any] | None:

@@ -29,10 +29,11 @@ from unisono.models.folder import (
     write_json,
     write_tensors,
 )
-from unisono.models.hf.names import Layout, Shape
+from unisono.models.hf.names import Layout
 from unisono.models.weights import Weights, shapes_there, sources_of
 from unisono.spec.quiet import importing
 from unisono_contrib.train.export.int8 import Int8Weights, said_in, write_int8
+from unisono_contrib.train.foreign.inert import MadeWeights
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 WEIGHTS, ABOUT = "quantised.safetensors", "quantised.json"
@@ -98,8 +99,7 @@ def quantise_folder(folder: Path, layout: Layout, kind: str, modules: Collection
     last: dict[str, tuple[Tensor, Tensor]] = {}
 
     def matrix(name: str) -> Tensor:
-        whole_matrix = whole.box(name, (0, 0), whole.shapes[name])
-        return (whole_matrix.T if chosen[name] else whole_matrix).contiguous()
+        return (whole.whole(name).T if chosen[name] else whole.whole(name)).contiguous()
 
     def numbers(name: str, part: int) -> Tensor:
         if name not in last:
@@ -111,7 +111,7 @@ def quantise_folder(folder: Path, layout: Layout, kind: str, modules: Collection
     entries: list[Outgoing] = []
     for name, shape in whole.shapes.items():
         if name not in chosen:
-            first = whole.box(name, (0,) * len(shape), shape)
+            first = whole.whole(name)
             entries.append(Outgoing(name, first.dtype, shape, partial(torch.clone, first)))
             continue
         outputs, inputs = shape[::-1] if chosen[name] else shape
@@ -132,42 +132,36 @@ def quantise_folder(folder: Path, layout: Layout, kind: str, modules: Collection
     return {"quantised": len(chosen), "group": _GROUP if bits == 4 else None, "files": [ABOUT, WEIGHTS]}
 
 
-class QuantisedWeights(Weights):
+class QuantisedWeights(MadeWeights):
     """The folder's tensors as whole ones, by the library's names. Raises UsageError W01."""
 
     def __init__(self, folder: Path) -> None:
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            self.bits, turned = int(about["bits"]), set(about["turned"])
-            shapes = {name: tuple(map(int, shape)) for name, shape in about["matrices"].items()}
+            self.bits, self._turned = int(about["bits"]), set(about["turned"])
+            self.matrices = {name: tuple(map(int, shape)) for name, shape in about["matrices"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(folder / ABOUT, error) from error
-        self.where, self._turned, self.matrices = str(folder), turned, shapes
-        self._stored = SafetensorsWeights([folder / WEIGHTS], str(folder))
-        whole = {n: s for n, s in self._stored.shapes.items() if not n.endswith((".numbers", ".scale"))}
-        self.shapes: Mapping[str, Shape] = {**whole, **shapes}
-        self._last: tuple[str, Tensor] | None = None
+        self.stored = SafetensorsWeights([folder / WEIGHTS], str(folder))
+        plain = {
+            name: (shape, partial(self.stored.whole, name))
+            for name, shape in self.stored.shapes.items()
+            if not name.endswith((".numbers", ".scale"))
+        }
+        matrices = {name: (shape, partial(self._matrix, name)) for name, shape in self.matrices.items()}
+        super().__init__(str(folder), {**plain, **matrices})
 
     def parts(self, name: str) -> tuple[Tensor, Tensor]:
         """(numbers int8 [outputs, inputs], scale [outputs, groups]) of a matrix."""
-        held, scale = (self._whole(f"{name}.{part}") for part in ("numbers", "scale"))
+        held, scale = (self.stored.whole(f"{name}.{part}") for part in ("numbers", "scale"))
         shape = self.shapes[name]
         inputs = shape[0] if name in self._turned else shape[1]
         return (unpacked(held, inputs) if self.bits == 4 else held), scale
 
-    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
-        if name not in self.matrices:
-            return self._stored.box(name, start, shape)
-        if self._last is None or self._last[0] != name:
-            numbers, scale = self.parts(name)
-            each = numbers.shape[1] // scale.shape[1]
-            whole = numbers.to(scale.dtype) * scale.repeat_interleave(each, 1)
-            self._last = name, whole.T if name in self._turned else whole
-        return self._last[1][tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))]
-
-    def _whole(self, name: str) -> Tensor:
-        shape = self._stored.shapes[name]
-        return self._stored.box(name, (0,) * len(shape), shape).clone()
+    def _matrix(self, name: str) -> Tensor:
+        numbers, scale = self.parts(name)
+        whole = numbers.to(scale.dtype) * scale.repeat_interleave(numbers.shape[1] // scale.shape[1], 1)
+        return whole.T if name in self._turned else whole
 
 
 def quantised_weights(folder: Path) -> Weights:
@@ -184,8 +178,8 @@ def load_quantised(folder: str | Path) -> nn.Module:
 
             return AutoModelForCausalLM.from_pretrained(folder)
     weights = QuantisedWeights(Path(folder))
-    dtype = weights._whole(next(n for n in weights._stored.shapes if n.endswith(".scale"))).dtype
-    state = {name: weights.box(name, (0,) * len(shape), shape) for name, shape in weights.shapes.items()}
+    dtype = weights.stored.whole(next(n for n in weights.stored.shapes if n.endswith(".scale"))).dtype
+    state = {name: weights.whole(name) for name in weights.shapes}
     with importing():
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -201,9 +195,8 @@ def load_quantised(folder: str | Path) -> nn.Module:
         layer = layers.get(name.removesuffix(".weight"))
         if isinstance(layer, nn.Linear):
             numbers, scale = weights.parts(name)
-            quantised = quantised_layer(
-                layer, weights.bits
-            ).weight  # of numbers times scale: the same numbers again
+            # Of numbers times scale: the same numbers again.
+            quantised = quantised_layer(layer, weights.bits).weight
             quantised.qdata.copy_(numbers)  # type: ignore[union-attr,operator]
             quantised.scale.copy_(scale.view(quantised.scale.shape))  # type: ignore[union-attr,operator]
     return model.eval()

@@ -2,8 +2,8 @@
 
 from unisono.train.foreign import Form
 from unisono_contrib.train.foreign.dcp import DcpWeights, is_dcp
+from unisono_contrib.train.foreign.inert import SUFFIXES, open_torch_file
 from unisono_contrib.train.foreign.megatron import is_megatron, open_megatron
-from unisono_contrib.train.foreign.torchfile import SUFFIXES, open_torch_file
 from unisono_contrib.train.foreign.zero import is_zero, open_zero
 
 FORMS: tuple[Form, ...] = (

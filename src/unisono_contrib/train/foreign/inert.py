@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from unisono.models.weights import shape_of, size_of
+from unisono.models.folder import unreadable
+from unisono.models.weights import Shape, Weights, shape_of, size_of
 from unisono.spec.doubtful import open_regular, read_regular
 from unisono.spec.errors import UsageError
 from unisono.train.foreign import ReadErrors
@@ -100,9 +101,8 @@ class Unpickler(PickleMachine):
         self._where, self._storage = where, storage
 
     def resolve(self, module: str, name: str) -> Any:
-        module = _compat_pickle.IMPORT_MAPPING.get(
-            module, module
-        )  # torch.save writes names as Python 2 had them
+        # torch.save writes names as Python 2 had them.
+        module = _compat_pickle.IMPORT_MAPPING.get(module, module)
         full = f"{module}.{name}"
         if full in _MADE:
             return Makes(_MADE[full])
@@ -248,3 +248,38 @@ def tensors_in(tree: Any) -> dict[str, Tensor]:
                     raise ValueError("a tensor lies under a key that is no name")
                 tensors[name] = value
     return tensors
+
+
+class MadeWeights(Weights):
+    """make: by name, a tensor's shape and what gives it. At most one that had to be put together is held."""
+
+    def __init__(self, where: str, make: Mapping[str, tuple[Shape, Callable[[], Tensor]]]) -> None:
+        self.where, self._make = where, make
+        self.shapes = {name: shape for name, (shape, _) in make.items()}
+        self._last: tuple[str, Tensor] | None = None
+
+    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = None  # before the next one is made
+            self._last = name, self._make[name][1]()
+        whole = self._last[1]
+        return whole[tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))]
+
+
+def held(where: str, tensors: Mapping[str, Tensor]) -> MadeWeights:
+    """Tensors that are there."""
+    return MadeWeights(where, {name: (tuple(x.shape), lambda x=x: x) for name, x in tensors.items()})
+
+
+SUFFIXES = (".ckpt", ".pt", ".pth", ".bin")
+_UNDER = ("state_dict", "model_state_dict", "model", "module")  # Lightning's first
+
+
+def open_torch_file(path: Path) -> Weights:
+    """The weights in it. Raises UsageError W01, W05."""
+    tree = saved(path)
+    inner = next((tree[key] for key in _UNDER if isinstance(tree, Mapping) and key in tree), tree)
+    tensors = tensors_in(inner)
+    if not tensors:
+        raise unreadable(path, ValueError("it holds no dictionary of tensors; was a whole module saved?"))
+    return held(str(path), tensors)

@@ -15,8 +15,7 @@ from torch import Tensor
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights
 from unisono.spec.words import whole
-from unisono_contrib.train.foreign.assembled import MadeWeights
-from unisono_contrib.train.foreign.inert import Inert, saved, tensors_in
+from unisono_contrib.train.foreign.inert import Inert, MadeWeights, saved, tensors_in
 
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?$")
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")

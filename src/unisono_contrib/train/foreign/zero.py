@@ -16,8 +16,7 @@ from torch import Tensor
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights, shape_of
 from unisono.spec.words import whole
-from unisono_contrib.train.foreign.assembled import MadeWeights, held
-from unisono_contrib.train.foreign.inert import saved, tensors_in
+from unisono_contrib.train.foreign.inert import MadeWeights, held, saved, tensors_in
 
 _STATES = "*zero_pp_rank_*_mp_rank_*_optim_states.pt"
 Made = dict[str, tuple[Shape, Callable[[], Tensor]]]

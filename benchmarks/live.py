@@ -63,11 +63,6 @@ class LiveBytes(TorchDispatchMode):
             self.sizes = sorted(there.values(), reverse=True)
 
 
-def held_now() -> list[Tensor]:
-    """Every tensor of this process that Python knows of."""
-    return [x for x in gc.get_objects() if isinstance(x, Tensor) and not x.is_meta]
-
-
 def held_by(run: Any) -> list[Tensor]:
     """What a run on this rank holds between steps: weights, optimiser state, buffers of gradients."""
     slots = run.local.slots

@@ -1,4 +1,5 @@
-"""How alike the experts of a model are in load: what its routers told, step by step."""
+"""Sections that few runs have: the load of a model's experts as its routers told it, and how far a codec's sums were
+off the plain ones where a run sampled them."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -6,13 +7,13 @@ from statistics import fmean
 from unisono.report import html, picture
 from unisono.report.collect import Record, RunRecord
 from unisono.report.picture import ChartLine, LineChart
-from unisono.spec.words import percent
+from unisono.spec.words import is_number, percent
 
 LAST = 20  # steps over which the table is the mean
 HEADS = ("sparse layer", "busiest over mean", "idlest over mean", "entropy, nats", "dropped")
 
 
-def section(run: RunRecord) -> str:
+def experts(run: RunRecord) -> str:
     """The busiest expert by step, and a row for each sparse layer; nothing of a model without routers."""
     records = [(float(record["step"]), router) for record in run.steps if (router := _router(record))]
     chart = _busiest(records)
@@ -44,3 +45,28 @@ def _router(record: Record) -> Record:
     if not isinstance(router, dict) or not all(isinstance(router.get(key), list) for key in keys):
         return {}
     return router if router["busiest"] and len({len(router[key]) for key in keys}) == 1 else {}
+
+
+def codec_error(run: RunRecord) -> str:
+    """The error by step, and the steps of a mean; nothing of a run whose codec loses nothing."""
+    points = [
+        (float(record["step"]), float(record["codec_error"]))
+        for record in run.steps
+        if is_number(record.get("codec_error"))
+    ]
+    if not points:
+        return ""
+    mean = sum(error for _, error in points) / len(points)
+    chart = picture.line_chart(
+        "Error of the codec's sum, over the norm of the plain sum", [ChartLine("", points)]
+    )
+    said = html.note(
+        f"A mean of {percent(mean)} in {len(points)} samples: a few elements of the gradient are added up plainly too,"
+        " on the replicas of rank 0. With feedback, what is missing in one step comes in a later one."
+    )
+    return html.section(
+        "codec",
+        chart.title if chart else "Error of the codec's sum",
+        html.curves(chart) if chart else "",
+        said,
+    )
