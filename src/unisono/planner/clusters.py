@@ -18,10 +18,10 @@ DEVICE_KEYS = (
     "like", "name",
 )  # fmt: skip
 # Of each number of a device its key in a file, the unit, and the usual value where there is one.
-_DEVICE_NUMBERS: Mapping[str, tuple[str, float] | tuple[str, float, float]] = {
-    "memory": ("memory_gb", 1e9), "bandwidth": ("bandwidth_tb_s", 1e12), "reserved": ("reserved_gb", 1e9, 0.0),
-    "products": ("products", 1.0, 1.0), "attention": ("attention", 1.0, 1.0), "units": ("units", 1.0, 0.0),
-    "host": ("host_gb_s", 1e9, 0.0),
+_DEVICE_NUMBERS: Mapping[str, tuple[str, float, float | None]] = {
+    "memory": ("memory_gb", 1e9, None), "bandwidth": ("bandwidth_tb_s", 1e12, None),
+    "reserved": ("reserved_gb", 1e9, 0.0), "products": ("products", 1.0, 1.0), "attention": ("attention", 1.0, 1.0),
+    "units": ("units", 1.0, 0.0), "host": ("host_gb_s", 1e9, 0.0),
 }  # fmt: skip
 LINK_KEYS = (
     "name",

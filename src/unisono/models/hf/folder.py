@@ -35,7 +35,8 @@ def write_folder(
     word = str(dtype).removeprefix("torch.")
     kept = {k: v for k, v in said.items() if k not in ("torch_dtype", "dtype", "quantization_config")}
     texts: dict[str, Any] = {"config.json": {**kept, "dtype": word, "torch_dtype": word}}
-    copies, is_text = [(path.parent, (_GENERATION,))], "image_size" not in said
+    copies: list[tuple[Path, tuple[str, ...]]] = [(path.parent, (_GENERATION,))]
+    is_text = "image_size" not in said
     if is_text and not (path.parent / _GENERATION).is_file():
         ends = {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
         texts[_GENERATION] = {"_from_model_config": True, **ends}
