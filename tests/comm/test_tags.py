@@ -15,8 +15,8 @@ from unisono.comm.collectives.memory.passing import SharedRoom
 from unisono.comm.collectives.messages import Messages
 from unisono.comm.collectives.messages.live import MessageAlgorithm, agreed
 from unisono.comm.mesh import Mesh, Shape
-from unisono.comm.ring import start_pass
 from unisono.observe.span import Recorder
+from unisono.parallel.attend.ring.live import start_pass
 from unisono_contrib.comm import threads as worlds
 
 pytestmark = pytest.mark.timeout(60)

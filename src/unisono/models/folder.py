@@ -189,6 +189,24 @@ def not_written(out: Path, error: OSError) -> UsageError:
     )
 
 
+def write_model(
+    out: Path,
+    entries: Sequence[Outgoing],
+    texts: Mapping[str, Mapping[str, Any]],
+    copies: Sequence[tuple[Path, tuple[str, ...]]] = (),
+) -> list[str]:
+    """Write a model's tensors, the JSON files `texts`, and `copies` of the named files of other folders, where these
+    have them. Returns the names of all files. Raises UsageError F02."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        files = [*write_tensors(out, entries), *texts]
+        for file, content in texts.items():
+            write_json(out / file, content)
+        return files + [name for folder, names in copies for name in copied(folder, out, names)]
+    except OSError as error:
+        raise not_written(out, error) from error
+
+
 def copied(folder: Path, out: Path, names: tuple[str, ...]) -> list[str]:
     """Those of these files that the folder has, copied. Raises OSError."""
     present = [name for name in names if (folder / name).is_file()]

@@ -10,15 +10,16 @@ Experts that are dealt over `shard` stay outside of FSDP, since no two shards ho
 the same ones keep them whole and add up their gradients (`Slot.sum_over`). Other experts are sharded as all else is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
-from unisono.comm.rows import exchange_rows
 from unisono.models.moe.dispatch import Dispatch, ExpertStack, sizes_of
 from unisono.models.moe.routing import TokenChoice
 from unisono.parallel.parts import Cut, Dealt, ends_of, part_of
@@ -78,6 +79,22 @@ def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
     for name, group in ((HOLDERS, holders), (SHARERS, sharers), ("ep", groups.ep), ("cut", groups.width)):
         mesh.keep(frozenset({name}), group)
     return groups
+
+
+def exchange_rows(x: Tensor, to: Sequence[int], come: Sequence[int], group: Group) -> Tensor:
+    """x [sum(to), ...], to[i] rows for member i in turn → [sum(come), ...], come[i] rows of member i in turn.
+
+    Every member calls it, or it hangs.
+    """
+    if group.pg is None:
+        return x
+    x = x.contiguous()
+    out = x.new_empty((sum(come), *x.shape[1:]))
+    nbytes = (x.shape[0] - to[group.index]) * x.element_size() * (x[:1].numel() or 1 if len(x) else 0)
+    group.recorder.count(group.axis, "all_to_all", nbytes)
+    with group.recorder.span("comm", axis=group.axis, op="all_to_all", exposed=True, bytes=nbytes):
+        dist.all_to_all_single(out, x, list(come), list(to), group=group.pg)
+    return out
 
 
 class RowsAcross(torch.autograd.Function):

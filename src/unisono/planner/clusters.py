@@ -1,5 +1,6 @@
 """Clusters by name (`laptop`, `dgx-a100:64`: nodes after the colon) or from a user's TOML file."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,12 @@ DEVICE_KEYS = (
     "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "products", "attention", "units", "host_gb_s",
     "like", "name",
 )  # fmt: skip
+# Of each number of a device its key in a file, the unit, and the usual value where there is one.
+_DEVICE_NUMBERS: Mapping[str, tuple[str, float, float | None]] = {
+    "memory": ("memory_gb", 1e9, None), "bandwidth": ("bandwidth_tb_s", 1e12, None),
+    "reserved": ("reserved_gb", 1e9, 0.0), "products": ("products", 1.0, 1.0), "attention": ("attention", 1.0, 1.0),
+    "units": ("units", 1.0, 0.0), "host": ("host_gb_s", 1e9, 0.0),
+}  # fmt: skip
 LINK_KEYS = (
     "name",
     "size",
@@ -182,28 +189,16 @@ def _device(table: Table, name: str) -> Device:
         if dtype not in DTYPES:
             what = f"peak_tflops: no dtype is called {dtype!r}{meant(str(dtype), DTYPES)}"
             raise table.wrong(what, "peak_tflops", f"one of: {' '.join(DTYPES)}")
-    memory, bandwidth = table.number("memory_gb", 1e9), table.number("bandwidth_tb_s", 1e12)
-    reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
-    host = table.number("host_gb_s", 1e9, 0.0)
-    products, attention = table.number("products", 1.0, 1.0), table.number("attention", 1.0, 1.0)
-    if not memory[0] or not bandwidth[0]:
+    numbers = {name: table.number(*key) for name, key in _DEVICE_NUMBERS.items()}
+    values = {name: value for name, (value, _) in numbers.items()}
+    if not values["memory"] or not values["bandwidth"]:
         raise table.wrong("a device has memory and its bandwidth", "memory_gb", "memory_gb = 80")
     return Device(
         name=name,
         peak={str(dtype): float(rate) * 1e12 for dtype, rate in peak.items()},
-        memory=memory[0],
-        bandwidth=bandwidth[0],
-        reserved=reserved[0],
-        products=products[0],
-        attention=attention[0],
-        units=int(units[0]),
-        host=host[0],
-        sources={
-            "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
-            "reserved": reserved[1], "products": products[1], "attention": attention[1],
-            "units": units[1], "host": host[1],
-        },
-    )  # fmt: skip
+        sources={"peak": source} | {name: source for name, (_, source) in numbers.items()},
+        **values | {"units": int(values["units"])},  # pyright: ignore[reportArgumentType]
+    )
 
 
 def _ceiling(link: Table) -> tuple[tuple[tuple[int, float], ...], Source]:

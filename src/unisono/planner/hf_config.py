@@ -78,58 +78,48 @@ def _qwen3(config: Config, context: int | None) -> Transformer:
     return _llama(config, context, head=int(config.get("head_dim") or 128), head_norms=True)
 
 
-def _mixtral(config: Config, context: int | None) -> Transformer:
-    experts = Experts(
-        count=int(config["num_local_experts"]),
-        top_k=int(config["num_experts_per_tok"]),
-        width=int(config["intermediate_size"]),
-    )
-    return _llama(config, context, experts=experts)
-
-
-def _qwen_experts(config: Config) -> Experts | None:
-    """None where single layers are named dense, which `every` cannot say."""
+def _sparse(
+    config: Config,
+    context: int | None,
+    count: str = "num_local_experts",
+    width: str = "moe_intermediate_size",
+    shared: str = "",
+    **other: Any,
+) -> Transformer | None:
+    """As `_llama`, with experts. count, width: keys of their number and width. shared: key of the width of those that
+    every token takes, behind a gate. None where single layers are named dense, which `every` cannot say."""
     if config.get("mlp_only_layers"):
         return None
-    count = config.get("num_experts") or config["num_local_experts"]  # the name of transformers 5
-    return Experts(
-        count=int(count),
+    size = int(config[width])
+    experts = Experts(
+        count=int(config.get("num_experts") or config[count]),  # the name of transformers 4, of 5
         top_k=int(config["num_experts_per_tok"]),
-        width=int(config["moe_intermediate_size"]),
+        width=size,
+        shared_width=int(config[shared]) if shared else int(config.get("n_shared_experts") or 0) * size,
+        shared_gate=bool(shared),
         every=int(config.get("decoder_sparse_step") or 1),
+        dense=int(config.get("first_k_dense_replace") or 0),
     )
+    return _llama(config, context, experts=experts, **other)
+
+
+def _mixtral(config: Config, context: int | None) -> Transformer | None:
+    return _sparse(config, context, width="intermediate_size")
 
 
 def _qwen2_moe(config: Config, context: int | None) -> Transformer | None:
-    experts = _qwen_experts(config)
-    if experts is None:
-        return None
-    shared = int(config["shared_expert_intermediate_size"])
-    wide = Experts(experts.count, experts.top_k, experts.width, shared, True, every=experts.every)
     bias = bool(config.get("qkv_bias", True))
-    return _llama(config, context, experts=wide, qkv_bias=bias, proj_bias=False)
+    gated = "shared_expert_intermediate_size"
+    return _sparse(config, context, shared=gated, qkv_bias=bias, proj_bias=False)
 
 
 def _qwen3_moe(config: Config, context: int | None) -> Transformer | None:
-    experts = _qwen_experts(config)
-    if experts is None:
-        return None
-    head = int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
-    return _llama(config, context, experts=experts, head_norms=True, head=head)
+    return _sparse(config, context, head_norms=True)
 
 
 def _deepseek_v3(config: Config, context: int | None) -> Transformer | None:
-    if config.get("attention_bias"):
+    if config.get("attention_bias") or int(config.get("moe_layer_freq") or 1) != 1:
         return None
-    width = int(config["moe_intermediate_size"])
-    experts = Experts(
-        count=int(config["n_routed_experts"]),
-        top_k=int(config["num_experts_per_tok"]),
-        width=width,
-        shared_width=int(config.get("n_shared_experts") or 0) * width,
-        every=int(config.get("moe_layer_freq") or 1),
-        dense=int(config.get("first_k_dense_replace") or 0),
-    )
     latent = Latent(
         query=int(config.get("q_lora_rank") or 0),
         key_value=int(config["kv_lora_rank"]),
@@ -137,9 +127,7 @@ def _deepseek_v3(config: Config, context: int | None) -> Transformer | None:
         turned=int(config["qk_rope_head_dim"]),
         value=int(config["v_head_dim"]),
     )
-    if experts.every != 1:
-        return None
-    return _llama(config, context, experts=experts, latent=latent)
+    return _sparse(config, context, "n_routed_experts", latent=latent)
 
 
 _FAMILIES: Mapping[str, Callable[[Config, int | None], Transformer | None]] = {

@@ -52,9 +52,8 @@ class Channels(NamedTuple):
     units: how many it deals, each whole. parameters, activations, moved: of the part's own, those that are dealt.
     entered: elements of one sample, whole on every rank, of which each has a part of the gradient; 0 where nobody asks
     for it. left: elements of one sample that are added up on their way out. again: whether `recompute=full` comes to
-    that sum again, as something behind it is kept. Under autocast, widens: a bias makes what comes out fp32;
-    normed: a norm before what is entered makes it fp32
-    on devices.
+    that sum again, as something behind it is kept. widens: under autocast what is entered is fp32, as a norm or a bias
+    made it.
     """
 
     units: int
@@ -65,7 +64,6 @@ class Channels(NamedTuple):
     left: int
     again: bool
     widens: bool = False
-    normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import WIDE, bug
 from unisono import parallelize
 from unisono.comm.mesh import Mesh
-from unisono.comm.ring import start_pass
 from unisono.models.gpt import net
 from unisono.models.noise import Dropout
 from unisono.parallel import online, positions
 from unisono.parallel.attend.gather.live import Gathered
-from unisono.parallel.attend.ring.live import Ring
+from unisono.parallel.attend.ring.live import Ring, start_pass
 from unisono.parallel.params import slots_of
 from unisono.spec.layout import Places
 from unisono.train.step import join

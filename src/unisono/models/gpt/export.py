@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.models.folder import (
-    TOKENIZER,
-    Outgoing,
-    byte_tokenizer,
-    copied,
-    not_written,
-    write_json,
-    write_tensors,
-)
+from unisono.models.folder import TOKENIZER, Outgoing, byte_tokenizer, write_model
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.layouts import as_gpt2, as_llama
 from unisono.models.weights import dtype_of, shapes_of, shapes_there, sources_of, theirs_of
@@ -49,18 +41,12 @@ def export_state(
     texts = {"config.json": config, "generation_config.json": generation}
     if tokenizer == "byte":
         texts |= byte_tokenizer(model.context)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        files = write_tensors(out, entries)
-        for file, content in texts.items():
-            write_json(out / file, content)
-        if (tokenizer or "").startswith("hf:"):
-            files += copied(Path(tokenizer.removeprefix("hf:")), out, TOKENIZER)  # type: ignore[union-attr]
-    except OSError as error:
-        raise not_written(out, error) from error
+    words = tokenizer or ""
+    copies = [(Path(words.removeprefix("hf:")), TOKENIZER)] if words.startswith("hf:") else []
+    files = write_model(out, entries, texts, copies)
     return {
         "layout": layout,
-        "files": sorted([*texts, *files]),
+        "files": sorted(files),
         "parameters": sum(prod(entry.shape) for entry in entries),
         "dtype": name,
         "tokenizer": tokenizer,

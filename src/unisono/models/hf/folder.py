@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from unisono.models.folder import (
-    TOKENIZER,
-    Outgoing,
-    byte_tokenizer,
-    copied,
-    not_written,
-    write_json,
-    write_tensors,
-)
+from unisono.models.folder import TOKENIZER, Outgoing, byte_tokenizer, write_model
 from unisono.models.hf.described import described
 from unisono.models.hf.names import Names
 from unisono.models.weights import dtype_of, shapes_there, sources_of, theirs_of
@@ -24,6 +16,8 @@ from unisono.spec.model import Facts
 
 if TYPE_CHECKING:
     from unisono.models.hf import HFConfig
+
+_GENERATION = "generation_config.json"
 
 
 def write_folder(
@@ -39,35 +33,25 @@ def write_folder(
         for theirs, made_of in sources_of(names.files).items()
     ]
     word = str(dtype).removeprefix("torch.")
-    tensors = {
-        key: value
-        for key, value in said.items()
-        if key not in ("torch_dtype", "dtype", "quantization_config")
-    }
-    ends = {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
-    generation = {"_from_model_config": True, **ends}
+    kept = {k: v for k, v in said.items() if k not in ("torch_dtype", "dtype", "quantization_config")}
+    texts: dict[str, Any] = {"config.json": {**kept, "dtype": word, "torch_dtype": word}}
+    copies: list[tuple[Path, tuple[str, ...]]] = [(path.parent, (_GENERATION,))]
+    is_text = "image_size" not in said
+    if is_text and not (path.parent / _GENERATION).is_file():
+        ends = {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
+        texts[_GENERATION] = {"_from_model_config": True, **ends}
     words_of = tokenizer or ""
     folder = Path(words_of.removeprefix("hf:")) if words_of.startswith("hf:") else path.parent
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        files = write_tensors(out, entries)
-        write_json(out / "config.json", {**tensors, "dtype": word, "torch_dtype": word})
-        written = ["config.json", *copied(path.parent, out, ("generation_config.json",))]
-        if len(written) == 1 and "image_size" not in said:
-            write_json(out / "generation_config.json", generation)
-            written.append("generation_config.json")
-        if words_of == "byte" and "image_size" not in said:  # not that of the folder: the run knows bytes
-            words = [*byte_tokenizer(config.window)]
-            for name, content in byte_tokenizer(config.window).items():
-                write_json(out / name, content)
-        else:
-            words = copied(folder, out, TOKENIZER)
-    except OSError as error:
-        raise not_written(out, error) from error
+    if words_of == "byte" and is_text:  # not that of the folder: the run knows bytes
+        texts |= byte_tokenizer(config.window)
+    else:
+        copies.append((folder, TOKENIZER))
+    files = write_model(out, entries, texts, copies)
+    has_tokenizer = not {*TOKENIZER}.isdisjoint(files)
     return {
         "layout": said["model_type"],
-        "files": sorted([*written, *files, *words]),
+        "files": sorted(files),
         "parameters": sum(prod(entry.shape) for entry in entries),
         "dtype": word,
-        "tokenizer": ("byte" if words_of == "byte" else str(folder)) if words else None,
+        "tokenizer": ("byte" if words_of == "byte" else str(folder)) if has_tokenizer else None,
     }

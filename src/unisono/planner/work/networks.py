@@ -72,17 +72,14 @@ def _dealt(product: Product, units: int, most: int) -> Product:
 
 
 def crossings(
-    channels: Channels, plan: Plan, samples: float, *, backward: bool, wide: bool, again: bool = False
+    channels: Channels, plan: Plan, samples: float, *, backward: bool, again: bool = False
 ) -> Iterator[Transfer]:
-    """Yield the sums over `tp` in one pass over a part.
-
-    wide: the part's input is fp32 under autocast. again: the pass is a forward pass that is recomputed.
-    """
+    """Yield the sums over `tp` in one pass over a part. again: it is a forward pass that is recomputed."""
     if plan.tp == 1:
         return
     item = ITEM[plan.precision]
     if backward and channels.entered:
-        fp32 = wide and not plan.arithmetic.narrow
+        fp32 = channels.widens and not plan.arithmetic.narrow
         yield Transfer(
             "tp", "all_reduce", float(channels.entered * samples * (max(4, item) if fp32 else item))
         )
@@ -221,8 +218,7 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool, again
     if part.tables:
         calls = tuple(table_calls(part.tables, plan, samples, float(item), backward=backward))
     if part.channels:
-        wide = part.channels.widens or part.channels.normed
-        calls += tuple(crossings(part.channels, plan, samples, backward=backward, wide=wide, again=again))
+        calls += tuple(crossings(part.channels, plan, samples, backward=backward, again=again))
     return PartPass(
         tuple(products), moved=part.moved * samples * item * ways, kernels=part.kernels * ways, calls=calls
     )

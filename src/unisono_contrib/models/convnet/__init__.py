@@ -94,7 +94,7 @@ def _between(before: int, after: int, elements: tuple[int, int], drops: bool) ->
         units=groups, parameters=9 * before * after + 9 * after * after + 2 * after,
         activations=(4 if drops else 2) * inner + 2 * groups, moved=5 * inner,
         # A sum with what went past keeps nothing, so recomputation ends before it.
-        entered=wide, left=inner, again=False, normed=True,
+        entered=wide, left=inner, again=False, widens=True,
     )  # fmt: skip
 
 
