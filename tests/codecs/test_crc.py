@@ -71,7 +71,7 @@ def test_the_error_names_who_sent_what_and_when() -> None:
         run(2, lambda rank: summed(CODECS.read("int8+crc"), rank, 2, steps=3, noisy=2 * 6 + 1))
     error = caught.value
     assert (error.code, error.exit) == ("G03", 1)
-    assert "in step 2 what replica 0 dealt to replica 1" in error.what
+    assert "in step 2 what replica 0 scattered to replica 1" in error.what
     assert "seen on replica 1" in error.where and "layer0, layer1, layer2" in error.where
 
 

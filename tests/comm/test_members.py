@@ -68,7 +68,7 @@ def test_equal_members_get_equal_stretches_whatever_their_numbers() -> None:
 
 def test_what_cannot_be_dealt_is_refused() -> None:
     for leaves, shape in ((6, Shape(dp=4)), (2, Shape(dp=1, shard=4)), (3, Shape(dp=3, shard=2))):
-        with pytest.raises(ValueError, match="cannot be dealt"):
+        with pytest.raises(ValueError, match="cannot be distributed"):
             assign(leaves, shape, Members.first(shape.world))
     with pytest.raises(ValueError, match="speeds"):
         assign(4, Shape(dp=2), Members.first(2), [1.0, 0.0])

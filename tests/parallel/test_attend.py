@@ -107,8 +107,8 @@ def test_what_is_kept_grows_with_the_context_and_falls_with_the_ranks(name: str,
     [
         ("cp=3", {}, "cp=3 does not divide the context 64"),
         ("cp=64", {}, "dealt in 128 chunks"),
-        ("cp=4 cp_kind=ulysses", {"n_head": 6, "d_model": 24}, "deals out the heads 6"),
-        ("cp=2 tp=2 cp_kind=ulysses", {"n_kv_head": 2}, "deals out the key-value heads 2"),
+        ("cp=4 cp_kind=ulysses", {"n_head": 6, "d_model": 24}, "splits the heads 6"),
+        ("cp=2 tp=2 cp_kind=ulysses", {"n_kv_head": 2}, "splits the key-value heads 2"),
         ("cp=2", {"kind": "mlp"}, "attends to no positions"),
     ],
 )

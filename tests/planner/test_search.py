@@ -182,7 +182,7 @@ def test_where_no_plan_deals_it_is_said_what_would(
     model = ["--model", "gpt", "--train.global_batch", "32"]
     assert main(["plan", *model, *words, "--json"]) == 5
     told = json.loads(capsys.readouterr().out)
-    assert "no plan deals a batch of 32 and 4 layers" in told["what"]
+    assert "no plan splits a batch of 32 and 4 layers" in told["what"]
     assert told["try"] == ", or ".join(fixes)
     first = fixes[0].split()
     again = [*model, *words[:2]] if first[0] == "--plan" else [*model, *first]

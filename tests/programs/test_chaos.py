@@ -245,13 +245,13 @@ def plant(change: str) -> list[dict]:
     [
         ("double leaf", "step 3: leaf 0 was counted 2 times"),
         ("missing leaf", "step 3: leaf 1 was counted 0 times"),
-        ("odd stage", "step 3: rank 2 was dealt other leaves"),
-        ("missing rank", "step 4: rank 3 was dealt nothing"),
-        ("missing step", "step 3: nobody was dealt it"),
+        ("odd stage", "step 3: rank 2 was assigned other leaves"),
+        ("missing rank", "step 4: rank 3 was assigned nothing"),
+        ("missing step", "step 3: nobody was assigned it"),
         ("lost step", "step 1: epoch (1, 1) began before it"),
         ("odd beginning", "epoch (1, 1): ranks began after different steps"),
         ("cursor off by one", "sample at position 16 was counted 0 times"),
-        ("other leaves the second time", "step 3: rank 0 was dealt other leaves the second time"),
+        ("other leaves the second time", "step 3: rank 0 was assigned other leaves the second time"),
         ("a leaf that is none", "step 3: there is no leaf 7"),
     ],
 )

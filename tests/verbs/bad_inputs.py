@@ -242,7 +242,7 @@ PLANS = [
     plan("cp=3", "P12", "cp=3 does not divide the context 8", "context", "cp=2", "model.context"),
     plan("dp=16", "P11", "has no whole answer", "global_batch", "dp=4", "global_batch"),
     plan("dp=2 micros=3", "P11", "global_batch 8", "global_batch", "dp=2 micros=2", "global_batch"),
-    plan("tp=4", "P12", "tp=4 deals out the heads, and there are 2", "tp", "tp=2", "model.n_head"),
+    plan("tp=4", "P12", "tp=4 splits the heads, and there are 2", "tp", "tp=2", "model.n_head"),
     plan("pp=3", "P13", "stages", "pp", "pp=2", "plan"),
     plan("dp=2 precision=fp64", "P15", "precision", "float64", "dp=2", "plan"),
     plan("dp=4 shard=3", "P11", "global_batch", "global_batch", "dp=2 shard=2", "global_batch"),

@@ -212,7 +212,7 @@ PLAYED = [
     BadRun("a codec that returns no sum", ("train", "r.toml", "--plan", "dp=2 codec=codecs.py:Lost"), "R01",
            "exchange returns nothing; it returns the sum", "codecs.py:10 in exchange", "", exit=1, likely=ALL),
     BadRun("a link that flips a bit", ("train", "r.toml", "--plan", FLIPS), "G03",
-           "in step 2 what replica 0 dealt to replica 1 arrived as other bytes, rank 1", "seen on replica 1", "checkpoint", exit=1,
+           "in step 2 what replica 0 scattered to replica 1 arrived as other bytes, rank 1", "seen on replica 1", "checkpoint", exit=1,
            likely="a flipped bit"),
     resumed("nothing happened to it", None, "", "", "", "", exit=0, said="saved"),
     resumed("another seed and another model", None, "K05", "seed = 0, not 3; model.n_layer = 2, not 1", "step-000004",

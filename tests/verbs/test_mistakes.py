@@ -30,7 +30,7 @@ AT_ONCE = {
     "batch numbers that do not multiply": Mistake(
         ("--plan", "dp=2 pp=2 micros=3"), "P", "global_batch", "train.global_batch", "global_batch",
     ),
-    "more ranks of tp than heads": Mistake(("--plan", "tp=4"), "P12", "tp=4 deals out the heads, and there are 2", "model.n_head", "tp"),
+    "more ranks of tp than heads": Mistake(("--plan", "tp=4"), "P12", "tp=4 splits the heads, and there are 2", "model.n_head", "tp"),
     "more ranks than samples in a batch": Mistake(("--plan", "dp=16"), "P", "global_batch", "plan", "global_batch"),
     "no such data": Mistake(("--data.source", "text:nothing.txt"), "D02", "no such file or folder: nothing.txt", "--data.source", "absolute"),
     "unreadable data": Mistake(("--data.source", "text:/proc/self/mem"), "D03", "cannot read", "/proc/self/mem", "ls -l"),

@@ -91,7 +91,7 @@ def test_foreign_models_in_bf16_are_one_device_in_bf16() -> None:
 
 
 def test_what_a_graph_does_not_name_is_refused() -> None:
-    with pytest.raises(UnisonoError, match="no positions that could be dealt") as caught:
+    with pytest.raises(UnisonoError, match="no positions that could be split") as caught:
         prove(recipe("mixer", tokens=True), [Plan.parse("cp=2 precision=fp64")], steps=1)
     assert caught.value.code == "P12" and caught.value.fix
 

@@ -110,7 +110,7 @@ def _sizes(leaves: int, replicas: int, unit: int, speeds: Sequence[float] | None
     """Leaves of each replica, multiples of `unit`: at least one unit each, and so that the last is done soonest."""
     units, rest = divmod(leaves, unit)
     if rest or units < replicas or (speeds is None and units % replicas):
-        raise ValueError(f"{leaves} leaves cannot be dealt to {replicas} replicas of {unit} shards")
+        raise ValueError(f"{leaves} leaves cannot be distributed over {replicas} replicas of {unit} shards")
     if speeds is None:
         return [leaves // replicas] * replicas
     if len(speeds) != replicas or min(speeds) <= 0:

@@ -352,7 +352,7 @@ class ShardedLoader(PlacedLoader):
 def _refuse(data: Any) -> None:
     if isinstance(data, Dataset) and not isinstance(data, DataLoader):
         raise UsageError(
-            "a data set yields samples, and what is dealt is batches",
+            "a data set yields samples, and what is split is batches",
             where=type(data).__name__,
             fix="job.prepare(model, optimizer, DataLoader(dataset, batch_size=...))",
             code="J03",

@@ -202,7 +202,7 @@ def _range_problems(text: str, part: Range, where: str) -> Iterator[Problem]:
         elif key == "zero" and value not in ("1", "2", "3"):
             yield Problem("P03", f"blocks={text}: zero={value} is none of 1, 2, 3", where, "zero=1, 2 or 3")
         elif key == "tp" and value != "1":
-            what = f"blocks={text}: tp={value}: blocks of a range are dealt over all of tp, or not at all"
+            what = f"blocks={text}: tp={value}: blocks of a range are split over all of tp, or not at all"
             yield Problem("P03", what, where, "tp=1, or leave tp out of the range")
         elif key == "recompute" and value not in ("none", "selective", "full"):
             what = f"blocks={text}: recompute={value} is none of none, selective, full"

@@ -159,7 +159,7 @@ def _tensor(plan: PlanFields, model: Any) -> Iterator[Problem]:
         return
     for name, keys, size in sizes or ():
         if size < plan.tp:
-            what = f"tp={plan.tp} deals out {name}, and there are {size}: some ranks would have none"
+            what = f"tp={plan.tp} splits {name}, and there are {size}: some ranks would have none"
             yield Problem("P12", what, f"plan.tp, {keys}", f"tp={size} or less, or another {keys}")
 
 
@@ -168,7 +168,7 @@ def _context(plan: PlanFields, model: Any) -> Iterator[Problem]:
         return
     sizes, way = model.deals("cp"), named("cp_kind", plan.cp_kind)
     if sizes is None:
-        what = f"cp={plan.cp}: a model of kind {model.kind} attends to no positions that could be dealt out"
+        what = f"cp={plan.cp}: a model of kind {model.kind} attends to no positions that could be split"
         yield Problem(
             "P12", what, "plan.cp, model.kind", f"cp=1, and dp={plan.cp} or shard={plan.cp} instead"
         )
@@ -185,18 +185,18 @@ def _grid(
         what = f"sync={plan.sync} computes by {virtual} virtual shards in one row, tp={grid} has {grid.rows} rows"
         yield Problem("P12", what, "plan.tp, plan.sync", f"tp={int(grid)}, or sync=canonical")
     if not model.grids:
-        what = f"tp={grid}: products of the {model.kind} are not dealt in two dims"
+        what = f"tp={grid}: products of the {model.kind} are not split in two dims"
         yield Problem("P12", what, "plan.tp, model.kind", f"tp={int(grid)}")
     for name, keys, size in sizes:
         if size < grid.columns:
-            what = f"tp={grid} deals out {name} over {grid.columns} columns, and there are {size}"
+            what = f"tp={grid} splits {name} over {grid.columns} columns, and there are {size}"
             yield Problem("P12", what, f"plan.tp, {keys}", f"fewer columns, or another {keys}")
 
 
 def _rows(plan: PlanFields, batch: Batch) -> Iterator[Problem]:
     """Rows of a grid deal out the samples of a micro-batch."""
     if isinstance(plan.tp, Grid) and batch.micro_batch < plan.tp.rows:
-        what = f"tp={plan.tp} deals a micro-batch over {plan.tp.rows} rows, and it has {batch.micro_batch} samples"
+        what = f"tp={plan.tp} splits a micro-batch over {plan.tp.rows} rows, and it has {batch.micro_batch} samples"
         fix = f"--train.micro_batch {plan.tp.rows}, fewer micros, or tp={int(plan.tp)}"
         yield Problem("P11", what, "plan.tp, train.micro_batch, plan.micros", fix)
 
@@ -224,7 +224,7 @@ def _experts(plan: PlanFields, model: Any) -> Iterator[Problem]:
         return
     sizes = model.deals("ep")
     if sizes is None:
-        what = f"ep={plan.ep}: a model of kind {model.kind} has no experts to deal out"
+        what = f"ep={plan.ep}: a model of kind {model.kind} has no experts to split"
         yield Problem("P12", what, "plan.ep, model.kind", "leave ep out")
         return
     ranks = plan.shard * plan.cp * plan.tp

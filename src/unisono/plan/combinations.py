@@ -147,7 +147,7 @@ def put_away(plan: PlanFields, recipe: Any) -> Iterator[Problem]:
 def _put_away(plan: PlanFields, away: Away, compiled: bool, words: str, key: str) -> Iterator[Problem]:
     rounded = plan.wires.gather or plan.arithmetic.params or plan.arithmetic.stochastic
     for wrong, why, other, fix in (
-        (away.params and plan.shard > 1, f"shard={plan.shard}: weights that are dealt out stay with their ranks",
+        (away.params and plan.shard > 1, f"shard={plan.shard}: weights that are split stay with their ranks",
          "plan.shard", "offload=optimizer beside zero=3, or dp in the place of shard"),
         ((away.params or away.activations) and compiled,
          "train.compile: compiled blocks keep what they keep themselves", "train.compile",
@@ -174,7 +174,7 @@ def ranges_alone(plan: PlanFields) -> Iterator[Problem]:
     """Ranges of blocks over axes that the plan has not."""
     for part in ranges_of(plan.blocks):
         if (zero := part.says("zero")) is not None and plan.shard == 1:
-            what = f"blocks={part}: zero={zero} with shard=1, which deals nothing out"
+            what = f"blocks={part}: zero={zero} with shard=1, which splits nothing"
             yield Problem("P16", what, "plan.blocks, plan.shard", "shard=2, or leave zero out of the range")
         if part.says("tp") is None:
             continue
@@ -207,5 +207,5 @@ def _left_whole(plan: PlanFields, part: Range, model: Any) -> Iterator[Problem]:
         what = f"blocks={part}: blocks of a {model.kind} cannot be left whole, each rank with some positions"
         yield Problem("P12", what, "plan.blocks, model.kind", "leave tp out of the range")
     elif positions.size % ranks:
-        what = f"blocks={part}: {positions.what} {positions.size} is not dealt evenly over {ranks} ranks"
+        what = f"blocks={part}: {positions.what} {positions.size} is not split evenly over {ranks} ranks"
         yield Problem("P12", what, f"plan.blocks, {positions.key}", f"a multiple of {ranks}")

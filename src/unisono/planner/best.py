@@ -104,7 +104,7 @@ def _undealt(within: search.Space, name: str) -> Infeasible:
     if _deals(replace(within, batch=within.cluster.devices, micro_batch=None, legal=lambda plan: True)):
         fixes.append(f"--train.global_batch {within.cluster.devices}")
     return Infeasible(
-        f"no plan deals {what}",
+        f"no plan splits {what}",
         where=f"0 plans on {within.cluster.name}",
         fix=", or ".join(fixes) or "another --train.global_batch, fewer devices, or hold less with --plan",
     )

@@ -30,7 +30,7 @@ _APART = (
 )
 # Relative error added for each technique that no fitted row has.
 APART: Annotated[dict[str, float], Source("fitted", _APART)] = {
-    "tp": 0.09, "pp": 0.07, "zero=3": 0.15, "stages dealt in turn": 0.05, "zero-bubble timetables": 0.05,
+    "tp": 0.09, "pp": 0.07, "zero=3": 0.15, "interleaved stages": 0.05, "zero-bubble timetables": 0.05,
     "cp": 0.25, "overlapped timetables": 0.25, "sync": 0.25, "codec": 0.25,
 }  # fmt: skip
 _BETWEEN = (
@@ -109,7 +109,7 @@ def techniques(plan: Plan) -> tuple[str, ...]:
         "cp": plan.cp > 1,
         "zero=3": plan.shard > 1 and plan.zero == 3,
         "pp": plan.pp > 1,
-        "stages dealt in turn": plan.pp > 1 and chunks(plan.schedule) > 1 and not schedule.halves,
+        "interleaved stages": plan.pp > 1 and chunks(plan.schedule) > 1 and not schedule.halves,
         "zero-bubble timetables": plan.pp > 1 and schedule.halves and not schedule.overlapped,
         "overlapped timetables": plan.pp > 1 and schedule.overlapped,
         "sync": plan.dp > 1 and plan.sync != Plan().sync,

@@ -216,8 +216,8 @@ def _of_channels(plan: Plan, units: int) -> list[Problem]:
         return [Problem("P12", what, "plan.tp, model.kind", "leave tp out")]
     if isinstance(plan.tp, Grid):
         what = f"tp={plan.tp}: a convnet or an MLP has no products in rows and columns"
-        return [Problem("P12", what, "plan.tp", f"tp={int(plan.tp)}, whose products are dealt in one row")]
+        return [Problem("P12", what, "plan.tp", f"tp={int(plan.tp)}, whose products are split in one row")]
     if plan.tp > units:
-        what = f"tp={plan.tp}: a part has {units} to deal, and some ranks would have none"
+        what = f"tp={plan.tp}: a part has {units} to split, and some ranks would have none"
         return [Problem("P12", what, "plan.tp", f"tp={units} or less")]
     return []

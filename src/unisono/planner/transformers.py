@@ -198,4 +198,4 @@ def problems(model: Transformer, plan: Plan) -> list[Problem]:
     if not isinstance(plan.tp, Grid) or (model.measured and not model.apart):
         return []
     what = f"tp={plan.tp}: products in rows and columns have a price for a model of kind gpt"
-    return [Problem("P12", what, "plan.tp", f"tp={int(plan.tp)}, whose products are dealt in one row")]
+    return [Problem("P12", what, "plan.tp", f"tp={int(plan.tp)}, whose products are split in one row")]

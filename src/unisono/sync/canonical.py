@@ -76,7 +76,7 @@ class Canonical(Policy):
         for key in ("tp", "cp"):
             ranks = getattr(plan, key)
             if self.shards > 1 and self.shards % ranks:
-                what = f"{self.shards} virtual shards cannot be dealt evenly to {key}={ranks}"
+                what = f"{self.shards} virtual shards cannot be split evenly over {key}={ranks}"
                 more = 1 << (ranks - 1).bit_length()
                 fix = f"{key}={_below(min(ranks, self.shards))}, or sync=canonical:shards={more}"
                 yield Problem("P18", what, f"plan.sync, plan.{key}", fix)

@@ -110,7 +110,7 @@ def inferred(
         ties=_ties(names),
         cross_entropy=plain,
         terms=_terms(graph, sample),
-        whole="" if chosen else "; ".join(["nothing in its graph can be dealt", *_wholes(cut)[:3]]),
+        whole="" if chosen else "; ".join(["nothing in its graph can be split", *_wholes(cut)[:3]]),
     )
     names_there = {name: OwnName(theirs, _folds(node, cut)) for name, (node, theirs) in names.items()}
     names_there |= {

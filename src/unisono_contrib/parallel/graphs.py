@@ -346,12 +346,12 @@ def split_graphs(stages: Stages, context: PassContext) -> None:
     cross-entropy those of this rank. Raises UsageError P12 where nothing can be dealt."""
     if context.plan.chunks > 1:
         what = (
-            f"tp={context.plan.tp}: a model that is dealt along its graph has no positions to send in chunks"
+            f"tp={context.plan.tp}: a model that is split along its graph has no positions to send in chunks"
         )
         raise UsageError(what, where="plan.tp, model.kind", fix=f"tp={context.mesh.tp.size}", code="P16")
     most = max(context.anatomy.divides.values(), default=0)
     if most < context.mesh.tp.size:
-        what = f"tp={context.mesh.tp.size} finds nothing to deal: {most} is the largest count in this model"
+        what = f"tp={context.mesh.tp.size} finds nothing to split: {most} is the largest count in this model"
         raise UsageError(what, where="plan.tp, model.kind", fix=f"tp={max(1, most)}", code="P12")
     for stage in stages.values():
         for i, unit in stage.blocks.items():

@@ -244,7 +244,7 @@ def split_over_grid(stages: "Stages", context: "PassContext") -> None:
                     context.dealt[f"{name}.{key}"] = Dealt(cuts, False, "cp", alike)
         whole = [name for name, _ in stage.named_parameters() if name not in context.dealt]
         if whole:
-            _refuse(grid, f"this model says nothing of how a grid could deal {whole[0]}")
+            _refuse(grid, f"this model says nothing of how a grid could split {whole[0]}")
         stage.register_forward_pre_hook(partial(_own_samples, part=part_of(context.samples, groups.column)))
         if stage.last:
             _close(stage, groups, context, context.shapes[f"{head}.weight"][0])

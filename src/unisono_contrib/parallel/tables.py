@@ -177,7 +177,7 @@ def _require(whole: nn.Module, context: PassContext) -> None:
     rows, columns = min(shape[0] for shape in tables), tables[0][1]  # type: ignore[index]
     have = {"table": len(tables), "row": rows, "column": columns}[context.anatomy.table_cut]
     if context.plan.ep > have:
-        what = f"ep={context.plan.ep} has only {have} {context.anatomy.table_cut}s to deal"
+        what = f"ep={context.plan.ep} has only {have} {context.anatomy.table_cut}s to split"
         raise UsageError(what, where="plan.ep, model.table_sharding", fix=f"ep={have} or less", code="P12")
 
 

@@ -120,7 +120,7 @@ def _nothing(where: Mixture, space: Space, ranking: mixtures.MixedRanking) -> In
             fixes.append((on.devices, text))
     fix = min(fixes)[1] if fixes else "more devices, or a smaller --train.micro_batch"
     if ranking.nearest is None:
-        what = f"no plan deals a batch of {space.batch} and {space.model.n_layer} layers to these pools"
+        what = f"no plan splits a batch of {space.batch} and {space.model.n_layer} layers over these pools"
         return Infeasible(what, where=where_text, fix=fix)
     short = ranking.nearest.answer.verdict
     what = f"the nearest, {ranking.nearest.answer.request.plan}, needs {nbytes(short.memory.total)} on a rank"

@@ -53,7 +53,9 @@ class LabVerb(Verb):
             "--delay", type=_read(delay_of), default=0.0, metavar="D",
             help="from one host to another, one way: 20ms, 500us (none)",
         )  # fmt: skip
-        parser.add_argument("--ranks", type=int, metavar="N", help="in all, dealt to the hosts (one a host)")
+        parser.add_argument(
+            "--ranks", type=int, metavar="N", help="in all, split between the hosts (one a host)"
+        )
         parser.add_argument(
             "--each", choices=("rank", "host", "first"), default="rank",
             help="what the command is started for: each rank; each host, whose launcher it is then; or the first host"

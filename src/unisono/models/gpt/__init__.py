@@ -99,7 +99,7 @@ class GPTConfig(ModelConfig):
         return (
             heads,
             DealtSize("the feed-forward width", "model.d_ff", self.ff_width),
-            DealtSize("the context (positions are dealt between blocks)", "model.context", self.context),
+            DealtSize("the context (positions are split between blocks)", "model.context", self.context),
         )
 
     def with_vocab(self, facts: Facts) -> Self:

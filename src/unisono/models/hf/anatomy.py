@@ -117,7 +117,7 @@ def _whole_inside(layer: nn.Module, facts: LayerFacts) -> Iterator[str]:
         attention: Any = layer.get_submodule(next(r for r in regions if name.startswith(f"{r}.")))
         shown = getattr(attention, "shown", None)
         if shown is None or tuple(parameter.shape) != (shown[2],):
-            yield f"{name}, a weight between dealt features"
+            yield f"{name}, a weight between split features"
 
 
 def merged(each: list[LayerFacts]) -> LayerFacts:

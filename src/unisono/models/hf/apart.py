@@ -89,7 +89,7 @@ def names_of(parts: nn.Module, of: Making) -> Names:
 def _anatomy(parts: Any, of: Making, names: Names) -> Anatomy:
     model, seen, ties = of.model, of.seen, tuple(names.ties.items())
     if not of.looked_up or not _is_causal(parts):
-        uncut = "tp deals language models whose attention looks back; this one sees all positions"
+        uncut = "tp splits language models whose attention looks back; this one sees all positions"
         return anatomy_of(_layer_facts(parts, of), Ends("", "", ()), sequence=0, ties=ties, uncut=uncut)
     facts = _layer_facts(parts, of)
     head = seen.after[-1]
@@ -103,7 +103,7 @@ def _anatomy(parts: Any, of: Making, names: Names) -> Anatomy:
     ]
     table = of.dealt.removeprefix(f"{of.base}.")
     ends = Ends(f"stem.base.{table}", f"head.model.{head}", tuple(drops))
-    uncut = f"tp cannot deal {'; '.join(odd)}" if odd else ""
+    uncut = f"tp cannot split {'; '.join(odd)}" if odd else ""
     return anatomy_of(facts, ends, sequence=of.context, ties=ties, uncut=uncut)
 
 

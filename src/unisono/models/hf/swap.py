@@ -130,7 +130,7 @@ def _tell_samples(experts: ForeignExperts) -> Any:
 
 def _experts(name: str, module: Any, origins: Origins) -> ForeignExperts:
     if "silu" not in type(module.act_fn).__name__.lower():
-        what = f"{name}: experts with {type(module.act_fn).__name__} cannot be dealt, nor run without numbers"
+        what = f"{name}: experts with {type(module.act_fn).__name__} cannot be split, nor run without numbers"
         raise UsageError(what, where="model.kind", fix="experts with a SiLU gate, as Mixtral's", code="P12")
     (E, fused, D), hidden = module.gate_up_proj.shape, module.down_proj.shape[2]
     experts = ForeignExperts(E, D, hidden, 1)

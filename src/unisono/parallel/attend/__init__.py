@@ -48,7 +48,7 @@ class ContextWay(Member, ABC):
         chunks = 2 * cp if self.balanced else cp
         if positions.size % chunks:
             what = (
-                f"cp={cp} does not divide {positions.what} {positions.size}: it is dealt in {chunks} chunks"
+                f"cp={cp} does not divide {positions.what} {positions.size}: it is split in {chunks} chunks"
             )
             below, above = positions.size // chunks * chunks, (positions.size // chunks + 1) * chunks
             near = " or ".join(str(n) for n in (below, above) if n)
@@ -56,13 +56,13 @@ class ContextWay(Member, ABC):
         elif positions.size // cp < tp:
             what = f"{positions.what} {positions.size} leaves {positions.size // cp} positions for each of cp={cp}"
             fix = f"a lower cp or tp, or {positions.key} of at least {cp * tp}"
-            yield Problem("P12", f"{what}, and tp={tp} deals them", f"plan.cp, plan.tp, {positions.key}", fix)
+            yield Problem(
+                "P12", f"{what}, and tp={tp} splits them", f"plan.cp, plan.tp, {positions.key}", fix
+            )
         for what, key, size in heads if self.by_heads else ():
             if size % (cp * tp):
                 fits = " ".join(str(n) for n in range(1, size + 1) if size % (n * tp) == 0)
-                said = (
-                    f"cp_kind={self.name} deals out {what} {size}, which cp x tp = {cp * tp} does not divide"
-                )
+                said = f"cp_kind={self.name} splits {what} {size}, which cp x tp = {cp * tp} does not divide"
                 fix = f"cp one of {fits}, or cp_kind=ring" if fits else "cp_kind=ring"
                 yield Problem("P12", said, f"plan.cp, plan.tp, {key}", fix)
 

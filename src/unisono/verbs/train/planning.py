@@ -114,7 +114,7 @@ def sized(loaded: Loaded) -> Loaded:
 def _none(loaded: Loaded, ranking: search.Ranking, cluster: Cluster) -> Infeasible:
     if ranking.nearest is None:
         return Infeasible(
-            f"no plan deals a batch of {loaded.recipe.train.global_batch} to {cluster.devices} ranks",
+            f"no plan splits a batch of {loaded.recipe.train.global_batch} over {cluster.devices} ranks",
             where="plan auto",
             fix="another --train.global_batch, --launch.ranks, or fewer keys beside auto",
         )
@@ -217,7 +217,7 @@ class Replanner:
             return Advice(None)
         said = (
             f"replica {slow} computes {max(speeds) / min(speeds):.1f} times as long as the quickest for a leaf: leaves"
-            f" are dealt by speed, {words.percent(1 - after / before)} less to wait for"
+            f" are distributed by speed, {words.percent(1 - after / before)} less to wait for"
         )
         return Advice(replace(spread, why=said))
 

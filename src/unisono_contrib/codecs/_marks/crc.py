@@ -135,7 +135,7 @@ def checksum(payload: "Tensor", memory: BucketMemory, turn: int) -> int:
 def _compare(rows: "Tensor", sums: "Tensor", request: Gather | Deal, memory: BucketMemory, turn: int) -> None:
     """rows [replicas, n]: payloads as they came. told [replicas, 1]: their checksums."""
     for sender in _damaged(rows, sums, memory, turn):
-        way = "gave to all" if isinstance(request, Gather) else f"dealt to replica {memory.place}"
+        way = "gave to all" if isinstance(request, Gather) else f"scattered to replica {memory.place}"
         raise UserCodeError(
             f"in step {memory.step} what replica {sender} {way} arrived as other bytes",
             where=f"dp, seen on replica {memory.place}; the bucket of {listed(memory.names, 3)}",

@@ -47,7 +47,7 @@ class DLRMConfig(ModelConfig):
         have = {"table": len(self.tables), "row": min(self.tables, default=0), "column": self.d_table}
         most = have[self.table_sharding]
         if plan.ep > most > 0:
-            what = f"ep={plan.ep} has only {most} {self.table_sharding}s to deal"
+            what = f"ep={plan.ep} has only {most} {self.table_sharding}s to split"
             yield Problem("P12", what, "plan.ep, model.tables, model.table_sharding", f"ep={most} or less")
         if choice(plan.offload).name == "params":
             what = f"offload={plan.offload}: rows of tables are stepped where they lie, as sparse as they are looked up"
@@ -62,7 +62,9 @@ class DLRMConfig(ModelConfig):
             what = f"schedule={plan.schedule} updates within a step, and gradients of tables are summed once a step"
             yield Problem("P13", what, "plan.schedule, model.kind", "schedule=1f1b")
         if plan.ep > 1 and getattr(schedule, "chains", 1) > 1:
-            what = f"schedule={plan.schedule} holds the model twice, and ep={plan.ep} deals the tables of one"
+            what = (
+                f"schedule={plan.schedule} holds the model twice, and ep={plan.ep} splits the tables of one"
+            )
             yield Problem("P13", what, "plan.schedule, plan.ep", "ep=1, or schedule=1f1b")
 
     @property

@@ -257,9 +257,9 @@ def pays(mixed: MixedRanking) -> str:
     fitting = [(pool, answer) for pool, answer in mixed.alone if answer is not None]
     if not mixed.placed:
         names = " and ".join(pool.name for pool, _ in fitting)
-        return f"mixing is no use: no plan deals this batch to all pools and fits; {names} alone will do"
+        return f"mixing is no use: no plan splits this batch over all pools and fits; {names} alone will do"
     if not fitting:
-        return "mixing is needed: no pool alone has a plan that deals this batch and fits"
+        return "mixing is needed: no pool alone has a plan that splits this batch and fits"
     first, alone_answer = min(fitting, key=lambda pair: pair[1].price.step)
     gain = alone_answer.price.step / mixed.placed[0].answer.price.step
     if gain < 1.0 - _ALIKE:
@@ -280,7 +280,7 @@ def describe_best(mixed: MixedRanking) -> Description:
         alone.append(
             {**dict.fromkeys(("step_s", "plan", "micro_batch")), **row, **(figures(answer) if answer else {})}
         )
-        best = "no plan deals this batch to it and fits"
+        best = "no plan splits this batch over it and fits"
         text.append(
             f"  {pool.name}: {f'{seconds(answer.price.step)}  {answer.request.plan}' if answer else best}"
         )

@@ -143,7 +143,7 @@ def _nothing(space: Space, nearest: PlanResult | None) -> str:
     if nearest is not None:
         return f"memory: the nearest plan is {nearest.verdict.short / GIB:.1f} GiB short"
     dealt = f"{space.batch} samples and {space.model.n_layer} layers to {space.cluster.devices} devices"
-    return f"batch too small: no plan deals {dealt}"
+    return f"batch too small: no plan splits {dealt}"
 
 
 def breaks(over: Axis, rows: Sequence[Row]) -> tuple[int | None, str]:

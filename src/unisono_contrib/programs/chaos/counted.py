@@ -38,14 +38,14 @@ def audit(lines: Iterable[Mapping[str, Any]], leaves: int, micro_batch: int, ste
         else:
             before = dealt[line["step"]][epoch].setdefault(rank, line)
             if before["leaves"] != line["leaves"]:
-                problems.append(f"step {line['step']}: rank {rank} was dealt other leaves the second time")
+                problems.append(f"step {line['step']}: rank {rank} was assigned other leaves the second time")
     for epoch, ranks in sorted(begun.items()):
         if len(set(ranks.values())) > 1:
             problems.append(f"epoch {epoch}: ranks began after different steps: {ranks}")
     positions: Counter[int] = Counter()
     for step in range(steps):
         if not dealt[step]:
-            problems.append(f"step {step}: nobody was dealt it")
+            problems.append(f"step {step}: nobody was assigned it")
             continue
         epoch = max(dealt[step])
         problems += _lost(step, epoch, begun)
@@ -68,11 +68,13 @@ def _step(
     positions: Counter[int],
 ) -> list[str]:
     """One attempt that counts. Ranks at one place of the data axes work on the same leaves together."""
-    problems = [f"step {step}: rank {rank} was dealt nothing" for rank in sorted(set(ranks) - by_rank.keys())]
+    problems = [
+        f"step {step}: rank {rank} was assigned nothing" for rank in sorted(set(ranks) - by_rank.keys())
+    ]
     places: dict[tuple[int, ...], Any] = {}
     for rank, line in sorted(by_rank.items()):
         if places.setdefault(tuple(line["at"]), line["leaves"]) != line["leaves"]:
-            problems.append(f"step {step}: rank {rank} was dealt other leaves than those of its replica")
+            problems.append(f"step {step}: rank {rank} was assigned other leaves than those of its replica")
     counts = Counter(leaf for place in places.values() for leaf, _ in place)
     for leaf in range(leaves):
         if counts[leaf] != 1:

@@ -69,7 +69,7 @@ def of_wire(codec: Codec, shapes: Sequence[Size]) -> Iterator[str]:
         return
     payloads = run(REPLICAS, lambda rank: _stepped(codec, shapes, rank, None))[RECEIVER]
     if not payloads:
-        yield "it says that payloads are checked, and none is gathered or dealt"
+        yield "it says that payloads are checked, and none is gathered or scattered"
     for noisy in range(payloads):
         try:
             run(REPLICAS, lambda rank, noisy=noisy: _stepped(codec, shapes, rank, noisy))
