@@ -234,3 +234,26 @@ def test_data_of_each_ranks_own_needs_its_ranks_within_a_pass(threads: World, tm
     with pytest.raises(unisono.UnisonoError, match="within a pass of 3 ranks") as raised:
         threads(joined, 2, group=False, plan="dp=2", inside=True, folder=str(tmp_path))
     assert raised.value.code == "J17" and raised.value.fix
+
+
+def passes(ctx: Any, folder: str, count: int) -> list[list[int]]:
+    """Passes through data of this rank's own, whose loader shuffles by a generator of its own; saved after each."""
+    job = unisono.init("dp=2", context=ctx)
+    model = nn.Linear(1, 1)
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    own = TensorDataset(torch.arange(8))
+    data = job.join(DataLoader(own, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)))
+    job.load(folder)
+    orders = []
+    for _ in range(count):
+        orders.append([int(i) for (batch,) in data for i in batch])
+        job.save(folder)
+    return orders
+
+
+def test_data_of_each_ranks_own_goes_on_with_its_next_pass(threads: World, tmp_path: Path) -> None:
+    whole = threads(passes, 2, group=False, folder=str(tmp_path / "whole"), count=2)
+    parts = [threads(passes, 2, group=False, folder=str(tmp_path / "broken"), count=1) for _ in range(2)]
+    for rank in range(2):
+        assert [parts[0][rank][0], parts[1][rank][0]] == whole[rank]
+        assert whole[rank][0] != whole[rank][1]

@@ -11,11 +11,12 @@ from unisono.observe.span import Recorder, Span
 
 
 def test_lines_are_readable_while_the_file_is_open(tmp_path: Path) -> None:
-    with JsonLines(tmp_path / "deep" / "metrics.jsonl") as lines:
+    path = tmp_path / "deep" / "metrics.jsonl"
+    with JsonLines(path) as lines:
         lines.write({"step": 0, "loss": 5.5})
-        assert read_lines(lines.path) == ([{"step": 0, "loss": 5.5}], 0)
+        assert read_lines(path) == ([{"step": 0, "loss": 5.5}], 0)
         lines.write({"step": 1, "loss": float("nan"), "time": {"data": float("inf")}})
-    assert read_lines(lines.path)[0][1] == {"step": 1, "loss": None, "time": {"data": None}}
+    assert read_lines(path)[0][1] == {"step": 1, "loss": None, "time": {"data": None}}
 
 
 def test_a_half_written_line_spoils_only_itself(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.planner.published import gpt
-from unisono.measure.file import MeasuredMachine, as_toml
+from unisono.measure.calibrate import MeasuredMachine, as_toml
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.predict import of_ranks

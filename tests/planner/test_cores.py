@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.planner.cores import MACHINE, MODEL, here
-from unisono.measure.file import as_toml, link_between
+from unisono.measure.calibrate import as_toml, link_between
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import PlanRequest, simulate

@@ -9,7 +9,7 @@ import pytest
 from tests.planner.cores import MACHINE
 from unisono import config
 from unisono.cli import main
-from unisono.measure.file import as_toml
+from unisono.measure.calibrate import as_toml
 from unisono.plan import Plan
 from unisono.planner import simulate
 from unisono.planner.from_recipe import request_of

@@ -7,7 +7,7 @@ import pytest
 
 from tests.planner.cores import MACHINE
 from unisono.cli import main
-from unisono.measure.file import as_toml
+from unisono.measure.calibrate import as_toml
 
 pytestmark = pytest.mark.timeout(120)
 RECIPE = """

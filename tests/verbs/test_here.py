@@ -9,7 +9,7 @@ import pytest
 from tests.planner.cores import MACHINE
 from tests.verbs.test_auto import calibrated
 from unisono.cli import main
-from unisono.measure.file import MeasuredMachine, as_toml, link_between
+from unisono.measure.calibrate import MeasuredMachine, as_toml, link_between
 from unisono.plan import Plan
 
 CORES = len(os.sched_getaffinity(0))

@@ -99,7 +99,7 @@ def as_before(states: Sequence[Any], generators: Sequence[torch.Generator]) -> C
 
 
 def generators_of(data: Any) -> list[torch.Generator]:
-    """Generators of a loader's and its samplers' own."""
+    """Return the generators that a loader and its samplers have of their own."""
     batches = getattr(data, "batch_sampler", None)
     owners = (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
     generators = (getattr(owner, "generator", None) for owner in owners)
@@ -256,7 +256,7 @@ class ShardedLoader(PlacedLoader):
             yield batch
 
     def skip(self, batches: int) -> None:
-        """The next pass leaves out its first batches: what a checkpoint of somebody else's says was used already."""
+        """Leave out the first batches of the next pass, which another program's checkpoint counts as used."""
         self._going_on = {"pass": self._walk.number + 1, "place": batches}
 
     def _batches(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[tuple[Any, int, int, int, int]]:

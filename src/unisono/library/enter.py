@@ -71,7 +71,7 @@ _STAGE: ContextVar[ScriptStage] = ContextVar("who plays this script")
 
 @contextmanager
 def staged(on: ScriptStage) -> Iterator[None]:
-    """What is called inside is played on this stage."""
+    """Have `init` use this stage inside."""
     token = _STAGE.set(on)
     try:
         yield
@@ -166,7 +166,7 @@ def _watch(
 
 
 def not_here(plan: Plan) -> list[Problem]:
-    """Keys of a plan that a loop of the user's cannot be played under."""
+    """Return the problems of a plan that a user's own loop cannot be played under."""
     plain = Plan()
     return [
         Problem("J01", f"{key}={plan.text(key)} in the library way: {why}", f"plan.{key}", fix)

@@ -66,7 +66,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def encoded(value: Any) -> bytes:
-    """Raises UsageError J22 for what is none of these."""
+    """Return a value as bytes. Raises UsageError J22 for a value that ranks do not send each other."""
     blobs: list[bytes] = []
     text = json.dumps(_encode(value, blobs, "the value")).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, *blobs])
@@ -79,7 +79,7 @@ def decoded(data: bytes) -> Any:
 
 
 def from_main(value: Any, exchange: ScalarExchange, source: int = 0) -> Any:
-    """The value of the rank at index `source`, on every rank."""
+    """Return the value of the rank at index `source`, on every rank."""
     group, device = exchange.group, exchange.device
     if group.size == 1:
         return value
@@ -91,7 +91,7 @@ def from_main(value: Any, exchange: ScalarExchange, source: int = 0) -> Any:
 
 
 def of_each(value: Any, exchange: ScalarExchange) -> list[Any]:
-    """Every rank's value, by rank, on every rank."""
+    """Return every rank's value, by rank, on every rank."""
     group, device = exchange.group, exchange.device
     if group.size == 1:
         return [value]

@@ -57,14 +57,14 @@ class FirstSteps:
         )
 
     def one_more(self) -> int:
-        """Another model is prepared; its number."""
+        """Count one more prepared model and return its number."""
         self._steps_made.append(0)
         self._following.look(self.looking)
         self.look(True)
         return len(self._steps_made) - 1
 
     def shards(self, model: nn.Module) -> None:
-        """This model's parameters are dealt."""
+        """Note that this model's parameters are sharded."""
         before = self._losses.sharded
         self._losses.sharded = lambda x: before(x) or any(x is p for p in model.parameters())
 
@@ -100,7 +100,7 @@ class FirstSteps:
         self._judged = True
 
     def before_step(self, number: int, model: nn.Module) -> None:
-        """Model `number` is about to be stepped, on every rank. Raises UsageError if the job is strict and something
+        """Compare the ranks before a step of model `number`. Raises UsageError if the job is strict and something
         was noticed."""
         if not self.looking:
             return

@@ -140,14 +140,14 @@ def check_on(
 
 
 def path_of(function: Callable[..., Any]) -> list[str]:
-    """Modules that this process can import, its own processes can."""
+    """Return the path on which the processes find what this one can import."""
     return [str(Path(home_of(function)["file"]).parent), *(entry for entry in sys.path if entry)]
 
 
 def run(
     nursery: ForkServer, argument: dict[str, Any], ranks: int, timeout: float, hear: OnEvent | None = None
 ) -> list[dict[str, Any]]:
-    """What each rank returned. Raises what the first to fail raised, and KeyboardInterrupt for Ctrl-C."""
+    """Return what each rank returned. Raises what the first to fail raised, and KeyboardInterrupt for Ctrl-C."""
     outcome = nursery.run(argument, ranks, 1, hear, timeout, "gloo")
     if outcome.stopped and outcome.error is None:
         raise KeyboardInterrupt
@@ -155,7 +155,7 @@ def run(
 
 
 def home_of(function: Callable[..., Any]) -> dict[str, str]:
-    """Where another process finds the function. Raises UsageError V03."""
+    """Return where another process finds the function. Raises UsageError V03."""
     file, name = locate(function, "check_gradients", SCRIPT, inner=True)
     return {"module": getattr(function, "__module__", ""), "name": name, "file": str(file)}
 

@@ -87,7 +87,7 @@ class StepLog:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Also at optimisers that the script never gave to `prepare`."""
+        """Record steps, also of optimisers that the script never gave to `prepare`."""
         hooks = (
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._other(optimizer, self._before)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._other(optimizer, self._after)),
@@ -100,12 +100,12 @@ class StepLog:
                 hook.remove()
 
     def see(self, job: Job) -> None:
-        """From now on what this job prepares is looked at."""
+        """Record what this job prepares from now on."""
         self.jobs.append(job)
         job.prepare = partial(self._prepare, job.prepare)  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """The loop has come to its own end: weights that something else than an optimiser may have changed."""
+        """Record the weights at the loop's own end: something else than an optimiser may have changed them."""
         for model in self._models:
             self._tensors |= self._values(model)
         self._save("end")
@@ -218,7 +218,7 @@ class StepLog:
 
 
 def whole(x: Tensor) -> Tensor:
-    """All shards of it together."""
+    """Return a tensor with all its shards."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
@@ -308,7 +308,7 @@ def run_script(script: str, words: Sequence[str], cwd: str) -> None:
 
 
 def _own_files(script: str) -> list[str]:
-    """The script, and what it has imported from its folder and those below."""
+    """Return the script and the files that it has imported from its folder and those below."""
     folder = Path(script).parent
     modules: Mapping[str, Any] = dict(sys.modules)
     files = (getattr(module, "__file__", None) for module in modules.values())

@@ -60,8 +60,8 @@ def found_in(roots: Iterable[Any]) -> list[OwnGenerator]:
 
 
 def found_in_script() -> list[OwnGenerator]:
-    """Python's and NumPy's, of the functions of the script that are running in this thread. Torch's pass where they are
-    used (`batch_tracer`)."""
+    """Return the Python and NumPy generators of the script's functions that are running in this thread. Torch's are
+    seen where they are used (`batch_tracer`)."""
     frame, roots = sys._getframe(1), []
     while frame is not None:
         if not is_foreign(frame.f_code.co_filename):
@@ -163,7 +163,7 @@ _COMMON = (
 
 @contextmanager
 def kept(more: Sequence[OwnGenerator] = ()) -> Iterator[list[Any]]:
-    """Put all three generators back as they were, and these."""
+    """Restore torch's, Python's and NumPy's generators afterwards, and these."""
     every = (*_COMMON, *more)
     before = [generator.get() for generator in every]
     try:
@@ -211,7 +211,7 @@ class Streams:
         self._other = [state]
 
     def to_own(self) -> None:
-        """This rank's samples are at hand."""
+        """Draw from this rank's own generator from now on, since its samples are at hand."""
         if self._alone or self._inside:
             return
         self._swap()
@@ -221,7 +221,7 @@ class Streams:
             self._seen, self._others_seen = random_states(), self._others()
 
     def to_script(self) -> None:
-        """What is drawn now must be the same on every rank."""
+        """Draw from the script's generator from now on, which is the same on every rank."""
         if self._inside:
             self._look("J12")
             self._swap()
@@ -229,7 +229,7 @@ class Streams:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Around a model's forward."""
+        """Draw from this rank's own generator in a model's forward."""
         was = self._inside
         self.to_own()
         self._look("J12")
@@ -279,8 +279,8 @@ class BySample(Dataset):
         return getattr(self.data, name)
 
     def __getitems__(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
-        """Only generators that were seen to be drawn from are seeded; samples in which one was for the first time are
-        fetched again."""
+        """Fetch samples. Only generators that samples were seen to draw from are seeded; samples in which one was used
+        for the first time are fetched again."""
         if self._generators is None:
             self._generators = found_in([self.data])
         every = (*_COMMON, *self._generators)

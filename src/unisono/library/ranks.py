@@ -85,7 +85,7 @@ class Ranks:
             print(*words, **{"file": sys.stdout, "flush": True, **options})
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks are here."""
         self._exchange.group.barrier()
 
     @contextmanager
@@ -102,33 +102,33 @@ class Ranks:
 
     @explained()
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of rank `source`, on every rank."""
+        """Return the value of rank `source`, on every rank."""
         return from_main(value, self._exchange, source)
 
     @explained()
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank."""
+        """Return every rank's value, by rank."""
         return of_each(value, self._exchange)
 
     @explained()
     def send(self, x: Tensor, to: int, within: float | None = None) -> None:
-        """A tensor to one rank, which calls `recv`. within: seconds; HangError after them."""
+        """Send a tensor to one rank, which calls `recv`. within: seconds, after which HangError is raised."""
         started(self._exchange.group, x, to, within, sends=True).wait()
 
     @explained()
     def recv(self, out: Tensor, source: int, within: float | None = None) -> Tensor:
-        """What rank `source` sends into `out`, of the same size and dtype; returns it."""
+        """Receive what rank `source` sends into `out`, of the same size and dtype, and return it."""
         started(self._exchange.group, out, source, within, sends=False).wait()
         return out
 
     @explained()
     def isend(self, x: Tensor, to: int, within: float | None = None) -> PendingMessage:
-        """As `send`, but returns at once; x must not change before `wait()` of what it returns."""
+        """Begin to send a tensor, which must not change before `wait()` of what this returns."""
         return started(self._exchange.group, x, to, within, sends=True)
 
     @explained()
     def irecv(self, out: Tensor, source: int, within: float | None = None) -> PendingMessage:
-        """As `recv`, but returns at once; the tensor is there after `wait()` of what it returns."""
+        """Begin to receive a tensor, which is there after `wait()` of what this returns."""
         return started(self._exchange.group, out, source, within, sends=False)
 
     def sum(self, value: Any) -> Any:
@@ -142,7 +142,7 @@ class Ranks:
         return self._reduced(value, "min")
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on some rank: early stopping, say."""
+        """Return whether the flag is set on some rank, for early stopping for example."""
         return bool(self.max(int(flag)))
 
     def all(self, flag: bool) -> bool:

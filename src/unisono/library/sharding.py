@@ -283,7 +283,7 @@ _DRAWS = (_aten.normal_.default, _aten.uniform_.default, _aten.bernoulli_.float,
 
 
 def draw_whole() -> None:
-    """From now on, in this process."""
+    """Have random operations on shards draw whole tensors from now on, so that they have the numbers of one device."""
     handlers = DTensor._op_dispatcher._custom_op_handlers
     for operation in _DRAWS:
         handlers[operation] = _drawn
@@ -335,7 +335,7 @@ def copied_with_shards(model: nn.Module, shard: Shard) -> None:
 
 
 def _plain(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A copy without FSDP2. memo: has its parameters already."""
+    """Copy a module without FSDP2. memo: has its parameters already."""
     kind = next(base for base in type(module).__mro__[1:] if not issubclass(base, FSDPModule))
     copied_module = nn.Module.__new__(kind)
     memo[id(module)] = copied_module

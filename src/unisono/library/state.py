@@ -220,7 +220,7 @@ class SavedJob(Protocol):
 
 
 class JobPlace:
-    """Where a job stands, on disk. Every rank calls its methods. keep() adds what else has a state."""
+    """Saves a job to disk and loads it. Every rank calls its methods. keep() adds what else has a state."""
 
     def __init__(self, job: SavedJob, token: int) -> None:
         self._job, self._token = job, token
@@ -262,7 +262,7 @@ class JobPlace:
         return saved
 
     def load(self, path: Path) -> dict[str, Any] | None:
-        """Goes on from the last checkpoint; returns the `state` given to `save`, or None where there is none."""
+        """Load the last checkpoint. Return the `state` of its `save`, None where there is no checkpoint."""
         job = self._job
         checkpoint = path if (path / "manifest.json").is_file() else latest(path)
         if checkpoint is None:

@@ -71,18 +71,14 @@ def cut(call: TorchCall) -> Found:
     if trace is None or trace.dim != dim:
         return [trace] * len(call.outs)
     set_, step = trace.samples * trace.inner, call.arguments.get("step", 1)
-    start, traces = _start(call, x.shape[dim]), []
+    start, traces = call.arguments.get("start") or 0, []
+    start = max(0, start + x.shape[dim] if start < 0 else start)
     for out in call.outs:
         size = out.shape[dim]
         whole = step == 1 and not start % set_ and size and not size % set_
         traces.append(replace(trace, outer=size // set_) if whole else None)
         start += size
     return traces
-
-
-def _start(call: TorchCall, size: int) -> int:
-    start = call.arguments.get("start") or 0
-    return max(0, start + size if start < 0 else start)
 
 
 def joined(call: TorchCall) -> Found:

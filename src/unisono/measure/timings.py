@@ -17,7 +17,8 @@ def seconds_of(call: Callable[[], object], device: torch.device, least: float = 
     share the time that it takes to wait for it."""
     call()
     took: list[float] = []
-    calls = _fill(_timed(call, 1, device)) if is_apart(device) else 1
+    calls = round(_BESIDE_WAIT / max(_timed(call, 1, device), 1e-9)) if is_apart(device) else 1
+    calls = max(1, min(1000, calls))
     end = time.perf_counter() + least
     while len(took) < 3 or time.perf_counter() < end:
         took.append(_timed(call, calls, device))
@@ -32,11 +33,6 @@ def _timed(call: Callable[[], object], calls: int, device: torch.device) -> floa
         call()
     synchronize(device)
     return (time.perf_counter() - begun) / calls
-
-
-def _fill(once: float) -> int:
-    """Return how many calls take about `_BESIDE_WAIT` seconds, if one takes `once`."""
-    return max(1, min(1000, round(_BESIDE_WAIT / max(once, 1e-9))))
 
 
 def products(

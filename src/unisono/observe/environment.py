@@ -50,7 +50,11 @@ def describe(environ: Mapping[str, str], folder: str | Path = ".") -> dict[str, 
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
         "git": git_commit(folder),
         "argv": without_secrets(sys.argv),
-        "env": {name: environ[name] for name in sorted(environ) if _matters(name)},
+        "env": {
+            name: environ[name]
+            for name in sorted(environ)
+            if (name in _NAMES or name.startswith(_PREFIXES)) and not is_secret(name)
+        },
     }
 
 
@@ -94,9 +98,3 @@ def _git(folder: str | Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _matters(name: str) -> bool:
-    if is_secret(name):
-        return False
-    return name in _NAMES or name.startswith(_PREFIXES)

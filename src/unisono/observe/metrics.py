@@ -12,22 +12,12 @@ from unisono.observe.files import Appender, whole_file, write_whole
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
-class JsonLines:
-    """Appends objects to a file, flushed to the system as they are written.
-
-    A line left half written by a killed run is closed first, so that it can spoil only itself.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = Appender(self.path)
+class JsonLines(Appender):
+    """Appends objects to a file, flushed to the system as they are written."""
 
     def write(self, *records: Mapping[str, Any]) -> None:
         """A line for each, or OSError and none. Numbers that are not finite become null: JSON has no word for them."""
-        self._file.append("".join(f"{_line(record)}\n" for record in records).encode())
-
-    def close(self) -> None:
-        self._file.close()
+        self.append("".join(f"{_line(record)}\n" for record in records).encode())
 
     def __enter__(self) -> Self:
         return self

@@ -66,11 +66,6 @@ class _Open:
         recorder._close(self.kind, self.start_ns, stop_ns, self.inner_ns, self.outer, self.tags)
 
 
-def _epoch_ns(clock: Callable[[], int]) -> int:
-    """Unix time at clock zero. A process that is put aside between two readings makes it too early, never too late."""
-    return max(time.time_ns() - clock() for _ in range(5))
-
-
 class Recorder:
     """The times and bytes of one rank.
 
@@ -85,7 +80,8 @@ class Recorder:
         self.keep = False
         self.step: int | None = None
         self.codec = ""
-        self.epoch_ns = _epoch_ns(clock)
+        # A process that is put aside between two readings makes it too early, never too late.
+        self.epoch_ns = max(time.time_ns() - clock() for _ in range(5))
         self._clock = clock
         self._open: _Open | None = None
         self._lock = threading.Lock()

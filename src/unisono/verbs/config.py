@@ -42,7 +42,7 @@ class ConfigVerb(RecipeVerb):
             takes = " to ".join(str(n) for n in sorted({least, most}))
             what = f"config {args.what} takes {takes} files, not {len(args.files)}"
             raise UsageError(what, where="unisono config", fix="unisono config --help", code="C04")
-        files = [_file(name) for name in args.files]
+        files = [str(run_folder(name) / CONFIG) if Path(name).is_dir() else name for name in args.files]
         if args.what == "schema":
             schema = config.schema()
             say(json.dumps(schema, indent=2))
@@ -61,10 +61,6 @@ class ConfigVerb(RecipeVerb):
         for line in loaded_recipe.plan.idle():
             call.settings.note(f"note  {line}")
         return {"ok": True, "plan": str(plan), "ranks": plan.world, "batch": batch}
-
-
-def _file(name: str) -> str:
-    return str(run_folder(name) / CONFIG) if Path(name).is_dir() else name
 
 
 def _diff(settings: Settings, names: list[str], a: Any, b: Any) -> Mapping[str, Any]:

@@ -102,7 +102,11 @@ def _forget_and_resume(run: Run, resolved: Resolved, place: Place, corpus: Corpu
     run.mesh.world.barrier()
     restore(run, saved_by(folder, steps_made))
     after = _going_on(run, feeds(*arguments)[0])
-    return [what for what, was in before.items() if not _same(after[what], was)]
+    same = {
+        what: torch.equal(after[what], was) if isinstance(was, Tensor) else after[what] == was
+        for what, was in before.items()
+    }
+    return [what for what in before if not same[what]]
 
 
 def saved_by(folder: Path, steps_made: int) -> Path:
@@ -129,10 +133,6 @@ def _going_on(run: Run, feed: Feed) -> dict[str, Any]:
     noting.fetch(step, run.leaves)
     pieces = {box.name: box.tensor.clone() for box in pieces_of(run)}
     return {"step": run.step, "learning rate": run.update.rate(step), "samples": noting.read, **pieces}
-
-
-def _same(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
 def _validate(run: Run, resolved: Resolved, feed: Any, met: StretchRecord) -> None:
