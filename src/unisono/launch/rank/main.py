@@ -135,8 +135,8 @@ class _Forked:
     def _report(self, question: dict[str, Any]) -> dict[str, Any]:
         """What this rank says of itself, or of another of its host that does not answer."""
         if (about := RankProcess.of(question.get("about") or {})) is not None:
-            return {"rank": about.rank, **inspect_folder.seen(about)}
-        return self.watchdog.report() if self.watchdog is not None else {}
+            return {"rank": about.rank, **asdict(inspect_folder.seen(about))}
+        return asdict(self.watchdog.report()) if self.watchdog is not None else {}
 
     def _hear_signals(self) -> None:
         """A signal to one rank asks the whole run to stop, as one to the supervisor does: a scheduler sends it to whom
