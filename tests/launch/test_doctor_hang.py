@@ -20,7 +20,7 @@ from tests.launch.hangs import CASES, Case, ask, began, doctor
 from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder
 from unisono.launch.inspect import InspectedRank
 from unisono.launch.inspect_folder import RankProcess
-from unisono.launch.inspect_schema import Call, GroupCalls, RankReport
+from unisono.launch.inspect_schema import GroupCall, GroupCalls, RankReport
 from unisono.launch.rank.presence import Presence
 from unisono.launch.rank_status import ASK, LINES, RankStatus, catches, process_state
 from unisono.spec.errors import UsageError
@@ -314,7 +314,7 @@ def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None
         judged = doctor_hang.judge([seen(0, "waits", 1.0), gone], None, 0.0)
         assert judged.error is not None and judged.again and judged.mark == "gone [1]"
     calls = [
-        {"g-1": GroupCalls([0, 1], "dp", 7, {"4": Call(says, False, "", op, place, 0)})}
+        {"g-1": GroupCalls([0, 1], "dp", 7, {"4": GroupCall(says, False, "", op, place, 0)})}
         for says, op, place in (
             ("sum 3", "all_reduce of float32 [3]", "a.py:1 in f"),
             ("sum 4", "all_reduce of float32 [4]", "b.py:2 in g"),

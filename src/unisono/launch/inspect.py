@@ -9,7 +9,7 @@ from typing import Any
 
 from unisono.launch import inspect_folder
 from unisono.launch.inspect_folder import RankProcess
-from unisono.launch.inspect_schema import Call, RankReport, read_report
+from unisono.launch.inspect_schema import GroupCall, RankReport, read_report
 from unisono.launch.rank_status import RankStatus, process_state
 from unisono.launch.run.verdict import differing
 
@@ -87,6 +87,6 @@ def mismatched(ranks: Sequence[InspectedRank]) -> tuple[list[RankStatus], str]:
     return [], ""
 
 
-def _answer(status: RankStatus, call: Call) -> dict[str, Any]:
+def _answer(status: RankStatus, call: GroupCall) -> dict[str, Any]:
     facts = {"part": call.part, "op": call.op, "place": call.place, "odd": call.odd}
     return {"says": call.says, **vars(replace(status, state="called", **facts))}

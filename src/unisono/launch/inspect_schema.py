@@ -18,7 +18,7 @@ _Number = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,15})$")]  # JSON has t
 
 
 @dataclass(frozen=True)
-class Call:
+class GroupCall:
     """One call of a group, as `begun.RecordedCollective` and the rank's lines tell of it. odd: how unusual it is."""
 
     __pydantic_config__: ClassVar[ConfigDict] = FORM
@@ -40,7 +40,7 @@ class GroupCalls:
     ranks: Annotated[list[Rank], Field(max_length=1 << 20)]
     axis: Text
     begun: Count | None
-    calls: dict[_Number, Call]
+    calls: dict[_Number, GroupCall]
 
 
 @dataclass(frozen=True)

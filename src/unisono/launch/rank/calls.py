@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono.comm import begun
 from unisono.comm.begun import RecordedCollective
-from unisono.launch.inspect_schema import Call, GroupCalls
+from unisono.launch.inspect_schema import GroupCall, GroupCalls
 from unisono.launch.rank_status import Frame, RankStatus, status_of
 from unisono.spec.frames import is_foreign
 
@@ -135,9 +135,9 @@ def _called(call: RecordedCollective, here: RankStatus) -> RankStatus:
     )
 
 
-def _shown(call: RecordedCollective, here: RankStatus) -> Call:
+def _shown(call: RecordedCollective, here: RankStatus) -> GroupCall:
     called = _called(call, here)
-    return Call(call.says, call.over, called.part, called.op, called.place, called.odd)
+    return GroupCall(call.says, call.over, called.part, called.op, called.place, called.odd)
 
 
 def before_abort(hear: Callable[[], None]) -> Callable[[], None]:
