@@ -20,6 +20,7 @@ from tests.launch.hangs import CASES, Case, ask, began, doctor
 from unisono.launch import doctor_hang, hang_report, inspect, inspect_folder
 from unisono.launch.inspect import InspectedRank
 from unisono.launch.inspect_folder import RankProcess
+from unisono.launch.inspect_schema import GroupCall, GroupCalls, RankReport
 from unisono.launch.rank.presence import Presence
 from unisono.launch.rank_status import ASK, LINES, RankStatus, catches, process_state
 from unisono.spec.errors import UsageError
@@ -73,7 +74,7 @@ def test_a_healthy_run_that_is_asked_ends_with_the_same_bits(asks: int, tmp_path
                 assert code == 0 and told["pass"] and told["culprit"] is None, told
                 assert [one["answered"] for one in told["stands"]] == [True, True]
                 for one in inspect_folder.living(next(folder.glob("runs/run/*/alive"))):
-                    assert inspect_folder.seen(one)["frames"], "by the signal too"
+                    assert inspect_folder.seen(one).frames, "by the signal too"
             (folder / "hold").unlink()
             assert processes[0].wait(100) == 0, (folder / "output").read_text()
         assert not list(folder.glob("runs/run/*/alive")), "nothing is left of a run that has ended"
@@ -135,11 +136,11 @@ def me(rank: int = 0, world: int = 1, **other: Any) -> RankProcess:
 def test_a_rank_answers_until_it_leaves(tmp_path: Path) -> None:
     folder, asked = tmp_path / "alive", []
 
-    def facts() -> dict[str, Any]:
+    def report() -> RankReport:
         asked.append(1)
-        return {"status": asdict(RankStatus(0, "runs", "here", idle=0.1, step=7)), "calls": {}, "since": 0.2}
+        return RankReport(RankStatus(0, "runs", "here", idle=0.1, step=7), calls={}, since=0.2)
 
-    presence = Presence(folder, me(), facts)
+    presence = Presence(folder, me(), report)
     assert folder.stat().st_mode & 0o077 == 0
     for _ in range(2):
         (found,) = inspect.look(folder, inspect_folder.living(folder))
@@ -150,10 +151,10 @@ def test_a_rank_answers_until_it_leaves(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_fails_is_no_answer_and_harms_nobody(tmp_path: Path) -> None:
-    def facts() -> dict[str, Any]:
+    def report() -> RankReport:
         raise RuntimeError("no")
 
-    presence = Presence(tmp_path / "alive", me(), facts)
+    presence = Presence(tmp_path / "alive", me(), report)
     (found,) = inspect.look(tmp_path / "alive", inspect_folder.living(tmp_path / "alive"))
     presence.close()
     assert not found.spoke and found.status.state == "silent"
@@ -184,12 +185,12 @@ def test_ranks_of_the_last_start_count(tmp_path: Path) -> None:
 def test_a_stranger_is_sent_no_signal(tmp_path: Path) -> None:
     with sleeper() as pid:
         assert not catches(pid, ASK), "it would end it"
-        assert inspect_folder.seen(me(pid=pid))["status"]["state"] == "silent"
+        assert inspect_folder.seen(me(pid=pid)).status.state == "silent"
         assert process_state(pid) in "SR"
         os.kill(pid, signal.SIGSTOP)
         while process_state(pid) != "T":
             pass
-        assert inspect_folder.seen(me(pid=pid))["status"]["state"] == "stopped"
+        assert inspect_folder.seen(me(pid=pid)).status.state == "stopped"
         assert process_state(pid) == "T" and inspect_folder.kernel(pid)["state"] == "stopped"
 
 
@@ -215,16 +216,16 @@ def test_lines_are_those_of_now_while_c_code_holds_python() -> None:
         lines, until = held(pid, LINES), time.monotonic() + 30
         at = 0
         while at != 5 and time.monotonic() < until:
-            at = inspect_folder.seen(me(pid=pid, lines=lines))["frames"][0][1]
+            at = inspect_folder.seen(me(pid=pid, lines=lines)).frames[0][1]
         for _ in range(3):
             found = inspect_folder.seen(me(pid=pid, lines=lines))
-            assert (found["status"]["state"], found["frames"]) == ("runs", [["<string>", 5, "<module>"]])
+            assert (found.status.state, found.frames) == ("runs", [("<string>", 5, "<module>")])
 
 
 def test_a_process_that_only_a_file_calls_a_rank_gets_no_signal() -> None:
     with sleeper(sys.executable, "-c", HELD, "anything") as pid:
         lines = held(pid, "anything")
-        assert inspect_folder.seen(me(pid=pid, lines=lines))["frames"] == []
+        assert inspect_folder.seen(me(pid=pid, lines=lines)).frames == []
         assert Path(f"/proc/{pid}/fd/{lines}").stat().st_size == 0
 
 
@@ -262,7 +263,9 @@ def seen(rank: int, state: str, idle: float = 0.0, spoke: bool = True, **more: A
     status = RankStatus(
         rank, state, "here", "the exchange of gradients" if state == "waits" else "", "", "a.py:1 in f"
     )
-    return InspectedRank(replace(status, idle=idle, step=9), me(rank, 2), spoke=spoke, **more)
+    return InspectedRank(
+        **{"calls": {} if spoke else None, **more}, status=replace(status, idle=idle, step=9), who=me(rank, 2)
+    )
 
 
 def test_a_rank_may_keep_others_waiting_for_a_time_that_its_pace_explains() -> None:
@@ -307,16 +310,16 @@ def test_a_run_in_which_nobody_waits_and_nobody_moves_hangs() -> None:
 
 
 def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None:
-    for gone in (InspectedRank(RankStatus(1, "gone"), None), seen(1, "gone", spoke=False)):
+    for gone in (InspectedRank(RankStatus(1, "gone")), seen(1, "gone", spoke=False)):
         judged = doctor_hang.judge([seen(0, "waits", 1.0), gone], None, 0.0)
         assert judged.error is not None and judged.again and judged.mark == "gone [1]"
     calls = [
-        {"g-1": {"ranks": [0, 1], "axis": "dp", "begun": 7, "calls": {"4": one}}}
-        for one in (
-            {"says": "sum 3", "op": "all_reduce of float32 [3]", "part": "", "place": "a.py:1 in f", "odd": 0, "over": False},
-            {"says": "sum 4", "op": "all_reduce of float32 [4]", "part": "", "place": "b.py:2 in g", "odd": 0, "over": False},
+        {"g-1": GroupCalls([0, 1], "dp", 7, {"4": GroupCall(says, False, "", op, place, 0)})}
+        for says, op, place in (
+            ("sum 3", "all_reduce of float32 [3]", "a.py:1 in f"),
+            ("sum 4", "all_reduce of float32 [4]", "b.py:2 in g"),
         )
-    ]  # fmt: skip
+    ]
     ranks = [seen(0, "waits", 1.0, calls=calls[0]), seen(1, "waits", 1.0, calls=calls[1])]
     judged = doctor_hang.judge(ranks, None, 0.0)
     assert judged.error is not None and judged.mark == "called g-1 4" and judged.error.where == "b.py:2 in g"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unisono.launch.alone import thread_count, threads_beyond
 from unisono.launch.fork_server import ForkServer
+from unisono.launch.fork_server_main import thread_count, threads_beyond
 
 pytestmark = pytest.mark.timeout(120)
 _READY = threading.Lock()

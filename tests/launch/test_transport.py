@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unisono.launch.doctor import ways
-from unisono.launch.transport import NetworkTransport, astray, choose, leading_to, transports
+from unisono.launch.transport import NetworkTransport, Route, astray, choose, leading_to, transports
 from unisono.spec.errors import Skipped
 from unisono_contrib.lab.links import DEVICE, LabLink, address
 from unisono_contrib.lab.network import LabNetwork, require
@@ -68,6 +68,10 @@ def taken(sys: Sys, *leading: str, one_host: bool = False, **environ: str):
     return choose(transports(sys.root), leading, one_host, environ, "head")
 
 
+def said(route: Route) -> str:
+    return f"{route.device}: {route.why}"
+
+
 def test_a_host_with_nothing_but_loopback(sys: Sys) -> None:
     assert transports(sys.root) == (NetworkTransport("lo", "loopback"),)
     assert taken(sys, one_host=True).settings == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
@@ -85,7 +89,7 @@ def test_of_two_ethernets_the_faster_that_leads_there_and_is_up(sys: Sys) -> Non
     assert not found["eth2"].up and found["eth2"].says() == "eth2 (Ethernet, 100 Gbit/s, down)"
     both = taken(sys, "eth0", "eth1", "eth2")
     assert both.settings == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
-    assert both.says() == "eth1: Ethernet, 25 Gbit/s; it leads to head, and is the fastest of 2"
+    assert said(both) == "eth1: Ethernet, 25 Gbit/s; it leads to head, and is the fastest of 2"
     one = taken(sys, "eth0")
     assert (
         one.device == "eth0" and "eth1 (Ethernet, 25 Gbit/s) is faster: give head by its address" in one.why
@@ -102,7 +106,7 @@ def test_a_speed_that_nobody_says_is_not_known(sys: Sys) -> None:
     sys.net("eth2", speed="what?")
     assert [sys.found()[name].rate for name in ("eth0", "eth1", "eth2")] == [None] * 3
     assert taken(sys, "eth1", "eth0").device == "eth1", "of equals the kernel's own"
-    assert taken(sys, "eth1").says() == "eth1: Ethernet; it leads to head"
+    assert said(taken(sys, "eth1")) == "eth1: Ethernet; it leads to head"
 
 
 def test_a_bond_carries_what_its_members_do_and_these_are_not_taken(sys: Sys) -> None:
@@ -191,14 +195,14 @@ def test_what_the_user_has_set_stays_and_is_said(sys: Sys) -> None:
     sys.port("mlx5_0", "InfiniBand", "100 Gb/sec (4X EDR)")
     route = taken(sys, "eth0", GLOO_SOCKET_IFNAME="eth1", NCCL_IB_HCA="mlx5_9")
     assert route.device == "eth1" and route.settings == {"NCCL_SOCKET_IFNAME": "=eth0"}
-    assert "GLOO_SOCKET_IFNAME=eth1, NCCL_IB_HCA=mlx5_9 of the environment" in route.says()
-    assert "else eth0" in route.says()
+    assert "GLOO_SOCKET_IFNAME=eth1, NCCL_IB_HCA=mlx5_9 of the environment" in said(route)
+    assert "else eth0" in said(route)
     assert taken(sys, one_host=True, GLOO_SOCKET_IFNAME="eth0").device == "eth0"
     assert taken(sys, "eth0", GLOO_SOCKET_IFNAME="").device == "eth0", "an empty one says nothing"
 
 
 def test_where_sysfs_says_nothing_the_kernels_way_is_taken() -> None:
-    assert choose((), ("eth7",), False, {}, "head").says() == "eth7: it leads to head"
+    assert said(choose((), ("eth7",), False, {}, "head")) == "eth7: it leads to head"
 
 
 def test_names_that_lead_nowhere_else() -> None:

@@ -10,7 +10,6 @@ process: the fork server dies with it, and the ranks with the fork server (see `
 import os
 import secrets
 import socket
-import sys
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -41,14 +40,14 @@ class ForkServer:
     lacks what this needs: then use torchrun.
     """
 
-    def __init__(self, entry: str, python: str = sys.executable, path: Sequence[str] = ()) -> None:
+    def __init__(self, entry: str, path: Sequence[str] = ()) -> None:
         if not hasattr(os, "pidfd_open"):
             raise UsageError(
                 "starting ranks needs Linux 5.4 or newer",
                 fix="start the same command with torchrun, which is recognised",
                 code="L04",
             )
-        self._start = partial(LocalHost.start, socket.gethostname(), 1, entry, python, path)
+        self._start = partial(LocalHost.start, socket.gethostname(), 1, entry, path)
         self._host = self._start()
         self._count = 0  # workers of the runs so far
 

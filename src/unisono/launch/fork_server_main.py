@@ -18,18 +18,23 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from unisono.launch import error_record, wire
-from unisono.launch.alone import thread_count, threads_beyond
 from unisono.launch.entry import find
 from unisono.launch.parent import set_parent_death_signal
 from unisono.launch.signals import TO_RANKS
 from unisono.spec.errors import UsageError
+
+_TASKS = Path("/proc/self/task")
+_LEAVING = 0.2
+"""Seconds in which threads that were waited for may still be leaving the kernel."""
 
 
 @dataclass
@@ -211,6 +216,34 @@ def _close(seats: list[list[int]]) -> None:
     for seat in seats:
         for fd in seat:
             os.close(fd)
+
+
+def thread_count() -> int:
+    """All threads of this process, whoever started them."""
+    return len(os.listdir(_TASKS))
+
+
+def threads_beyond(count: int) -> list[str]:
+    """The names of the threads beside the first, where there are more than `count` in all; [] where there are not.
+
+    Python's threads have the names that Python knows; others those that the kernel knows, of up to 15 letters.
+    """
+    until = time.monotonic() + _LEAVING
+    while thread_count() > count:
+        if time.monotonic() > until:
+            return _names()
+        time.sleep(0.01)
+    return []
+
+
+def _names() -> list[str]:
+    python = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    names = list[str]()
+    for task in os.listdir(_TASKS):
+        if task != str(os.getpid()):
+            with contextlib.suppress(OSError):  # it has left
+                names.append(python.get(task) or (_TASKS / task / "comm").read_text().strip())
+    return sorted(names)
 
 
 def main() -> None:

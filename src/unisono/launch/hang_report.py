@@ -141,23 +141,22 @@ def _kernel(group: Sequence[InspectedRank]) -> list[str]:
 
 def side_by_side(ranks: Sequence[InspectedRank]) -> list[dict[str, Any]]:
     """Return the last call of each rank in each group: its number, operation, line, and whether it is over."""
-    labels = dict.fromkeys(label for view in ranks for label in view.calls)
+    labels = dict.fromkeys(label for view in ranks for label in view.calls or ())
     return [_latest(label, ranks) for label in labels]
 
 
 def _latest(label: str, ranks: Sequence[InspectedRank]) -> dict[str, Any]:
-    groups = {view.status.rank: view.calls[label] for view in ranks if label in view.calls}
+    groups = {view.status.rank: view.calls[label] for view in ranks if view.calls and label in view.calls}
     first, latest = next(iter(groups.values())), {}
     for rank, group in groups.items():
-        number = max(group["calls"], key=int, default=None)
+        number = max(group.calls, key=int, default=None)
         if number is not None:
-            call = group["calls"][number]
+            call = group.calls[number]
             latest[rank] = {
-                "number": int(number),
-                **{key: call[key] for key in ("op", "over", "part", "place")},
-            }
-    begun = {rank: group["begun"] for rank, group in groups.items() if group["begun"] is not None}
-    return {"group": label, "axis": first["axis"], "ranks": first["ranks"], "begun": begun, "latest": latest}
+                "number": int(number), "op": call.op, "over": call.over, "part": call.part, "place": call.place,
+            }  # fmt: skip
+    begun = {rank: group.begun for rank, group in groups.items() if group.begun is not None}
+    return {"group": label, "axis": first.axis, "ranks": first.ranks, "begun": begun, "latest": latest}
 
 
 def _call_rows(group: Mapping[str, Any], healthy: bool) -> Iterable[Row]:

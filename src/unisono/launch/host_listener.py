@@ -35,7 +35,7 @@ class _Pending:
     challenge: dict[str, Any]
     since: float
     greeted: bool = False
-    data: bytearray = field(default_factory=bytearray)
+    frames: wire.Frames = field(default_factory=lambda: wire.Frames(link.GREETING))
 
 
 @dataclass
@@ -167,17 +167,15 @@ class HostListener:
             return None
         if not data:
             raise ConnectionError("it left")
-        pending.data += data
-        if len(pending.data) < wire.HEAD.size:
+        try:
+            greetings = pending.frames.feed(data)
+        except ValueError as error:
+            raise Refused("what came is no greeting") from error
+        if not greetings:
             return None
-        (length,) = wire.HEAD.unpack_from(pending.data)
-        if length > link.GREETING:
-            raise Refused("what came is no greeting")
-        if len(pending.data) < wire.HEAD.size + length:
-            return None
-        if len(pending.data) > wire.HEAD.size + length:
+        if len(greetings) > 1 or pending.frames.rest:
             raise Refused("more came than a greeting")
-        answered = link.parse(bytes(pending.data[wire.HEAD.size :]))
+        answered = link.parse(greetings[0])
         facts, proved = link.admitted(self.token, pending.challenge, answered)
         self._leave(pending)
         pending.sock.send(wire.frame(wire.dumps(proved)))

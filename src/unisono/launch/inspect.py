@@ -3,12 +3,13 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import inspect_folder, inspect_schema
+from unisono.launch import inspect_folder
 from unisono.launch.inspect_folder import RankProcess
+from unisono.launch.inspect_schema import GroupCall, RankReport, read_report
 from unisono.launch.rank_status import RankStatus, process_state
 from unisono.launch.run.verdict import differing
 
@@ -19,24 +20,15 @@ FAR = 15.0
 
 
 @dataclass(frozen=True)
-class InspectedRank:
-    """One rank as it is now.
+class InspectedRank(RankReport):
+    """One rank as it is now. who: its process; None if it was never there, or has left."""
 
-    who: its process; None if it was never there, or has left. frames: file, line and name of each frame of its main
-    thread, innermost first. calls: its latest calls in each group. kernel: what its kernel says. since: seconds since
-    its last step, None if not known. usual: seconds that a step takes. clashed: whether its backend has got a message
-    that does not fit. spoke: whether it answered itself.
-    """
+    who: RankProcess | None = None
 
-    status: RankStatus
-    who: RankProcess | None
-    frames: Sequence[Sequence[Any]] = ()
-    calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    kernel: Mapping[str, Any] = field(default_factory=dict)
-    since: float | None = None
-    usual: float | None = None
-    clashed: bool = False
-    spoke: bool = False
+    @property
+    def spoke(self) -> bool:
+        """Whether it answered itself."""
+        return self.calls is not None
 
 
 def look(folder: Path, ranks: Sequence[RankProcess]) -> list[InspectedRank]:
@@ -45,7 +37,7 @@ def look(folder: Path, ranks: Sequence[RankProcess]) -> list[InspectedRank]:
     views = {process.rank: _witness(process, reports.get(process.rank)) for process in ranks}
     if not ranks[0].private:
         missing = set(range(ranks[0].world)) - views.keys()
-        views |= {rank: InspectedRank(RankStatus(rank, "gone"), None) for rank in missing}
+        views |= {rank: InspectedRank(RankStatus(rank, "gone")) for rank in missing}
     return [views[rank] for rank in sorted(views)]
 
 
@@ -71,25 +63,22 @@ def _may_answer(process: RankProcess) -> bool:
     return not process.is_here() or not (process.has_gone() or process_state(process.pid) in ("T", "t"))
 
 
-def _witness(process: RankProcess, report: Mapping[str, Any] | None) -> InspectedRank:
-    report = inspect_schema.report(report) if report else None  # None: it failed, or is of another version
-    spoke = report is not None and "calls" in report
+def _witness(process: RankProcess, answer: Mapping[str, Any] | None) -> InspectedRank:
+    report = read_report(answer) if answer else None  # None: it failed, or is of another version
     if report is None:
-        silent = {"status": {"rank": process.rank, "state": "silent", "host": process.host}}
+        silent = RankReport(RankStatus(process.rank, "silent", process.host))
         report = inspect_folder.seen(process) if process.is_here() else silent
-    keys = ("frames", "calls", "kernel", "since", "usual", "clashed")
-    rest: dict[str, Any] = {key: report[key] for key in keys if key in report}
-    return InspectedRank(
-        replace(RankStatus(**report["status"]), rank=process.rank), process, spoke=spoke, **rest
-    )
+    status = replace(report.status, rank=process.rank)
+    return InspectedRank(**{**vars(report), "status": status, "who": process})
 
 
 def mismatched(ranks: Sequence[InspectedRank]) -> tuple[list[RankStatus], str]:
     """(what ranks have called where their calls of a group differ first, which call), or nothing where none differs."""
-    labels = dict.fromkeys(label for view in ranks for label in view.calls)
-    for label in labels:
-        calls = {view.status.rank: view.calls[label]["calls"] for view in ranks if label in view.calls}
-        stands = {view.status.rank: view.status for view in ranks}
+    stands = {view.status.rank: view.status for view in ranks}
+    for label in dict.fromkeys(label for view in ranks for label in view.calls or ()):
+        calls = {
+            view.status.rank: view.calls[label].calls for view in ranks if view.calls and label in view.calls
+        }
         for number in sorted({int(n) for group in calls.values() for n in group}):
             answers = [(rank, group[str(number)]) for rank, group in calls.items() if str(number) in group]
             called = differing([[_answer(stands[rank], call)] for rank, call in answers])
@@ -98,6 +87,6 @@ def mismatched(ranks: Sequence[InspectedRank]) -> tuple[list[RankStatus], str]:
     return [], ""
 
 
-def _answer(status: RankStatus, call: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {key: call[key] for key in ("part", "op", "place", "odd")}
-    return {"says": call["says"], **vars(replace(status, state="called", **facts))}
+def _answer(status: RankStatus, call: GroupCall) -> dict[str, Any]:
+    facts = {"part": call.part, "op": call.op, "place": call.place, "odd": call.odd}
+    return {"says": call.says, **vars(replace(status, state="called", **facts))}

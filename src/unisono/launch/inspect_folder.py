@@ -7,7 +7,6 @@ and it works over any file system that the asker's host shares with who answers.
 network file system looks anew at a file that is opened, but for seconds not at a name that was not there.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,14 +17,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from unisono.launch import inspect_schema
-from unisono.launch.inspect_schema import FORM, Count, Rank, Text
-from unisono.launch.rank_status import Frame, from_outside, process_state
-from unisono.observe.files import write_all, write_whole
+from unisono.launch.inspect_schema import RankReport, read_report
+from unisono.launch.rank_status import (
+    FORM,
+    Count,
+    Frame,
+    Rank,
+    RankStatus,
+    Text,
+    from_outside,
+    process_state,
+)
+from unisono.observe.files import lock_now, write_all, write_whole
 from unisono.spec.doubtful import read_regular
 
 ALIVE = "alive"
@@ -231,7 +238,7 @@ def asking(folder: Path, patience: float = 20.0) -> Iterator[str]:
     file = os.open(folder / "ask", os.O_RDWR)
     try:
         until = time.monotonic() + patience
-        while not _locked(file) and time.monotonic() < until:
+        while not lock_now(file) and time.monotonic() < until:
             time.sleep(0.05)
         token = secrets.token_hex(8)
         os.pwrite(file, json.dumps({"token": token, "home": home()}).encode().ljust(_QUESTION), 0)
@@ -244,31 +251,31 @@ def asking(folder: Path, patience: float = 20.0) -> Iterator[str]:
 def answer_of(folder: Path, rank: int, token: str) -> dict[str, Any] | None:
     """What a rank has answered; None if it has not yet, or in no form of ours."""
     content = _read(_says(folder, rank))
-    return (
-        content
-        if content.get("token") == token and ("failed" in content or inspect_schema.report(content))
-        else None
-    )
+    is_answer = content.get("token") == token and ("failed" in content or read_report(content))
+    return content if is_answer else None
 
 
-def seen(process: RankProcess) -> dict[str, Any]:
+def seen(process: RankProcess) -> RankReport:
     """What another process of its host can say of a rank that does not answer. It changes nothing in it; one that is
     stopped goes on for the milliseconds that its lines take."""
-    report: dict[str, Any] = {"kernel": kernel(process.pid), "frames": []}
-    if process.has_gone():
-        return {**report, "status": {"rank": process.rank, "state": "gone", "host": process.host}}
-    frames: list[Frame] = []
-    status = from_outside(process.rank, process.pid, process.main, process.lines, process.host, frames)
-    return {**report, "status": asdict(status), "frames": [list(frame) for frame in frames]}
+    frames = list[Frame]()
+    status = RankStatus(process.rank, "gone", process.host)
+    if not process.has_gone():
+        status = from_outside(process.rank, process.pid, process.main, process.lines, process.host, frames)
+    return RankReport(status, frames, kernel=kernel(process.pid))
 
 
 _WORDS = {"R": "running", "S": "sleeping", "D": "waiting inside the kernel", "T": "stopped", "t": "traced"}
 
 
-def kernel(pid: int) -> dict[str, Any]:
+def kernel(pid: int) -> dict[Literal["state", "in", "tracer"], str | int]:
     """What the kernel says of a process's main thread: its state in a word, where it sleeps, who traces it."""
     state = process_state(pid)
-    seen: dict[str, Any] = {"state": _WORDS.get(state, "zombie" if state else "gone"), "in": "", "tracer": 0}
+    seen: dict[Literal["state", "in", "tracer"], str | int] = {
+        "state": _WORDS.get(state, "zombie" if state else "gone"),
+        "in": "",
+        "tracer": 0,
+    }
     with suppress(OSError, StopIteration, ValueError):
         where = Path(f"/proc/{pid}/wchan").read_text().strip()
         seen["in"] = "" if where == "0" else where
@@ -306,14 +313,3 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
         write_all(fd, json.dumps(value).encode())
     finally:
         os.close(fd)
-
-
-def _locked(file: int) -> bool:
-    """Whether nobody else asks now; True too where the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -4,38 +4,25 @@ The files may be anybody's: a folder that others can write to, a run from elsewh
 form counts as not said, and no text of them reaches a terminal as a command.
 """
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from unisono.spec.doubtful import plain
+from unisono.launch.rank_status import FORM, Count, Frame, Rank, RankStatus, Seconds, Text
 
-FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-Text = Annotated[str, AfterValidator(lambda text: plain(text, 4000))]
-Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Rank = Annotated[int, Field(ge=0, lt=1 << 20)]
-_Seconds = Annotated[float, Field(ge=0)]
-_Frame = Annotated[tuple[Text, Count, Text], Field(strict=False)]  # JSON has lists alone
 _Number = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,15})$")]  # JSON has texts for keys
 
 
-class _StatusForm(BaseModel):
-    model_config = FORM
-    rank: Rank
-    state: Literal["runs", "waits", "ended", "stopped", "silent", "gone"]
-    host: Text = ""
-    part: Text = ""
-    op: Text = ""
-    place: Text = ""
-    odd: int = 0
-    idle: _Seconds = 0.0
-    step: Count = 0
+@dataclass(frozen=True)
+class GroupCall:
+    """One call of a group, as `begun.RecordedCollective` and the rank's lines tell of it. odd: how unusual it is."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
 
-class _CallForm(BaseModel):
-    model_config = FORM
     says: Text
     over: bool
     part: Text
@@ -44,35 +31,42 @@ class _CallForm(BaseModel):
     odd: int
 
 
-class _GroupForm(BaseModel):
-    model_config = FORM
+@dataclass(frozen=True)
+class GroupCalls:
+    """What a rank has called in a group. begun: how many calls, None if nobody counts. calls: the latest, by number."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
     ranks: Annotated[list[Rank], Field(max_length=1 << 20)]
     axis: Text
     begun: Count | None
-    calls: dict[_Number, _CallForm]
+    calls: dict[_Number, GroupCall]
 
 
-class _KernelForm(BaseModel):
-    model_config = FORM
-    state: Text = ""
-    within: Text = Field(default="", alias="in")
-    tracer: Count = 0
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank answers, or another one says of it. frames: of its main thread, innermost first. calls: its latest
+    calls in each group; None where somebody else speaks, who does not know them. kernel: what its kernel says. since:
+    seconds since its last step, None if not known. usual: seconds that a step takes. clashed: whether its backend has
+    got a message that does not fit."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
 
-class _ReportForm(BaseModel):
-    model_config = FORM
-    token: str
-    status: _StatusForm
-    frames: list[_Frame] = []
-    calls: dict[Text, _GroupForm] = {}
-    kernel: _KernelForm = _KernelForm()
-    since: _Seconds | None = None
-    usual: _Seconds | None = None
+    status: RankStatus
+    frames: list[Frame] = field(default_factory=list)
+    calls: dict[Text, GroupCalls] | None = None
+    kernel: dict[Literal["state", "in", "tracer"], Text | Count] = field(default_factory=dict)
+    since: Seconds | None = None
+    usual: Seconds | None = None
     clashed: bool = False
 
 
-def report(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a rank answered, or another rank said of it; None if it is not in this form."""
+_REPORT = TypeAdapter(RankReport)
+
+
+def read_report(content: Mapping[str, Any]) -> RankReport | None:
+    """The report in an answer; None if that is not in this form."""
+    said = {key: value for key, value in content.items() if key != "token"}
     with suppress(ValidationError, RecursionError):
-        return _ReportForm.model_validate(content).model_dump(by_alias=True, exclude_unset=True)
+        return _REPORT.validate_json(json.dumps(said))  # strictly, it takes no lists for tuples
     return None

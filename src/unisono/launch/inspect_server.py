@@ -141,7 +141,7 @@ class InspectServer:
 
     def _look_at(self, living: RankProcess, token: str) -> None:
         if self._folder is not None:
-            inspect_folder.answer(self._folder, living.rank, token, inspect_folder.seen(living))
+            inspect_folder.answer(self._folder, living.rank, token, asdict(inspect_folder.seen(living)))
 
     def _work(self, folder: Path) -> None:
         questions = Questions(folder)

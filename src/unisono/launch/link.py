@@ -121,7 +121,7 @@ class HostLink:
     opens: bytes = field(repr=False)
     owed: bytearray = field(default_factory=bytearray)
     heard: float = field(default_factory=time.monotonic)
-    _in: bytearray = field(default_factory=bytearray)
+    _in: wire.Frames = field(default_factory=lambda: wire.Frames(MOST))
     _sent: int = 0
     _got: int = 0
 
@@ -159,47 +159,35 @@ class HostLink:
 
     def receive(self) -> list[bytes]:
         """Frames that have come whole, of at most about `AT_ONCE` bytes. Raises Broken."""
-        over, room = False, AT_ONCE
+        over, room, frames = False, AT_ONCE, list[bytes]()
         try:
             # While TLS holds some: of those nobody is told that they can be read.
             while room > 0 or self._held():
                 if not (data := self.sock.recv(_PIECE)):
                     over = True
                     break
-                self._in += data
+                frames += self._in.feed(data)
                 room -= len(data)
                 self.heard = time.monotonic()
         except LATER:
             pass
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise Broken(str(error)) from error
-        frames = self._cut()
         if over and not frames:
             raise Broken("the other side closed the connection")
-        return frames
+        return [self._opened(frame) for frame in frames]
 
     def _held(self) -> bool:
         """Whether TLS has decoded bytes that were not read."""
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
-    def _cut(self) -> list[bytes]:
-        frames, at = list[bytes](), 0
-        while len(self._in) - at >= wire.HEAD.size:
-            (length,) = wire.HEAD.unpack_from(self._in, at)
-            if not _SEAL <= length <= MOST:
-                raise Broken(f"a frame of {length} bytes")
-            stop = at + wire.HEAD.size + length
-            if len(self._in) < stop:
-                break
-            sealed = at + wire.HEAD.size
-            seal, payload = bytes(self._in[sealed : sealed + _SEAL]), bytes(self._in[sealed + _SEAL : stop])
-            if not hmac.compare_digest(seal, _hash(self.opens, self._got, payload)):
-                raise Broken("a frame that the other side did not send so, or not now")
-            self._got += 1
-            frames.append(payload)
-            at = stop
-        del self._in[:at]
-        return frames
+    def _opened(self, frame: bytes) -> bytes:
+        """The payload of the next frame. Raises Broken."""
+        seal, payload = frame[:_SEAL], frame[_SEAL:]
+        if not hmac.compare_digest(seal, _hash(self.opens, self._got, payload)):
+            raise Broken("a frame that the other side did not send so, or not now")
+        self._got += 1
+        return payload
 
     def close(self) -> None:
         self.sock.close()

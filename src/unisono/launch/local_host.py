@@ -87,11 +87,9 @@ class LocalHost:
     _how_gone: str = ""
 
     @classmethod
-    def start(
-        cls, name: str, room: int, entry: str, python: str = sys.executable, path: Sequence[str] = ()
-    ) -> "LocalHost":
+    def start(cls, name: str, room: int, entry: str, path: Sequence[str] = ()) -> "LocalHost":
         """Its fork server imports from now on."""
-        return cls(name, room, cores(), *start_fork_server(entry, python, path))
+        return cls(name, room, cores(), *start_fork_server(entry, path))
 
     def fileno(self) -> int:
         return self.control.fileno()
@@ -187,7 +185,7 @@ class LocalHost:
 
 
 def start_fork_server(
-    entry: str, python: str = sys.executable, path: Sequence[str] = ()
+    entry: str, path: Sequence[str] = ()
 ) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
     """The line to a new fork server, which imports from now on, and its process."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -198,7 +196,7 @@ def start_fork_server(
     with theirs:
         process = subprocess.Popen(
             # -P: the current folder must not be able to shadow a module of ours or of torch's.
-            [python, "-P", "-m", "unisono.launch.fork_server_main", json.dumps(terms)],
+            [sys.executable, "-P", "-m", "unisono.launch.fork_server_main", json.dumps(terms)],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what an import prints is no data
             pass_fds=[theirs.fileno()],

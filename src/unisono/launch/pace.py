@@ -1,9 +1,12 @@
-"""How long ranks may wait for one of them, by the run's own steps. No torch."""
+"""How long ranks may wait for one of them, by the run's own steps; and for how long a rank has slept. No torch."""
 
+import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+from unisono.launch.rank_status import process_state
 
 FIRST = 300.0
 """Seconds before the pace is known: a first step compiles, reads and warms up."""
@@ -69,3 +72,27 @@ class StepPace:
 def margin(timeout: float | None) -> float:
     """Seconds for process groups and stores: their own time-out, which names nobody, is not to come first."""
     return max(7200.0, 20 * (timeout or 0.0))
+
+
+SHARE = 0.05
+"""The share of a core that a rank uses at least while it computes. One that only wakes now and then uses less."""
+
+
+class Sleep:
+    """seconds: for how long this process has slept, as far as `look` has seen. by_line: its main thread turns in
+    circles while it waits (for a GPU), so that only another line of it says that it goes on."""
+
+    def __init__(self, by_line: bool) -> None:
+        self.by_line, self.seconds = by_line, 0.0
+        self._main = os.getpid()  # of the main thread, which a fork leaves unknown to Python
+        self._far: Hashable = None
+        self._used, self._looked, self._since = time.process_time(), time.monotonic(), time.monotonic()
+
+    def look(self, now: float, far: Hashable, stopped: bool = False) -> None:
+        """Look again. now: of the monotonic clock. far: how far the rank is. stopped: it was, by a signal, until now.
+        One that waits for a core or for a disk does not sleep."""
+        used = time.process_time()
+        busy = not self.by_line and used - self._used >= SHARE * (now - self._looked)
+        if far != self._far or stopped or busy or process_state(self._main) in ("R", "D"):
+            self._since = now
+        self._far, self._used, self._looked, self.seconds = far, used, now, now - self._since

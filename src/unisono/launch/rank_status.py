@@ -14,9 +14,19 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+from pydantic import AfterValidator, ConfigDict, Field
+
+from unisono.spec.doubtful import plain
 from unisono.spec.frames import is_foreign
+
+FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""How what ranks write for others is read back; see `inspect_schema`."""
+Text = Annotated[str, AfterValidator(lambda text: plain(text, 4000))]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Rank = Annotated[int, Field(ge=0, lt=1 << 20)]
+Seconds = Annotated[float, Field(ge=0)]
 
 ASK = signal.SIGRTMIN + 6
 """The signal at which faulthandler writes a rank's lines into its memory file."""
@@ -56,9 +66,9 @@ _JOB: dict[str, int] = {
 
 
 class Frame(NamedTuple):
-    file: str
-    line: int
-    name: str
+    file: Text
+    line: Count
+    name: Text
 
     def place(self) -> str:
         return f"{self.file}:{self.line} in {self.name}"
@@ -67,19 +77,21 @@ class Frame(NamedTuple):
 @dataclass(frozen=True)
 class RankStatus:
     """state: "runs", "waits" for other ranks, "ended" (waits for them at its end), "stopped" by a signal, "silent" (it
-    does not answer) or "gone". part: what it is in, as a user names it. op: the collective. place: the innermost line
-    of the user's, else of ours. odd: how unusual the part is. idle: seconds for which it has not moved. step: steps
-    made."""
+    does not answer) or "gone"; a judge adds "called" and "clashed". part: what it is in, as a user names it. op: the
+    collective. place: the innermost line of the user's, else of ours. odd: how unusual the part is. idle: seconds for
+    which it has not moved. step: steps made."""
 
-    rank: int
-    state: str
-    host: str = ""
-    part: str = ""
-    op: str = ""
-    place: str = ""
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
+    rank: Rank
+    state: Literal["runs", "waits", "ended", "stopped", "silent", "gone", "called", "clashed"]
+    host: Text = ""
+    part: Text = ""
+    op: Text = ""
+    place: Text = ""
     odd: int = 0
-    idle: float = 0.0
-    step: int = 0
+    idle: Seconds = 0.0
+    step: Count = 0
 
     def doing(self) -> str:
         """What it is in, for a sentence: "job.clip (all_reduce over dp)"."""

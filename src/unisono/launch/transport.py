@@ -62,10 +62,6 @@ class Route:
     why: str
     settings: Mapping[str, str]
 
-    def says(self) -> str:
-        """For the start of a run."""
-        return f"{self.device or 'what the backend finds'}: {self.why}"
-
 
 def speed(rate: float) -> str:
     """1e11 is `100 Gbit/s`."""

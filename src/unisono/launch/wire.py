@@ -26,24 +26,26 @@ def frame(payload: bytes) -> bytes:
 
 
 class Frames:
-    """Cuts what a stream delivers into frames, whatever the pieces it comes in."""
+    """Cuts what a stream delivers into frames of at most `most` bytes, whatever the pieces it comes in. rest: the begin
+    of a frame that has not come whole."""
 
-    def __init__(self) -> None:
-        self._rest = bytearray()
+    def __init__(self, most: int = MOST) -> None:
+        self.rest, self._most = bytearray(), most
 
     def feed(self, data: bytes) -> list[bytes]:
         """All frames that `data` completes. Raises ValueError when the stream cannot be ours."""
-        self._rest += data
-        whole: list[bytes] = []
-        while len(self._rest) >= HEAD.size:
-            (length,) = HEAD.unpack_from(self._rest)
-            if length > MOST:
+        self.rest += data
+        whole, at = list[bytes](), 0
+        while len(self.rest) - at >= HEAD.size:
+            (length,) = HEAD.unpack_from(self.rest, at)
+            if length > self._most:
                 raise ValueError(f"a frame of {length} bytes")
-            stop = HEAD.size + length
-            if len(self._rest) < stop:
+            stop = at + HEAD.size + length
+            if len(self.rest) < stop:
                 break
-            whole.append(bytes(self._rest[HEAD.size : stop]))
-            del self._rest[:stop]
+            whole.append(bytes(self.rest[at + HEAD.size : stop]))
+            at = stop
+        del self.rest[:at]
         return whole
 
 

@@ -1,6 +1,7 @@
 """Files that are whole or absent, also after a power cut: written aside, flushed to the disk, then renamed."""
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,18 @@ def write_all(fd: int, data: memoryview | bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def lock_now(file: int) -> bool:
+    """Lock an open file or folder until it is closed, without waiting. Return False if another process holds the lock,
+    and True also if the file system knows no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 class Appender:

@@ -1,6 +1,7 @@
 """A feed deals the same leaves to whoever asks, and its only state is the step."""
 
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_leaves_may_be_any_selection() -> None:
 @pytest.mark.timeout(60)
 def test_reading_ahead_changes_nothing() -> None:
     plain = Permuted(DATA, 3, 12, 4)
-    with Permuted(DATA, 3, 12, 4, prefetch=True) as ahead:
+    with closing(Permuted(DATA, 3, 12, 4, prefetch=True)) as ahead:
         for step in (0, 1, 2, 7, 8, 3):
             assert all(map(torch.equal, flat(plain, step), flat(ahead, step)))
 
@@ -78,7 +79,7 @@ def test_reading_ahead_changes_nothing() -> None:
 @pytest.mark.timeout(60)
 def test_leaves_may_change_while_it_reads_ahead() -> None:
     plain = Permuted(DATA, 3, 12, 4)
-    with Permuted(DATA, 3, 12, 4, prefetch=True) as ahead:
+    with closing(Permuted(DATA, 3, 12, 4, prefetch=True)) as ahead:
         for step, leaves in enumerate((range(3), range(1), range(1, 3), range(0, 3, 2), range(3))):
             assert all(map(torch.equal, flat(plain, step, leaves), flat(ahead, step, leaves)))
 
@@ -90,7 +91,7 @@ def test_an_error_while_reading_ahead_is_raised_where_it_is_needed() -> None:
     broken = TokenWindows(tokens, 8, vocab=5, origin="somewhere")
     order = sample_ids(0, 0, 10, 10).tolist()
     at = min(order.index(4), order.index(5))
-    with Permuted(broken, 0, 1, 1, prefetch=True) as feed:
+    with closing(Permuted(broken, 0, 1, 1, prefetch=True)) as feed:
         for step in range(at):
             feed.fetch(step, range(1))
         with pytest.raises(UsageError, match="position 40"):
@@ -143,7 +144,7 @@ def test_a_gpu_gets_the_same_batches() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     plain = Permuted(DATA, 3, 12, 4)
-    with Permuted(DATA, 3, 12, 4, "cuda") as feed:
+    with closing(Permuted(DATA, 3, 12, 4, "cuda")) as feed:
         for step in (0, 1, 2, 7, 8, 3):
             rows = flat(feed, step)
             assert all(row.is_cuda for row in rows)

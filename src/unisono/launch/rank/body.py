@@ -6,7 +6,6 @@ Imports torch: rank side only.
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -50,38 +49,37 @@ def live(side: Side[T], argument: dict[str, Any]) -> T:
         return side.failed(ctx, error)
 
 
-@dataclass(frozen=True)
-class RankTerms:
-    """What a rank is told before it meets the others. threads: of torch. backend: as `backend.choose` reads it.
-    leads: the name or address at which ranks of several hosts meet; "" if all are on this host. serves: for how many
-    ranks of this host the backend has to do, if for more than there are."""
-
-    place: RankMeeting
-    threads: int
-    backend: str
-    leads: str = ""
-    serves: int = 0
-
-
 def enter(
-    terms: RankTerms, channel: Channel, meet: Callable[[], Any], joins: bool = False, **more: Any
+    place: RankMeeting,
+    threads: int,
+    wanted: str,
+    channel: Channel,
+    meet: Callable[[], Any],
+    *,
+    leads: str = "",
+    serves: int = 0,
+    joins: bool = False,
+    **more: Any,
 ) -> RankContext:
     """Make this process a rank: environment, network device, threads, store and backend.
 
-    meet(): the store, once the network device is set. joins: whether it takes a lost rank's place among others that
-    train. more: further fields of the context. Raises UsageError U-L08 for a backend that cannot be had.
+    threads: of torch. wanted: the backend, as `backend.choose` reads it. meet(): the store, once the network device is
+    set. leads: the name or address at which ranks of several hosts meet; "" if all are on this host. serves: for how
+    many ranks of this host the backend has to do, if for more than there are. joins: whether it takes a lost rank's
+    place among others that train. more: further fields of the context. Raises UsageError U-L08 for a backend that
+    cannot be had.
     """
-    place, host = terms.place, socket.gethostname()
+    host = socket.gethostname()
     set_environment(place)
     # On one host neither Gloo nor NCCL then listens where others could connect.
-    one_host, leading = not terms.leads, transport.leading_to(terms.leads) if terms.leads else ()
+    one_host, leading = not leads, transport.leading_to(leads) if leads else ()
     devices = () if one_host else transport.transports()
-    route = transport.choose(devices, leading, one_host, os.environ, terms.leads)
+    route = transport.choose(devices, leading, one_host, os.environ, leads)
     os.environ.update(route.settings)
-    torch.set_num_threads(terms.threads)
+    torch.set_num_threads(threads)
     store = meet()
-    os.environ.update(settings(terms.backend, host, place.local_rank))
-    backend = choose(terms.backend, max(place.local_world, terms.serves), equipment())
+    os.environ.update(settings(wanted, host, place.local_rank))
+    backend = choose(wanted, max(place.local_world, serves), equipment())
     if backend.name == CPUS:
         remember_few_collectives(os.environ)
     if place.rank == 0 and backend.note:
@@ -92,7 +90,7 @@ def enter(
         local_rank=place.local_rank,
         local_world=place.local_world,
         host=host,
-        threads=terms.threads,
+        threads=threads,
         backend=backend.name,
         store=store,
         channel=channel,

@@ -16,6 +16,7 @@ from typing import Any
 
 from unisono.comm import begun
 from unisono.comm.begun import RecordedCollective
+from unisono.launch.inspect_schema import GroupCall, GroupCalls
 from unisono.launch.rank_status import Frame, RankStatus, status_of
 from unisono.spec.frames import is_foreign
 
@@ -74,17 +75,17 @@ class Calls:
         self._known = known
         return ranks
 
-    def lately(self, here: RankStatus) -> dict[str, Any]:
+    def lately(self, here: RankStatus) -> dict[str, GroupCalls]:
         """For who looks on from outside: each group's ranks and latest calls, by number, with the lines that made
         them."""
-        ranks, shown = self._look(frames=True, source=begun.everywhere), {}
+        ranks, shown = self._look(frames=True, source=begun.everywhere), dict[str, GroupCalls]()
         counts = {begun.label(*key): (key[1], *shown) for key, shown in begun.counts().items()}
         for label in {**self._known, **counts}:
             calls = self._known.get(label, {})
             members, number, axis = counts.get(label, (ranks.get(label, ()), None, ""))
             axis = axis or next((call.axis for call in calls.values()), "")
-            last = {n: _shown(calls[n], here) for n in list(calls)[-_TOLD:]}
-            shown[label] = {"ranks": list(members), "axis": axis, "begun": number, "calls": last}
+            last = {str(n): _shown(calls[n], here) for n in list(calls)[-_TOLD:]}
+            shown[label] = GroupCalls(list(members), axis, number, last)
         return shown
 
     def compare(self) -> list[Ask]:
@@ -134,10 +135,9 @@ def _called(call: RecordedCollective, here: RankStatus) -> RankStatus:
     )
 
 
-def _shown(call: RecordedCollective, here: RankStatus) -> dict[str, Any]:
+def _shown(call: RecordedCollective, here: RankStatus) -> GroupCall:
     called = _called(call, here)
-    facts = {"part": called.part, "op": called.op, "place": called.place, "odd": called.odd}
-    return {"says": call.says, "over": call.over, **facts}
+    return GroupCall(call.says, call.over, called.part, called.op, called.place, called.odd)
 
 
 def before_abort(hear: Callable[[], None]) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from unisono.launch.context import RankContext, flush_and_leave
 from unisono.launch.inspect_folder import RankProcess
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank import body
-from unisono.launch.rank.body import Entry, RankTerms
+from unisono.launch.rank.body import Entry
 from unisono.launch.rank.channel import SocketChannel
 from unisono.launch.rank.meetings import Meeting, keys
 from unisono.launch.rank.store import SocketStore
@@ -70,9 +70,9 @@ class _Forked:
         order, place = self.order, RankMeeting.of(self.order)
         self._hear_signals()
         _take_output(self.seat.output)
-        terms = RankTerms(place, order["threads"], order["backend"], order["leads"], order["serves"] or 0)
         ctx = body.enter(
-            terms, self.channel, self._store, joins=order["joins"], run_token=order["token"], shelf=self.seat.shelf
+            place, order["threads"], order["backend"], self.channel, self._store, leads=order["leads"],
+            serves=order["serves"] or 0, joins=order["joins"], run_token=order["token"], shelf=self.seat.shelf,
         )  # fmt: skip
         self.lines = catch_lines()
         self.channel.listen(Meeting(place, ctx.store, self._watch), order["recovers"], self._report)
@@ -135,8 +135,8 @@ class _Forked:
     def _report(self, question: dict[str, Any]) -> dict[str, Any]:
         """What this rank says of itself, or of another of its host that does not answer."""
         if (about := RankProcess.of(question.get("about") or {})) is not None:
-            return {"rank": about.rank, **inspect_folder.seen(about)}
-        return self.watchdog.report() if self.watchdog is not None else {}
+            return {"rank": about.rank, **asdict(inspect_folder.seen(about))}
+        return asdict(self.watchdog.report()) if self.watchdog is not None else {}
 
     def _hear_signals(self) -> None:
         """A signal to one rank asks the whole run to stop, as one to the supervisor does: a scheduler sends it to whom

@@ -7,21 +7,20 @@ stopped, or C code holds its Python up) and somebody asks from another host, a n
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from unisono.launch import inspect_folder
 from unisono.launch.inspect_folder import InspectQuestion, Questions, RankProcess
-
-Facts = dict[str, Any]
+from unisono.launch.inspect_schema import RankReport
 
 
 class Presence:
-    """This rank's place in a folder, until `close`. facts: what it says of itself when asked. Raises OSError where the
+    """This rank's place in a folder, until `close`. report: what it says of itself when asked. Raises OSError where the
     folder cannot be written."""
 
-    def __init__(self, folder: Path, me: RankProcess, facts: Callable[[], Facts]) -> None:
-        self._folder, self._me, self._facts = folder, me, facts
+    def __init__(self, folder: Path, me: RankProcess, report: Callable[[], RankReport]) -> None:
+        self._folder, self._me, self._report = folder, me, report
         self._over = threading.Event()
         inspect_folder.appear(folder, me)
         rest = 1.0 if me.private else min(10.0, max(1.0, me.world / 500))  # one folder bears them all
@@ -46,18 +45,18 @@ class Presence:
                 continue
             question, again = news
             if not again:
-                self._answer(question, self._me.rank, self._facts)
+                self._answer(question, self._me.rank, self._report)
             elif question.home != self._me.home:
                 self._speak_for_others(question)
 
-    def _answer(self, question: InspectQuestion, rank: int, facts: Callable[[], Facts]) -> None:
+    def _answer(self, question: InspectQuestion, rank: int, report: Callable[[], RankReport]) -> None:
         try:
-            report = facts()
+            facts = asdict(report())
         except Exception as error:  # whatever it is, the run goes on, and who asks hears why
-            report = {"failed": f"{type(error).__name__}: {error}"}
+            facts = {"failed": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             if not self._over.is_set():
-                inspect_folder.answer(self._folder, rank, question.token, report)
+                inspect_folder.answer(self._folder, rank, question.token, facts)
 
     def _speak_for_others(self, question: InspectQuestion) -> None:
         """Look at the ranks of this host that have not answered, if this is the first rank of those that have."""

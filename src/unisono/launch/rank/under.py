@@ -28,7 +28,7 @@ from unisono.launch.env import Started
 from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.parent import set_parent_death_signal
-from unisono.launch.rank.body import Entry, RankTerms, enter, live
+from unisono.launch.rank.body import Entry, enter, live
 from unisono.launch.rank.calls import Ledger
 from unisono.launch.rank.channel import PrintChannel
 from unisono.launch.rank.watchdog import Watchdog
@@ -187,7 +187,7 @@ def join(
         store.set_timeout(timedelta(seconds=margin(timeout)))
         return store
 
-    ctx = enter(RankTerms(local, threads, backend, leads), channel, met, run_token="")
+    ctx = enter(local, threads, backend, channel, met, leads=leads, run_token="")
     if place.rank == 0:  # new at each start: no starter's own id is, and plain variables have none
         ctx.store.compare_set("run_token", "", secrets.token_hex(16))
     return replace(ctx, run_token=ctx.store.get("run_token").decode())

@@ -25,12 +25,12 @@ from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
 from unisono.launch import error_record, inspect_folder
 from unisono.launch.inspect_folder import RankProcess, home
-from unisono.launch.pace import PATIENCE, StepPace
+from unisono.launch.inspect_schema import RankReport
+from unisono.launch.pace import PATIENCE, Sleep, StepPace
 from unisono.launch.rank.calls import Calls, Ledger, before_abort
 from unisono.launch.rank.presence import Presence
 from unisono.launch.rank_status import Frame, RankStatus, from_outside, process_state, status_of
 from unisono.launch.run import verdict
-from unisono.launch.sleep import Sleep
 from unisono.spec.errors import UnisonoError
 
 GRACE = 3.0
@@ -171,19 +171,12 @@ class Watchdog:
         line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
         return line, begun_collectives() if spins() and self._idle > self._pace.deadline() / 2 else ""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> RankReport:
         """All that this rank knows of itself, for who asks from outside. One thread at a time may call it."""
-        frames = _frames(self._main)
-        here = self.status(frames)
-        return {
-            "status": asdict(here),
-            "frames": [list(frame) for frame in _lines(frames)],
-            "calls": self._shown.lately(here),
-            "since": self._pace.since,
-            "usual": self._pace.usual,
-            "clashed": self._clashed.is_set(),
-            "kernel": inspect_folder.kernel(os.getpid()),
-        }
+        frames, pace = _frames(self._main), self._pace
+        here, kernel = self.status(frames), inspect_folder.kernel(os.getpid())
+        calls, clashed = self._shown.lately(here), self._clashed.is_set()
+        return RankReport(here, _lines(frames), calls, kernel, pace.since, pace.usual, clashed)
 
     def status(self, frames: list[FrameType] | None = None) -> RankStatus:
         """Where this rank stands now. frames: of its main thread."""

@@ -21,10 +21,6 @@ class Role(StrEnum):
     SAMPLER = "sampler"
     SPARE = "spare"
 
-    @property
-    def is_of_group(self) -> bool:
-        return self in (Role.TRAINER, Role.SERVER)
-
 
 @dataclass(frozen=True, slots=True)
 class RunSpread:

@@ -31,7 +31,6 @@ class Started:
     port: int
     restart: int = 0
     error_file: str = ""
-    run_id: str = ""
 
 
 class Starter(Member, ABC):
@@ -73,7 +72,7 @@ def detect(environ: Environ) -> Started | None:
     return None
 
 
-def required(environ: Environ, names: Sequence[str], source: str, fix: str = "") -> None:
+def required(environ: Environ, names: Sequence[str], source: str) -> None:
     """Raises UsageError L02 naming those of `names` that are not set."""
     missing = [name for name in names if not environ.get(name)]
     if missing:
@@ -81,7 +80,7 @@ def required(environ: Environ, names: Sequence[str], source: str, fix: str = "")
         raise UsageError(
             f"started by {source}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
             where=f"process environment; set: {', '.join(present)}",
-            fix=fix or "set all of them, or none to start the ranks from here",
+            fix="set all of them, or none to start the ranks from here",
             code="L02",
         )
 

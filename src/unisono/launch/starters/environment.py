@@ -26,7 +26,6 @@ def read_variables(environ: Environ, source: str) -> Started:
         port=number(known, "MASTER_PORT"),
         restart=number(known, "TORCHELASTIC_RESTART_COUNT", default=0),
         error_file=known.get("TORCHELASTIC_ERROR_FILE", ""),
-        run_id=known.get("TORCHELASTIC_RUN_ID", ""),
     )
 
 

@@ -46,7 +46,6 @@ class Slurm(Starter):
             # Jobs that share a node must not meet; two jobs rarely have numbers 16384 apart.
             port=number(ours, "MASTER_PORT", default=16384 + job % 16384),
             restart=number(ours, "SLURM_RESTART_COUNT", default=0),
-            run_id=str(job),
         )
 
     def idle(self, environ: Environ) -> str:

@@ -1,9 +1,12 @@
 """Recipe + plan + this rank's place → a live run."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.device import beside_cpus, has_numbers, of_rank
+from unisono.comm.group import Group
 from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
@@ -27,12 +31,12 @@ from unisono.parallel.precision import dtype_of
 from unisono.parallel.stochastic import Dither
 from unisono.parallelize import parallelize
 from unisono.plan import Plan
+from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import Facts, OwnModel
 from unisono.spec.training import LOSSES
 from unisono.sync import POLICIES
 from unisono.train.build.pretrained import beginning
-from unisono.train.build.same_model import check_same
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.filtered import FilteredFeed
@@ -207,3 +211,26 @@ def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> t
         FilteredFeed(read, schedule.ahead(plan.pp), drains(train)) if schedule else FilteredFeed(read),
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),
     )
+
+
+def check_same(model: nn.Module, world: Group, device: torch.device) -> None:
+    """Raises UsageError L05 on every rank where some have other parameters, or another cut of the graph, than most.
+
+    A user's function is called on every rank, and its module is traced there. One that looks at an environment, or goes
+    through a set, may come out differently. All ranks of the world call it, or it hangs.
+    """
+    cut = {name: list(names) for name, names in getattr(model, "cut_names", {}).items()}
+    shapes = [(name, list(p.shape), p.requires_grad) for name, p in model.named_parameters()]
+    said = json.dumps([shapes, cut])
+    mine = int.from_bytes(blake2b(said.encode(), digest_size=7).digest(), "little")
+    digests = world.all_gather(torch.tensor([mine], device=device)).tolist()
+    usual, _ = Counter(digests).most_common(1)[0]
+    odd = [rank for rank, digest in zip(world.ranks, digests, strict=True) if digest != usual]
+    if odd:
+        raise UsageError(
+            f"rank {odd[0]} made another model of model.kind than most ranks did, or cut its graph in another way",
+            where="model.kind",
+            likely="its function depends on the environment, on the host's files, or on the order of a set",
+            fix="a function that returns the same module on every rank",
+            code="L05",
+        )

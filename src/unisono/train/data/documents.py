@@ -36,41 +36,33 @@ def stdlib_files() -> list[str]:
 
 
 def text(path: str) -> list[Document]:
-    """A file, those of a pattern, or all files of a folder that are not hidden, in the order of the relative paths."""
-    several = matched(path)
-    place = existing(path) if not several else Path(path)
-    names = several or (_walk(place) if place.is_dir() else [str(place)])
-    documents = [(name, body) for name in names if (body := read(Path(name)))]
-    if (several or place.is_dir()) and (
-        odd := next((name for name, body in documents if b"\0" in body[:4096]), "")
-    ):
+    """A file, those of a pattern, or all files of a folder that are not hidden, in the order of the relative paths.
+    Raises UsageError D02, D03, D04, and D06 for one of several that is no text."""
+    documents = [(name, read(Path(name))) for name in text_files(path)]
+    odd = next((name for name, body in documents if b"\0" in body[:4096]), "")
+    if odd and Path(odd) != at_home(path):
         raise UsageError(
             f"{odd} is no text: it holds zero bytes",
             code="D06",
-            where=str(place),
+            where=path,
             fix="a folder that holds text alone; files whose name begins with a dot are left out",
-        )
-    if not documents:
-        raise UsageError(
-            "the folder holds no text" if place.is_dir() else "the file is empty",
-            code="D04",
-            where=str(place),
-            fix='data.source = "text:PATH" with a file that has text in it',
         )
     return documents
 
 
 def text_files(path: str) -> list[str]:
-    """The files of a text: one file, those of a pattern, or all of a folder that are neither hidden nor empty.
-    Raises UsageError D02, D04."""
+    """The files of a text: one file, those of a pattern, or all of a folder that are not hidden; of several, those that
+    are not empty. Raises UsageError D02, D03, D04."""
     look(path)
-    if several := matched(path):
-        return several
-    place = existing(path)
-    files = [name for name in _walk(place) if Path(name).stat().st_size] if place.is_dir() else [str(place)]
+    place = at_home(path)
+    names = matched(path) or (_walk(place) if place.is_dir() else [str(place)])
+    files = [name for name in names if len(names) == 1 or Path(name).stat().st_size]
     if not files:
         raise UsageError(
-            "the folder holds no text", code="D04", where=str(place), fix="a folder with text in it"
+            "the folder holds no text" if place.is_dir() else "the files are empty",
+            code="D04",
+            where=str(place),
+            fix='data.source = "text:PATH" with text in it',
         )
     return files
 

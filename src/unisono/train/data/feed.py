@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
@@ -133,14 +131,6 @@ class Permuted(Feed):
         """Ends the reading-ahead. A feed on the CPU has none, and may be forgotten."""
         if isinstance(self._read, _Ahead):
             self._read.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _enter(self) -> None:
         """A new thread stands on GPU 0: pinning there would cost each rank memory on a GPU that is not its own."""

@@ -2,18 +2,28 @@
 
 A document of n tokens has n - 1 targets: each token but the first. One that is longer than a window is cut into pieces.
 A piece of whose targets none counts is left out. Windows are filled best fit decreasing (Johnson, 1974): the longest
-piece first, into the window where it leaves the least room.
+piece first, into the window where it leaves the least room. Which documents lie in which window is computed once for
+tokens, window and split. It lies in the cache of tokens, and every rank and every later run maps it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from unisono.spec.errors import UsageError
 from unisono.spec.training import IGNORED
+from unisono.train.data import cache
 from unisono.train.data.order import sample_ids
+from unisono.train.data.tokenised.build import Tokens
+from unisono.train.data.worker_pool import on_stderr
+
+FORMAT = 1  # of what lies in the cache, and of how documents are packed
+_ARRAYS = ("first", "size", "counted", "order", "begins", "sums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +154,54 @@ class PackedWindows:
             sizes = [size for _, size in self._held(index)]
             ids[row] = np.repeat(np.arange(len(sizes) + 1), [*sizes, self.window - sum(sizes)])
         return torch.from_numpy(ids)
+
+
+def packed_windows(
+    tokens: Tokens, cached: str, window: int, several: bool, documents: range
+) -> tuple[PackedWindows, int]:
+    """(windows of some of the documents, pieces that were left out), as `PackedWindows.of` makes them; from the cache
+    if they were made before. A cache that takes nothing more is done without."""
+
+    def make(out: Path) -> Mapping[str, Any]:
+        windows, left_out = computed()
+        for name, array in zip(_ARRAYS, _arrays_of(windows), strict=True):
+            np.ascontiguousarray(array, dtype=np.int64).tofile(out / name)
+        return {"pieces": len(windows.order), "windows": len(windows), "left_out": left_out}
+
+    def computed() -> tuple[PackedWindows, int]:
+        return PackedWindows.of(tokens.tokens, tokens.ends, tokens.marks, window, several, documents)
+
+    key = {
+        "format": FORMAT,
+        "tokens": tokens.folder.name,  # which says what went in
+        "window": window,
+        "several": several,
+        "documents": [documents.start, documents.stop],
+    }
+    try:
+        at, meta = cache.kept(
+            cached, "windows", key, make, lambda: on_stderr("another process is packing this data: waiting\n")
+        )
+    except UsageError as error:
+        if error.code != "D15":
+            raise
+        return computed()
+    pieces, windows = meta["pieces"], meta["windows"]
+    counts = (pieces, pieces, pieces, pieces, windows + 1, windows)
+    first, size, counted, order, begins, sums = (
+        _mapped(at / name, count) for name, count in zip(_ARRAYS, counts, strict=True)
+    )
+    cut = tokens.tokens, tokens.marks, Pieces(first, size, counted)
+    return PackedWindows(*cut, order, begins, sums, window, several), meta["left_out"]
+
+
+def _arrays_of(windows: PackedWindows) -> tuple[np.ndarray, ...]:
+    pieces = windows.pieces
+    return pieces.first, pieces.size, pieces.counted, windows.order, windows.begins, windows.sums
+
+
+def _mapped(path: Path, count: int) -> np.ndarray:
+    """An empty file cannot be mapped."""
+    if not count:
+        return np.zeros(0, dtype=np.int64)
+    return np.memmap(path, dtype=np.int64, mode="r", shape=(count,))

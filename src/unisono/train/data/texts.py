@@ -10,11 +10,11 @@ from unisono.spec.errors import UsageError
 from unisono.spec.model import ModelConfig
 from unisono.train.data.dataset import Corpus, require_samples
 from unisono.train.data.load import check_vocab, corpus_of, fingerprint
+from unisono.train.data.packing import packed_windows
 from unisono.train.data.tokenised.build import Tokens, tokenised
 from unisono.train.data.tokenised.cutters import NUL, folder_of
 from unisono.train.data.tokenised.order import Fields, TokenOrder
 from unisono.train.data.tokens import Tokenized
-from unisono.train.data.windows import packed_windows
 
 
 def token_corpus(

@@ -20,7 +20,8 @@ from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
 from unisono.train.state.checkpoint import latest, load
 
-_COMPRESS, _GRAPH = "unisono.train.export.compress", "unisono.train.export.graph"  # of the sister package
+# Of the sister package.
+_ADAPTER, _COMPRESS, _GRAPH = (f"unisono.train.export.{name}" for name in ("adapter", "compress", "graph"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +61,12 @@ def _as_folder(what: Exported, out: Path) -> dict[str, Any]:
     return {**written, "files": sorted(files), "compressed": compressed}
 
 
-def _as_adapter(what: Exported, out: Path) -> dict[str, Any]:
-    return contributed("unisono.train.export.adapter").write_adapter(out, what.model, what.weights)
-
-
-def _as_onnx(what: Exported, out: Path) -> dict[str, Any]:
-    return contributed(_GRAPH).write_onnx(out, what.model, what.data, what.weights)
-
-
-def _as_program(what: Exported, out: Path) -> dict[str, Any]:
-    return contributed(_GRAPH).write_program(out, what.model, what.data, what.weights)
-
-
-def _as_weights(what: Exported, out: Path) -> dict[str, Any]:
-    return write_own(out, what.model, what.data, what.weights, what.state)
-
-
 TARGETS: Mapping[str, Callable[[Exported, Path], dict[str, Any]]] = {
     "hf": _as_folder,
-    "adapter": _as_adapter,
-    "onnx": _as_onnx,
-    "torch": _as_program,
-    "weights": _as_weights,
+    "adapter": lambda what, out: contributed(_ADAPTER).write_adapter(out, what.model, what.weights),
+    "onnx": lambda what, out: contributed(_GRAPH).write_onnx(out, what.model, what.data, what.weights),
+    "torch": lambda what, out: contributed(_GRAPH).write_program(out, what.model, what.data, what.weights),
+    "weights": lambda what, out: write_own(out, what.model, what.data, what.weights, what.state),
 }
 
 # Of a folder for transformers, in each of its forms: what an export does not write anew goes, else both would be there.

@@ -9,11 +9,8 @@ from torch import Tensor
 
 from unisono.models.lora import is_adapter, merged, pair_of, plain
 from unisono.train.state.checkpoint import read_full
-from unisono.train.state.checkpoint.faults import damaged
-from unisono.train.state.checkpoint.manifest import read_manifest
-from unisono.train.state.checkpoint.tensorfile import DTYPES, Damage
-
-_PREFIX = "model/"
+from unisono.train.state.checkpoint.read import MODEL, parameters_of
+from unisono.train.state.checkpoint.tensorfile import DTYPES
 
 
 @dataclass(slots=True)
@@ -32,16 +29,13 @@ class StoredWeights(Mapping[str, Tensor]):
     _last: tuple[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
-        try:
-            tensors = read_manifest(self.folder).tensors
-        except Damage as damage:
-            raise damaged(self.folder, damage) from damage
-        held = {n.removeprefix(_PREFIX): tuple(e.shape) for n, e in tensors.items() if n.startswith(_PREFIX)}
+        entries = parameters_of(self.folder)
+        held = {name: tuple(entry.shape) for name, entry in entries.items()}
         self.adapters = {name: shape for name, shape in held.items() if is_adapter(name)}
         self.stored = {plain(name): name for name in held if name not in self.adapters}
         self.shapes = {name: held[stored] for name, stored in self.stored.items()}
         if self.dtype is None:
-            dtype = next((tensors[_PREFIX + name].dtype for name in self.stored.values()), "F32")
+            dtype = next((entries[name].dtype for name in self.stored.values()), "F32")
             self.dtype = DTYPES[dtype]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -61,7 +55,7 @@ class StoredWeights(Mapping[str, Tensor]):
 
     def raw(self, name: str) -> Tensor:
         """One tensor by the name under which it is stored, as it is there. Raises UsageError K01."""
-        return read_full(self.folder, [_PREFIX + name])[_PREFIX + name]
+        return read_full(self.folder, [MODEL + name])[MODEL + name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)

@@ -1,9 +1,10 @@
 """Weights that others wrote, in the forms in which they write them. Nothing of what is read is ever run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from unisono.models.folder import SafetensorsWeights, has_weights, open_folder, unreadable
@@ -12,7 +13,9 @@ from unisono.spec.errors import UsageError
 from unisono.spec.finder import sister
 from unisono.spec.frames import is_memory
 from unisono.spec.runs import CHECKPOINTS
-from unisono.train.foreign.own import open_own
+from unisono.train.state.checkpoint import Box, latest, load
+from unisono.train.state.checkpoint.read import MODEL, parameters_of
+from unisono.train.state.checkpoint.tensorfile import DTYPES
 
 Form = tuple[Callable[[Path], bool], Callable[[Path], Weights]]
 
@@ -21,26 +24,41 @@ def _is_own(path: Path) -> bool:
     return (path / CHECKPOINTS).is_dir() or (path.is_dir() and path.parent.name == CHECKPOINTS)
 
 
+class _OwnWeights(Weights):
+    """The parameters of a checkpoint of ours, or of the latest of a run; every byte is verified as it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        checkpoint = folder if folder.parent.name == CHECKPOINTS else latest(folder)
+        if checkpoint is None:
+            raise unreadable(folder, ValueError("the run has no checkpoint"))
+        self.where, self._folder = str(checkpoint), checkpoint
+        entries = parameters_of(checkpoint)
+        self.shapes = {name: tuple(entry.shape) for name, entry in entries.items()}
+        self._dtypes = {name: DTYPES[entry.dtype] for name, entry in entries.items()}
+
+    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
+        out = torch.empty(shape, dtype=self._dtypes[name])
+        load(self._folder, [Box(MODEL + name, self.shapes[name], start, out)])
+        return out
+
+
 FORMS: tuple[Form, ...] = (
     (lambda p: p.is_file() and p.suffix == ".safetensors", lambda p: SafetensorsWeights([p], str(p))),
     (has_weights, open_folder),
-    (_is_own, open_own),
+    (_is_own, _OwnWeights),
 )
 """Each form as (whether a path has it, how it is opened); the sister package has those of other frameworks."""
 
 
-class ReadErrors:
-    """A context in which whatever goes wrong is raised as a file that cannot be read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UsageError) and not is_memory(error):
-            raise unreadable(self.path, error) from error
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """While it lasts, whatever goes wrong is raised as a file that cannot be read."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UsageError) or is_memory(error):
+            raise
+        raise unreadable(path, error) from error
 
 
 class _CheckedWeights(Weights):
@@ -53,7 +71,7 @@ class _CheckedWeights(Weights):
                 raise ValueError(f"{str(name)[:80]} has no shape")
 
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
-        with ReadErrors(Path(self.where)):
+        with reading(Path(self.where)):
             tensor = self._inner.box(name, start, shape)
             if tuple(tensor.shape) != tuple(shape):
                 raise ValueError(f"{name} has another shape than is said")
@@ -65,7 +83,7 @@ def open_weights(path: str | Path) -> Weights:
     where = Path(path)
     if not where.exists():
         raise unreadable(where, FileNotFoundError())
-    with ReadErrors(where):
+    with reading(where):
         for has_form, opened in (*FORMS, *getattr(sister(__name__), "FORMS", ())):
             if has_form(where):
                 return _CheckedWeights(opened(where))

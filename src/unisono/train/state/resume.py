@@ -16,7 +16,8 @@ from unisono.spec.source import SOURCES
 from unisono.train.state.checkpoint import load
 from unisono.train.state.checkpoint.faults import damaged
 from unisono.train.state.checkpoint.find import FOLDER, by_age, first_whole, pointed, resumed_first, step_of
-from unisono.train.state.checkpoint.manifest import MANIFEST, read_manifest
+from unisono.train.state.checkpoint.manifest import MANIFEST
+from unisono.train.state.checkpoint.read import whole_manifest
 from unisono.train.state.checkpoint.tensorfile import Damage
 from unisono.train.state.writing import nothing_to_resume
 
@@ -93,10 +94,7 @@ def _fit(
 
 def identity(folder: Path) -> str:
     """Which save a checkpoint's folder holds, as this rank sees it: `step-000200 1f0a…`. Raises UsageError K01."""
-    try:
-        return f"{folder.name} {read_manifest(folder).attempt}"
-    except Damage as damage:
-        raise damaged(folder, damage) from damage
+    return f"{folder.name} {whole_manifest(folder).attempt}"
 
 
 def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path) -> None:

@@ -1,13 +1,13 @@
 """Run folders that cannot be written, or gone on from: one error each for all who meet them. No torch."""
 
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from unisono.observe.files import lock_now
 from unisono.spec.errors import UsageError
 
 _ELSEWHERE = "--out.dir FOLDER that can be written"
@@ -56,7 +56,7 @@ def locked(run_dir: Path, patience: float = 2.0) -> Iterator[None]:
         folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         until = time.monotonic() + patience
-        while not _lock(folder):
+        while not lock_now(folder):
             if time.monotonic() > until:
                 raise UsageError(
                     "another run writes into this folder",
@@ -69,17 +69,6 @@ def locked(run_dir: Path, patience: float = 2.0) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
-
-
-def _lock(folder: int) -> bool:
-    """Whether the folder is ours now; True too where the file system has no locks."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def nothing_to_resume(run_dir: str, likely: str = "") -> UsageError:

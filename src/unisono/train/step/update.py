@@ -11,17 +11,37 @@ from torch import nn
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
+from unisono.codecs import Coder
+from unisono.codecs._moments import MomentCoder
 from unisono.comm.device import has_fused
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot, values_of
 from unisono.parallel.stochastic import Dither
 from unisono.spec.finder import contributed
+from unisono.spec.training import Optimiser
 from unisono.sync import Verdict
-from unisono.train.step.codec_input import Around, crossing_of
 from unisono.train.step.grad_norm import clip, excess
 from unisono.train.step.numbers import Numbers, not_numbers
 from unisono.train.step.padded_params import is_narrow, lanes, line_for, pair, row_for
 from unisono.train.step.scaling import Unscaled
+
+Around = Callable[[Coder], Coder]
+
+
+def crossing_of(member: Optimiser, optimizer: Optimizer, slots: Sequence[Slot]) -> Around:
+    """What is put around a codec that loses something. optimizer: the live one of `member`, on this rank."""
+    decay = member.crossing
+    if decay is None:
+        return lambda coder: coder
+    # Rows of tables are counted by themselves, and meet without a codec.
+    masters = [slot.master for slot in slots if slot.live.requires_grad and not slot.lazy]
+
+    def steps_made() -> int:
+        """The optimiser's own counter, which a checkpoint brings along under any codec and any number of replicas."""
+        counters = (optimizer.state.get(master, {}).get("step") for master in masters)
+        return next(int(counter) for counter in counters if counter is not None)
+
+    return lambda coder: MomentCoder(coder, decay, member.whole_steps, steps_made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights, shape_of, size_of
 from unisono.spec.doubtful import open_regular, read_regular
 from unisono.spec.errors import UsageError
-from unisono.train.foreign import ReadErrors
+from unisono.train.foreign import reading
 from unisono_contrib.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple
 
 _LARGEST = 1 << 30  # bytes of a pickle without tensors
@@ -133,7 +133,7 @@ def _refused(path: Path, name: str) -> UsageError:
 
 def plain_pickle(path: Path) -> Any:
     """What a pickle without tensors holds, as plain containers and inert things. Raises UsageError W01, W05."""
-    with ReadErrors(path):
+    with reading(path):
         data = read_regular(path, _LARGEST, follow=True)
         if data is None:
             raise ValueError("it is too large for what it is")
@@ -142,7 +142,7 @@ def plain_pickle(path: Path) -> Any:
 
 def saved(path: Path, at: int = 0, length: int | None = None) -> Any:
     """What `torch.save` wrote into a file, or into `length` bytes of it from `at` on. Raises UsageError W01, W05."""
-    with ReadErrors(path), os.fdopen(open_regular(path, follow=True), "rb") as file:
+    with reading(path), os.fdopen(open_regular(path, follow=True), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         part = _Part(file, at, size - at if length is None else length)
         if not zipfile.is_zipfile(part):

@@ -17,6 +17,9 @@ from unisono.train.state.checkpoint.tensorfile import DTYPES, NAMES, Damage, Ten
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import ReadItem
 
+MODEL = "model/"
+"""What the logical names of parameters begin with."""
+
 
 @dataclass(frozen=True)
 class _Read:
@@ -51,10 +54,7 @@ def read_full(folder: Path, names: Iterable[str] | None = None) -> dict[str, tor
 
     `names` chooses some; all by default. Raises UsageError as `load` does.
     """
-    try:
-        manifest = manifest_of(folder)
-    except Damage as damage:
-        raise damaged(folder, damage) from damage
+    manifest = whole_manifest(folder)
     chosen = list(manifest.tensors) if names is None else list(names)
     if unknown := [name for name in chosen if name not in manifest.tensors]:
         raise misfit(folder, f"it has no tensor {unknown[0]!r}", len(unknown))
@@ -78,10 +78,21 @@ def _empty(name: str, entry: TensorEntry) -> torch.Tensor:
 
 def tensor_names(folder: Path) -> list[str]:
     """Logical names of all tensors in the checkpoint, sorted. Raises UsageError K01."""
+    return sorted(whole_manifest(folder).tensors)
+
+
+def whole_manifest(folder: Path) -> Manifest:
+    """What the checkpoint holds. Raises UsageError K01."""
     try:
-        return sorted(manifest_of(folder).tensors)
+        return manifest_of(folder)
     except Damage as damage:
         raise damaged(folder, damage) from damage
+
+
+def parameters_of(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of parameters by their names in the model. Raises UsageError K01."""
+    tensors = whole_manifest(folder).tensors
+    return {name.removeprefix(MODEL): tensors[name] for name in tensors if name.startswith(MODEL)}
 
 
 def _check_fit(folder: Path, manifest: Manifest, pieces: Sequence[Box]) -> None:

@@ -26,7 +26,7 @@ class Saver:
     `token`: a text that all ranks share and that is new each time the run is started or resumed; only its hash
     reaches the disk. `keep`, `keep_every`, `patience`: as in `save`.
 
-    At most one save is in flight. Its errors (those of `save`) are raised by the next `poll`, `wait` or `save`, once.
+    At most one save is in flight. Its errors (those of `save`) are raised by the next `wait` or `save`, once.
     Call `wait` before leaving the process: the writer is a daemon thread.
     """
 
@@ -110,12 +110,6 @@ class Saver:
             return False
         self._thread.join(seconds)
         return self._thread.is_alive()
-
-    def poll(self) -> Path | None:
-        """The folder of a save that has finished since the last call, None if there is none. Never waits."""
-        if self._thread is None or self._thread.is_alive():
-            return None
-        return self.wait()
 
     def wait(self) -> Path | None:
         """Wait for the save in flight, if any, and return its folder."""

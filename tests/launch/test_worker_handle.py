@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.launch import wire
-from unisono.launch.printed import BAR_EVERY, LONGEST, OutputLines
-from unisono.launch.worker_handle import WorkerHandle, line_pairs
+from unisono.launch.worker_handle import BAR_EVERY, LONGEST, OutputLines, WorkerHandle, line_pairs
 
 
 @given(st.text("ab \r\n", max_size=60), st.integers(1, 9))

@@ -17,7 +17,7 @@ from unisono.launch.context import RankContext
 from unisono.models.build import Facts, build
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
-from unisono.train.build.same_model import check_same
+from unisono.train.build.build import check_same
 from unisono_contrib.models.traced import traced
 
 FILE = Path(__file__).parents[2] / "models" / "foreign.py"

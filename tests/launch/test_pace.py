@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from unisono.launch import sleep
-from unisono.launch.pace import ASLEEP, FIRST, LEAST, StepPace
+from unisono.launch import pace
+from unisono.launch.pace import ASLEEP, FIRST, LEAST, SHARE, Sleep, StepPace
 from unisono.launch.rank import watchdog
 from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.run import verdict
-from unisono.launch.sleep import SHARE, Sleep
 from unisono.spec.errors import UnisonoError
 
 
@@ -19,9 +18,9 @@ class Kernel:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used, self.state = 0.0, "S"
-        monkeypatch.setattr(sleep.time, "process_time", lambda: self.used)
-        monkeypatch.setattr(sleep.time, "monotonic", lambda: 0.0)
-        monkeypatch.setattr(sleep, "process_state", lambda pid: self.state)
+        monkeypatch.setattr(pace.time, "process_time", lambda: self.used)
+        monkeypatch.setattr(pace.time, "monotonic", lambda: 0.0)
+        monkeypatch.setattr(pace, "process_state", lambda pid: self.state)
 
 
 def test_one_that_computes_or_waits_for_a_disk_or_a_core_does_not_sleep(
