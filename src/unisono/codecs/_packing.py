@@ -5,7 +5,7 @@ Everything goes chunk by chunk, so that what one operation wrote the next one fi
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Size, Tensor
@@ -13,13 +13,23 @@ from torch import Size, Tensor
 from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent
 from unisono.codecs._noise import NoiseTable
 
-if TYPE_CHECKING:
-    from unisono.codecs._blocks import BlockCodec
-
 CHUNK = (
     1 << 19
 )  # elements: few operations, each some microseconds of Python, on what the cores share of cache holds
 UP = 1.0 + 2.0**-7  # a scale in bf16 that was multiplied by this is not below what it was
+
+
+class BlockLayout(Protocol):
+    """How a bucket lies in blocks: see `BlockCodec`, which is one."""
+
+    @property
+    def block(self) -> int: ...
+
+    def blocks(self, numel: int, dp: int) -> int: ...
+
+    def part_bytes(self, blocks: int) -> int: ...
+
+    def scale_bytes(self, blocks: int) -> int: ...
 
 
 class Packer(ABC):
@@ -142,7 +152,7 @@ class TwoShotCoder(Coder):
 
     cap = 1 << 20  # two rounds, and work of the processor before, between and behind them
 
-    def __init__(self, member: "BlockCodec", packer: Packer) -> None:
+    def __init__(self, member: BlockLayout, packer: Packer) -> None:
         self.member, self.packer, self.counts = member, packer, packer.draws
         self._noise: NoiseTable | None = None
 
