@@ -106,13 +106,13 @@ def test_what_is_kept_grows_with_the_context_and_falls_with_the_ranks(name: str,
     ("text", "model", "words"),
     [
         ("cp=3", {}, "cp=3 does not divide the context 64"),
-        ("cp=64", {}, "dealt in 128 chunks"),
+        ("cp=64", {}, "split in 128 chunks"),
         ("cp=4 cp_kind=ulysses", {"n_head": 6, "d_model": 24}, "splits the heads 6"),
         ("cp=2 tp=2 cp_kind=ulysses", {"n_kv_head": 2}, "splits the key-value heads 2"),
         ("cp=2", {"kind": "mlp"}, "attends to no positions"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_with_a_remedy(text: str, model: dict, words: str):
+def test_what_cannot_be_split_is_refused_with_a_remedy(text: str, model: dict, words: str):
     from unisono.config import ModelConfig, Recipe
 
     problems = Plan.parse(text).check(Recipe(model=ModelConfig(**model)))
