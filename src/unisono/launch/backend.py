@@ -48,7 +48,7 @@ class Backend:
 
 
 def choose(wanted: str, ranks: int, has: Equipment) -> Backend:
-    """The backend of `ranks` ranks on one host. asked: `auto`, `gloo`, `nccl` or `nccl:shared`. Raises UsageError L08
+    """The backend of `ranks` ranks on one host. wanted: `auto`, `gloo`, `nccl` or `nccl:shared`. Raises UsageError L08
     for what cannot be had, with a remedy."""
     if wanted in (GPUS, SHARED):
         return _nccl(ranks, has, wanted == SHARED)

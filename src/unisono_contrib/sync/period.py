@@ -79,8 +79,8 @@ class EveryPeriod(Policy):
 
 
 class PeriodSync(Sync):
-    """Adds up steps that do not meet, and brings the sum into the one that does. own: what this replica holds, by
-    `PARAMETER/held`, like its gradient."""
+    """Adds up steps that do not meet, and brings the sum into the one that does. State: the sum that this replica
+    holds, by `PARAMETER/held`, shaped like its gradient."""
 
     shares = True
 

@@ -34,7 +34,7 @@ _SINGLE = (
 
 
 def single(ask: PlanRequest, flags: Any) -> Description:
-    """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
+    """(the object of --json, the page) of one plan. flags: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
     ask = with_flags(ask, flags)
     if flags.out is not None:
         _drawable(flags.out)

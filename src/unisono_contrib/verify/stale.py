@@ -75,7 +75,7 @@ def judge_stale(
     steps: int,
     folder: Path,
 ) -> dict[str, Any]:
-    """As `judge_plan`. one, place: of the one device, which is played here."""
+    """As `judge_plan`. alone, place: of the one device, which is played here."""
     plan, micros = resolved.plan, resolved.batch.micros
     bounds = bounds_of(plan, sizes_of(resolved, corpus))
     reports = [json.loads((folder / f"stale-{rank}.json").read_text()) for rank in range(plan.world)]

@@ -164,7 +164,7 @@ class ForeignHead(nn.Module):
 
 
 class ForeignModel(Chain):
-    """`forward(inputs, noise) → logits`. names: of its weights, ours and theirs. config: of transformers. told: what
+    """`forward(inputs, noise) → logits`. names: of its weights, ours and theirs. config: of transformers. notes: what
     was inferred, a line each."""
 
     def __init__(

@@ -36,7 +36,7 @@ def keepers(hosts: Sequence[int]) -> list[int]:
 class SnapshotReplicas:
     """A rank's copies elsewhere, and those that it keeps for others, from one meeting of the ranks to the next.
 
-    own: where its own snapshots lie.
+    buffer: where its own snapshots lie.
     """
 
     def __init__(self, buffer: SnapshotBuffer) -> None:

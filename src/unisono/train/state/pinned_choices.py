@@ -28,7 +28,7 @@ def pin(folder: Path, plan: Plan, mesh: Mesh, sync: Sync) -> None:
 
 
 def pinned(folder: Path, wish: str, dp: int, file: str) -> str:
-    """The choice that a run goes on with: what it measured, if it asks for the same on as many replicas. asked: the
+    """The choice that a run goes on with: what it measured, if it asks for the same on as many replicas. wish: the
     plan's `collective` or `sync`, after `file`."""
     with suppress(OSError, ValueError, KeyError):
         choice = json.loads((folder / file).read_text(encoding="utf-8"))

@@ -52,7 +52,7 @@ def choose(
         raise UsageError(
             "plan auto needs this machine in numbers, and nobody has measured it",
             where="plan",
-            fix="unisono calibrate, which takes about two minutes, once",
+            fix="unisono calibrate, which takes half a minute, once",
             code="P19",
         )
     cluster = predict.of_ranks(cluster, ranks or loaded.recipe.launch.ranks or cluster.devices)

@@ -204,7 +204,7 @@ class Neighbours:
         return self.alone(chosen, micros, weight, seed)
 
     def compare(self, chosen: int, mine: Tensor, other: Tensor, again: Callable[[], Tensor]) -> None:
-        """own: of this rank's micro-batch, in the step. other: what it found for the replica behind it. again: finds
+        """mine: of this rank's micro-batch, in the step. other: what it found for the replica behind it. again: finds
         the same for the one before it. Raises UserCodeError G04 on one rank, the others wait to be stopped."""
         run, dp, world = self.run, self.run.mesh.dp, self.run.mesh.world
         owns, others = dp.all_gather(torch.stack([mine, other])).view(dp.size, 2, -1).unbind(1)
