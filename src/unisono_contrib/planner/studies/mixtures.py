@@ -176,8 +176,8 @@ def describe(placed: Sequence[PlacedAnswer]) -> Description:
 
 @dataclass(frozen=True, slots=True)
 class MixedRanking:
-    """ranking: the best plans in their best places. placed: the same, with where they lie. alone: the best answer of each
-    pool without the others, None where none fits. nearest: what lacks least, where nothing fits."""
+    """ranking: the best plans in their best places. placed: the same, with where they lie. alone: the best answer of
+    each pool without the others, None where none fits. nearest: what lacks least, where nothing fits."""
 
     ranking: Ranking
     placed: tuple[PlacedAnswer, ...]
