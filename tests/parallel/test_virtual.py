@@ -73,7 +73,7 @@ def test_attention_by_virtual_shards_is_the_models_own_to_rounding():
 @pytest.mark.parametrize(
     ("plan", "says"),
     [
-        ("tp=3 sync=canonical:shards=4", "dealt evenly to tp=3"),
+        ("tp=3 sync=canonical:shards=4", "split evenly over tp=3"),
         ("tp=2 sync=canonical:shards=3", "a power of two"),
         ("tp=2 sync=canonical:shards=8", "do not divide the heads 4"),
     ],
