@@ -15,6 +15,7 @@ import pytest
 from tests.forked import Forked
 from unisono.launch import wire
 from unisono.launch.pace import StepPace
+from unisono.launch.rank import channel
 from unisono.launch.rank.channel import SocketChannel
 from unisono.observe.metrics import read_lines
 from unisono.spec.errors import PeerGone
@@ -169,12 +170,25 @@ def test_a_rank_that_nothing_frees_gives_its_place_to_another():
         assert "in test_a_rank_that_nothing_frees" in note["text"], "where its main thread stands"
 
 
+def test_who_waits_for_a_slow_supervisor_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor at a slow disk answers late; Gloo has forgotten nothing."""
+    clock = iter(range(0, 100, 3))
+    monkeypatch.setattr(channel, "ran", lambda thread: "as before")
+    monkeypatch.setattr(channel.time, "monotonic", lambda: float(next(clock)))
+    still = channel._Stillness(StepPace(60.0))
+    assert not any(still.lasts(1, is_asking=True) for _ in range(10))
+    assert [still.lasts(1) for _ in range(2)] == [False, True]
+
+
 class FirstMeeting:
     """A meeting of two ranks. leave(): what it does to leave. met: the epochs of all that followed, in order."""
 
     def __init__(self, epoch: int = 0, leave: Callable[[], object] = lambda: None) -> None:
         self.place, self.store = RankMeeting(epoch, 0, 2, 2, 0, 2), None
         self.leave, self.met = leave, list[int]()
+
+    def is_asking(self) -> bool:
+        return False
 
     def next(self, place: RankMeeting) -> "FirstMeeting":
         self.leave()

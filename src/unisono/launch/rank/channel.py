@@ -34,19 +34,20 @@ FOR_PEOPLE = ("step", "doing", "note", "val")
 
 class _Stillness:
     """For how long the main thread has stood still since it was called to a meeting: nothing frees a send that Gloo has
-    forgotten. One that computes has its time, and so has one at a disk."""
+    forgotten. One that computes has its time, and so has one at a disk, or one that waits for a slow supervisor."""
 
     def __init__(self, pace: StepPace) -> None:
         self._pace = pace
         self._main = os.getpid()  # of the main thread, which a fork leaves unknown to Python
         self._epoch, self._seen, self._since, self._begun = -1, "", 0.0, 0.0
 
-    def lasts(self, epoch: int) -> bool:
-        """Whether that is too long. epoch: to which it was called."""
+    def lasts(self, epoch: int, is_asking: bool = False) -> bool:
+        """Whether that is too long. epoch: to which it was called. is_asking: it waits for an answer of the
+        supervisor."""
         now, lately = time.monotonic(), ran(self._main)
         if epoch != self._epoch:
             self._epoch, self._begun, self._seen = epoch, now, ""
-        if lately != self._seen or process_state(self._main) == "D":
+        if is_asking or lately != self._seen or process_state(self._main) == "D":
             self._seen, self._since = lately, now
         return now - self._since >= STUCK or now - self._begun >= self._pace.deadline()
 
@@ -65,6 +66,8 @@ class JoinedMeeting(Protocol):
     store: Any
 
     def leave(self) -> None: ...
+
+    def is_asking(self) -> bool: ...
 
     def next(self, place: RankMeeting) -> "JoinedMeeting": ...
 
@@ -134,7 +137,7 @@ class SocketChannel(Channel):
                 self._answer(question)
             if meeting is not None and called is not None and called.epoch > meeting.place.epoch:
                 meeting.leave()
-                if still.lasts(called.epoch):  # a new process takes this one's place
+                if still.lasts(called.epoch, meeting.is_asking()):  # a new process takes this one's place
                     self.send(
                         "note", text=f"does not come to the next meeting and is replaced: {_standing()}"
                     )

@@ -46,6 +46,10 @@ class Meeting:
             if self._turns > 1 and self._turns.bit_count() == 1:  # ever more seldom
                 parting.hang_up(self.place.present)
 
+    def is_asking(self) -> bool:
+        """Whether the main thread waits for an answer of the supervisor."""
+        return self.store.is_asking()
+
     def next(self, place: RankMeeting) -> "Meeting":
         """The meeting that follows. torch's groups are forgotten; those made from now on are the next meeting's."""
         with self._lock:

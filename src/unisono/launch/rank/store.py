@@ -19,7 +19,8 @@ def _bytes(value: str | bytes) -> bytes:
 @dataclass
 class _Line:
     """The connection to the supervisor, for all stores of a rank. Whoever finds nobody reading reads for all (leader
-    and followers), so a thread that waits for a key never keeps another from setting one."""
+    and followers), so a thread that waits for a key never keeps another from setting one. asking: the threads that wait
+    for an answer."""
 
     sock: socket.socket
     sending: threading.Lock = field(default_factory=threading.Lock)
@@ -27,6 +28,7 @@ class _Line:
     reading: bool = False
     answers: dict[bytes, list[bytes]] = field(default_factory=dict)
     last: int = 0
+    asking: set[int] = field(default_factory=set)
 
     def ask(self, op: bytes, fields: Sequence[bytes], over: Callable[[], bool]) -> bytes:
         """Send a request; returns the name of its answer. Raises DistStoreError once it is over."""
@@ -43,23 +45,31 @@ class _Line:
 
     def answer(self, id: bytes) -> list[bytes]:
         """Wait for the answer of that name."""
-        with self.turn:
-            while id not in self.answers:
-                if self.reading:
-                    self.turn.wait()
-                    continue
-                self.reading = True
-                self.turn.release()
-                try:
-                    got, *rest = wire.split(wire.read_frame(self.sock))
-                except (OSError, ValueError) as error:
-                    raise DistStoreError(f"the launcher has gone ({error})") from error
-                finally:
-                    self.turn.acquire()
-                    self.reading = False
-                    self.turn.notify_all()
-                self.answers[got] = rest
-            return self.answers.pop(id)
+        self.asking.add(thread := threading.get_ident())
+        try:
+            with self.turn:
+                while id not in self.answers:
+                    self._read_or_wait()
+                return self.answers.pop(id)
+        finally:
+            self.asking.discard(thread)
+
+    def _read_or_wait(self) -> None:
+        """Read one answer, whosever it is; or wait while another thread reads. The lock `turn` is held."""
+        if self.reading:
+            self.turn.wait()
+            return
+        self.reading = True
+        self.turn.release()
+        try:
+            got, *rest = wire.split(wire.read_frame(self.sock))
+        except (OSError, ValueError) as error:
+            raise DistStoreError(f"the launcher has gone ({error})") from error
+        finally:
+            self.turn.acquire()
+            self.reading = False
+            self.turn.notify_all()
+        self.answers[got] = rest
 
 
 class SocketStore(Store):
@@ -93,6 +103,10 @@ class SocketStore(Store):
             self._over = True  # first: a request comes before the next one, or is none any more
             with suppress(DistStoreError):
                 self._line.ask(b"leave", (), lambda: False)
+
+    def is_asking(self) -> bool:
+        """Whether the main thread waits for an answer, in this store or in one of another meeting."""
+        return threading.main_thread().ident in self._line.asking
 
     @property
     def timeout(self) -> timedelta:
