@@ -144,7 +144,8 @@ class FirstSteps:
         watch_functions(functions, self._following, self._notify)
         self._paths.append(path)
         self._terms += trace.terms if trace is not None else ()
-        self._uncounted |= batch.weighed or batch.borrowed
+        # A mean over one sample is none to torch: there is nothing to compare.
+        self._uncounted |= batch.weighed or batch.borrowed or batch.samples < 2
 
 
 def way_of(root: Node, until: Collection[Node] = (), most: int = 4096) -> tuple[str, dict[Node, str]]:

@@ -7,7 +7,17 @@ import pytest
 
 from tests.daily import is_today
 from tests.library import catalogue
-from tests.library.catalogue import Loop, generative, losses, order, updates, verdict, vision, watched
+from tests.library.catalogue import (
+    Loop,
+    control,
+    generative,
+    losses,
+    order,
+    updates,
+    verdict,
+    vision,
+    watched,
+)
 from tests.library.catalogue.playing import Row, rows
 from tests.ranks import World
 
@@ -58,7 +68,7 @@ QUICK = {
         watched.weights_read_outside_the_forward, watched.a_weight_taken_before_prepare,
         watched.a_leftover_variable_of_a_loop, watched.stepped_as_gradients_arrive,
     ],
-    "dp=2 shard=2": [updates.thawed_as_a_new_group],
+    "dp=2 shard=2": [updates.thawed_as_a_new_group, control.stateful_lstm],
 }  # fmt: skip
 
 
