@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,12 +67,13 @@ def _until(found: Callable[[], int | None], seconds: float = 60.0) -> int:
     raise AssertionError(f"nobody there in {seconds} s")
 
 
-def killed(find: Callable[[Job], int], job: Job) -> None:
-    """SIGKILL to that process, once it is there."""
+def killed(find: Callable[[Job], int], job: Job, before: Collection[int] = ()) -> int:
+    """SIGKILL to that process, once it is there. before: those that are dying of one already. Returns its number."""
     while True:
         with suppress(ProcessLookupError):
-            os.kill(find(job), signal.SIGKILL)
-            return
+            if (pid := find(job)) not in before:
+                os.kill(pid, signal.SIGKILL)
+                return pid
 
 
 def life(run: Path) -> list[str]:
@@ -100,8 +101,9 @@ def test_who_is_killed_is_replaced_and_no_bit_is_another(
 ) -> None:
     place = jobs.folder_with(tmp_path)
     with started(place, *TRAIN) as job:
+        dying = set[int]()
         for _ in moments(job):
-            killed(find, job)
+            dying.add(killed(find, job, dying))
         done = job.done()
     assert done.code == 0 and done.left == (), done.err
     (run,) = jobs.runs_of(place)
