@@ -1,9 +1,11 @@
 """`unisono prove SCRIPT`: an unchanged script, played by one process and by several."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -112,9 +114,11 @@ def test_what_a_rank_alone_sees(proves: Proves, line: str, cause: str) -> None:
     assert (code, result["cause"]) == (3, cause), (result, err)
 
 
-def test_ranks_that_part_end_and_are_named(proves: Proves) -> None:
+def test_ranks_that_part_end_and_are_named_and_leave_nothing(proves: Proves, tmp_path: Path) -> None:
+    (tmp_path / (mark := f"mark-{uuid4().hex}")).touch()  # each rank plays in a copy of this folder
     code, out, _ = proves(looped("job.rank == 0 and job.mean(1.0)"), "--timeout", "3")
     assert code == 3 and "FAILS" in out and "(parted)" in out, out
+    assert not list(Path(tempfile.gettempdir()).glob(f"unisono-*/**/{mark}"))
 
 
 def test_a_script_that_raises(proves: Proves) -> None:

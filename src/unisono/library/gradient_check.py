@@ -34,6 +34,8 @@ from unisono.verify.gradients import explain
 
 ENTRY = "unisono.library.proof_rank:main"
 SCRIPT = "__unisono_script__"  # what a script is called when ranks import it
+PLAYS = "unisono-prove-"
+"""How the names of temporary folders begin in which scripts are played."""
 _PRECISION = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"
 }  # fmt: skip

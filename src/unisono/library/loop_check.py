@@ -23,7 +23,7 @@ from torch import Tensor
 
 from unisono.launch.fork_server import ForkServer, print_output
 from unisono.launch.loop import OnEvent
-from unisono.library.gradient_check import home_of, path_of, run
+from unisono.library.gradient_check import PLAYS, home_of, path_of, run
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
 from unisono.spec.errors import HangError, PeerGone, UnisonoError, UsageError, UserCodeError, VerifyMismatch
@@ -155,7 +155,7 @@ def playing(
     script by `script`, `words` and `cwd`. It is played by one process at once, which `played` is shown.
 
     Raises what the loop raises, and UsageError V05 where it has no steps to compare."""
-    with tempfile.TemporaryDirectory(prefix="unisono-loop-") as name:
+    with tempfile.TemporaryDirectory(prefix=PLAYS) as name:
         alone = play(server, call, Plan(), terms, Path(name, "one"))
         _with_steps(alone, call)
         played(alone)

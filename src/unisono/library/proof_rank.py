@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from unisono.launch.context import RankContext
 from unisono.library.batch_tracer import LossWatcher
 from unisono.library.enter import ScriptStage, init, staged
-from unisono.library.gradient_check import SCRIPT, plain_name
+from unisono.library.gradient_check import PLAYS, SCRIPT, plain_name
 from unisono.library.job import Job
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
@@ -257,7 +257,7 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
     with staged(ScriptStage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking(), dtypes:
         try:
             if function is None:
-                run_script(argument["script"], argument["words"], argument["cwd"])
+                run_script(argument["script"], argument["words"], argument["cwd"], argument["folder"])
             else:
                 function(init())
             log.end()
@@ -294,12 +294,12 @@ def _whole_gradients(part: Any, name: str) -> dict[str, Tensor]:
     return {plain_name(str(key)): whole(x.detach()).contiguous().clone().cpu() for key, x in part.items()}
 
 
-def run_script(script: str, words: Sequence[str], cwd: str) -> None:
-    """As `python SCRIPT WORDS...` does, in a folder that mirrors `cwd`. Raises UserCodeError R01 where the script
-    leaves with another exit code than 0."""
+def run_script(script: str, words: Sequence[str], cwd: str, folder: str) -> None:
+    """As `python SCRIPT WORDS...` does, in a mirror of `cwd` inside of `folder`. Raises UserCodeError R01 where the
+    script leaves with another exit code than 0."""
     sys.argv = [script, *words]
     sys.path.insert(0, str(Path(script).parent))
-    with mirror(Path(cwd)):
+    with mirror(Path(cwd), folder):
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as leaving:
@@ -319,16 +319,15 @@ def _own_files(script: str) -> list[str]:
 MOST = 5000  # entries that are mirrored one by one; a folder beyond is a link
 SMALL = 1 << 18  # bytes of a file that is copied; a larger one is a link
 ROOM = 64 << 20  # bytes of all copies
-_NAME = "unisono-prove-"
 
 
 @contextmanager
-def mirror(folder: Path) -> Iterator[Path]:
+def mirror(folder: Path, inside: str) -> Iterator[Path]:
     """The current folder while this lasts: as `folder`, with copies of small files and links to others. What is new,
     removed or renamed leaves `folder` as it was, also in folders that are there; and so does what is written in place,
-    unless it is large."""
+    unless it is large. inside: of which folder; whoever made that removes what a killed rank leaves."""
     before = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix=_NAME) as name:
+    with tempfile.TemporaryDirectory(prefix=PLAYS, dir=inside) as name:
         _link(folder, Path(name))
         os.chdir(name)
         try:
@@ -344,7 +343,7 @@ def _link(folder: Path, into: Path) -> None:
         source, target = waiting.pop(0)
         target.mkdir(exist_ok=True)
         for entry in os.scandir(source):
-            if entry.name.startswith(_NAME):  # such a folder, in a folder for temporary ones
+            if entry.name.startswith(PLAYS):  # such a folder, in a folder for temporary ones
                 continue
             count += 1
             plain = count <= MOST and not entry.is_symlink() and os.access(entry.path, os.R_OK)
