@@ -38,10 +38,8 @@ class InspectServer:
         self._folder: Path | None = None
         self._processes: dict[int, RankProcess] = {}  # by the number of their worker
         self._present: dict[int, RankProcess] = {}  # by rank, as they stand in the folder
-        self._question, self._answered = (
-            "",
-            set[int](),
-        )  # the last question, and the ranks that have answered it
+        self._question = ""  # the last one
+        self._answered = set[int]()  # ranks that have answered it
         self._questions: queue.SimpleQueue[tuple[InspectQuestion, bool]] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -172,18 +172,19 @@ class BatchTracer(TorchDispatchMode):
         plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name
         call = TorchCall(plain, arguments, self.of, outs, self._weighed, self._ranks)
         results: Sequence[SampleTrace | None] = [None] * len(outs)
+        # With arguments that its rule does not expect, an operation leaves no trace.
         with suppress(KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
-            results = traced(
-                call, torch.Tag.pointwise in func.tags
-            )  # else with arguments that its rule does not know
+            results = traced(call, torch.Tag.pointwise in func.tags)
         for x, trace in zip(outs, results, strict=True):
-            wrong = (
-                trace is not None and trace.dim is not None and trace.extent not in x.shape[trace.dim :][:1]
-            )
+            wrong = trace is not None and trace.dim is not None and not _fits(x, trace.dim, trace.extent)
             self.mark(x, None if wrong or (inplace and not name.endswith("_")) else trace)
 
     def _per_sample(self, x: Tensor) -> bool:
         return self._samples > 1 and x.dim() > 0 and x.shape[0] == self._samples
+
+
+def _fits(x: Tensor, dim: int, extent: int) -> bool:
+    return dim < x.dim() and x.shape[dim] == extent
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
