@@ -41,22 +41,23 @@ class BufferSum(Once):
     def end(self) -> None:
         self.there.wait()
         with torch.no_grad():
-            for piece, others in pieces_added(self.buffers, self.index):
+            for total, others in pieces_added(self.buffers, self.index):
                 for other in others:
-                    other[piece].copy_(self.buffers[self.index][piece])
+                    other.copy_(total)
         agreed(self.pg).wait()
 
 
-def pieces_added(buffers: Sequence[Tensor], index: int) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Add up the part of member `index` of everybody's buffers into its own, piece by piece. Yields each piece, and the
-    buffers of the others, the next one's first."""
-    mine, *others = (buffers[(index + i) % len(buffers)] for i in range(len(buffers)))
-    part = part_of(mine.numel(), index, len(buffers))
+def pieces_added(buffers: Sequence[Tensor], index: int) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Add up the part of member `index` of everybody's buffers into its own, piece by piece. Yields each piece of the
+    sum, and the same piece of the other buffers, the next member's first."""
+    turn = [buffers[(index + i) % len(buffers)] for i in range(len(buffers))]
+    part = part_of(turn[0].numel(), index, len(buffers))
     for at in range(part.start, part.stop, _PIECE):
         piece = slice(at, min(at + _PIECE, part.stop))
+        total, *others = (buffer[piece] for buffer in turn)
         for other in others:
-            mine[piece].add_(other[piece])
-        yield piece, others
+            total.add_(other)
+        yield total, others
 
 
 class SharedBuffers:
