@@ -50,10 +50,12 @@ def moved(
     the elements that have gradients."""
     whole = wire_formats.gathered(plan, item_of(plan, stack))
     summed = learns * wire_formats.scattered(plan, stack.reduce_bytes)
-    return dealt(groups, plan, cluster, stack, whole), dealt(groups, plan, cluster, stack, summed)
+    return price_groups(groups, plan, cluster, stack, whole), price_groups(
+        groups, plan, cluster, stack, summed
+    )
 
 
-def dealt(
+def price_groups(
     groups: Iterable[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack, item: float
 ) -> Sent:
     """Return (bytes, seconds) to gather or to scatter groups of (elements, ranks that shard them) once. item: bytes of

@@ -7,7 +7,7 @@ from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner import replicas
 from unisono.planner.collectives import all_reduce, bus, message
-from unisono.planner.gathering import dealt
+from unisono.planner.gathering import price_groups
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import owners, stride, virtual_of
@@ -136,7 +136,7 @@ def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tu
     hands them over."""
     item = wire_formats.scattered(plan, stack.reduce_bytes)
     return _added(
-        dealt(groups_of(plan, part), plan, cluster, stack, item)
+        price_groups(groups_of(plan, part), plan, cluster, stack, item)
         for way, part in by_zero(plan, share)
         if scatters(way)
     )
@@ -146,7 +146,7 @@ def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tup
     """Return (bytes a rank sends, seconds) of weights that are gathered after the update, below zero=3."""
     item = wire_formats.gathered(plan, item_of(plan, stack))
     return _added(
-        dealt(groups_of(plan, part), plan, cluster, stack, item)
+        price_groups(groups_of(plan, part), plan, cluster, stack, item)
         for way, part in by_zero(plan, share)
         if _late(way)
     )
@@ -177,7 +177,9 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     late = [part for way, part in by_zero(plan, share) if _late(way)]
     if late:
         item = wire_formats.scattered(plan, stack.reduce_bytes)
-        parts["shard"] = _added(dealt(groups_of(plan, part), plan, cluster, stack, item) for part in late)
+        parts["shard"] = _added(
+            price_groups(groups_of(plan, part), plan, cluster, stack, item) for part in late
+        )
     # By virtual shards each pass has added up its own.
     if plan.cp > 1 and plan.shard == 1 and virtual_of(plan) == 1:
         net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)
