@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from unisono.comm.group import Group
 
 EVERYTHING = slice(None)
+FIRST_BYTES = 1 << 20
+CAP_BYTES = 25 << 20
+AT_ONCE = 1 << 62  # as few buckets as there are dtypes
 
 
 class Bucket:
@@ -54,3 +57,23 @@ class Bucket:
         self.absent = [p for p, _ in lacking]
         for p, view in lacking:
             p.grad = view.zero_()
+
+
+def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
+    """Parameters in reverse order, cut into runs of one dtype whose gradients are at most `cap_bytes`; the first run is
+    small so that it leaves early."""
+    runs: list[list[nn.Parameter]] = []
+    room = 0
+    for p in reversed(params):
+        if not runs or nbytes_of(p) > room or p.grad_dtype != runs[-1][0].grad_dtype:
+            room = cap_bytes if runs or cap_bytes == AT_ONCE else min(FIRST_BYTES, cap_bytes)
+            runs.append([])
+        runs[-1].append(p)
+        room -= nbytes_of(p)
+    return runs
+
+
+def nbytes_of(p: nn.Parameter) -> int:
+    """Bytes of its gradient, which is wider than a parameter without a master."""
+    dtype = p.grad_dtype or p.dtype
+    return p.numel() * dtype.itemsize

@@ -107,6 +107,31 @@ class Mesh:
         mesh._meet()
         return mesh
 
+    def lockstep(self, size: int) -> Self:
+        """This mesh as a step sees it in which `size` neighbouring replicas alone meet: `dp`, `data` and `world` are
+        those of them. Its coordinates stay those of the whole. Every rank calls it, or it hangs."""
+        mesh, place = copy(self), self.dp.index // size * size
+        if size == 1:
+            mesh.dp, mesh.data, mesh.world = self.group_of("dp", [self.rank]), self.shard, self.replica
+            return mesh
+        mesh.dp = self.group_of("dp", list(self.dp.ranks[place : place + size]))
+        mesh.dp.apart = partial(self.group_of, "dp", list(mesh.dp.ranks))
+        for name, axes in (("data", ("dp", "shard")), ("world", AXES)):
+            near = [rank for rank in self.peers(axes) if place <= self._replica_of(rank) < place + size]
+            setattr(mesh, name, self.group_of(name, sorted(near)))
+        return mesh
+
+    def across(self, size: int) -> Group:
+        """Of each `size` neighbouring replicas the one in the same place as this rank's, in order. Every rank calls it,
+        or it hangs."""
+        return (
+            self.dp if size == 1 else self.group_of("dp", list(self.dp.ranks[self.dp.index % size :: size]))
+        )
+
+    def _replica_of(self, rank: int) -> int:
+        """The coordinate on `dp` of a rank."""
+        return self.shape.coordinates(self.members.ranks.index(rank))["dp"]
+
     def peers(self, axes: Iterable[str]) -> list[int]:
         """Ranks whose coordinates equal this one's on all axes but the given ones."""
         places = self.shape.peers(self.members.ranks.index(self.rank), axes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unisono.comm.bucket import Bucket
     from unisono.comm.group import Group
     from unisono.sync._kept import CodecState
+    from unisono.sync._outer import OuterSync, Site
 
 
 class Verdict(Enum):
@@ -29,6 +30,7 @@ class Verdict(Enum):
     REMOTE = "remote"  # the update happened elsewhere
     DISCARD = "discard"  # this step does not count
     HOLD = "hold"  # it counts, and its gradient goes into the update of a later step
+    LATER = "later"  # it counts, and its gradient is still on its way: the update of a later step applies it
 
 
 class Policy(Member, ABC):
@@ -79,7 +81,8 @@ class Sync(ABC):
     keeps for itself is a part of a sum, which counts: with another dp it is dealt anew, in equal parts. cap: bytes that
     a bucket between hosts has at most, 0 where that is not the policy's affair. sliced: buckets are as small on one
     host, and do not lie in memory that all see. overlaps: the next forward may begin
-    before the update is made. settled: what was measured, as the plan's `sync` would say it."""
+    before the update is made. settled: what was measured, as the plan's `sync` would say it. equal: see `Policy`.
+    replicas: those that have weights of their own, None where all are equal."""
 
     dp: "Group"
     kept: "CodecState | None" = None
@@ -89,6 +92,8 @@ class Sync(ABC):
     sliced: bool = False
     overlaps: bool = False
     settled: str = ""
+    equal: bool = True
+    replicas: "Group | None" = None
 
     def among(self, world: "Group") -> None:
         """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
@@ -114,6 +119,40 @@ class Sync(ABC):
 
     def after_update(self, step: int) -> None:
         """After the update of step number `step` (from 0)."""
+        return None
+
+    def before_step(self, step: int) -> None:
+        """Before the batch of step `step` (from 0) is computed: what this replica fetches from others."""
+        return None
+
+    def meets(self, step: int) -> bool:
+        """Whether anything at all crosses `dp` in step `step`; the same on all replicas. In a step in which nothing
+        does, no loss is summed, no request to stop is heard, no step is judged: the next meeting makes up for it."""
+        return True
+
+    def exchange(self, step: int) -> None:
+        """After the update of step `step`, where replicas are not `equal`: what they tell each other of their weights.
+        Nothing that is kept changes here, so that a replica that is lost meanwhile takes nothing along."""
+        return None
+
+    def merge(self, step: int) -> None:
+        """After `exchange`: the weights and what the policy keeps become what was agreed on. Nothing is sent."""
+        return None
+
+    def center(self) -> "Mapping[str, Tensor]":
+        """By a parameter's name, "the" weights of a run whose replicas are not `equal`, each like the parameter's
+        master: those that are validated, exported, and saved as `model/NAME`. Empty where they are the replica's own.
+        Every member of `dp` calls it, or it hangs."""
+        return self.outer
+
+    @property
+    def outer(self) -> "Mapping[str, Tensor]":
+        """What of `center` is kept between steps, alike on all replicas; a checkpoint fills these very tensors."""
+        return {}
+
+    def agree(self) -> None:
+        """After a run was restored: where replicas hold different rounds, all go on from the newest. Every member of
+        `dp` calls it, or it hangs."""
         return None
 
     def undone(self) -> None:
@@ -142,6 +181,30 @@ class Sync(ABC):
     def load(self, state: "Mapping[str, Tensor]") -> None:
         """What `state` gave is filled from a checkpoint, as far as it was there."""
         return None
+
+
+class OuterPolicy(Policy, ABC):
+    """A policy under which replicas have weights and optimiser states of their own, and come together between steps.
+
+    To the rest of a step, a replica with its `inside - 1` neighbours is a run by itself: lock-step inside, and nothing
+    crosses `dp` but what the live `sync._outer.OuterSync` sends.
+    """
+
+    equal: ClassVar[bool] = False
+    fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
+
+    @property
+    def neighbours(self) -> int:
+        """How many neighbouring replicas are in lock-step with each other; 1: each is by itself."""
+        return 1
+
+    def bind(self, slots: "Sequence[Any]", group: "Group", codec: Any) -> "Sync":
+        """Raises TypeError: replicas that have weights of their own are bound by `bind_outer`."""
+        raise TypeError(f"{self.name} is bound by bind_outer")
+
+    @abstractmethod
+    def bind_outer(self, site: "Site") -> "OuterSync":
+        """The live policy of one rank. Every rank of the run calls it, or it hangs."""
 
 
 POLICIES: Family[Policy] = Family("policy", "unisono.sync", Policy, "plan.sync", ("P04", "P05"))

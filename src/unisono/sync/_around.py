@@ -15,6 +15,7 @@ class SyncAround(Sync):
     def __init__(self, inner: Sync) -> None:
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
+        self.equal, self.replicas = inner.equal, inner.replicas
 
     def weigh(self, count: float) -> float:
         return self.inner.weigh(count)
@@ -30,6 +31,28 @@ class SyncAround(Sync):
 
     def after_update(self, step: int) -> None:
         self.inner.after_update(step)
+
+    def before_step(self, step: int) -> None:
+        self.inner.before_step(step)
+
+    def meets(self, step: int) -> bool:
+        return self.inner.meets(step)
+
+    def exchange(self, step: int) -> None:
+        self.inner.exchange(step)
+
+    def merge(self, step: int) -> None:
+        self.inner.merge(step)
+
+    def center(self) -> Mapping[str, Tensor]:
+        return self.inner.center()
+
+    @property
+    def outer(self) -> Mapping[str, Tensor]:
+        return self.inner.outer
+
+    def agree(self) -> None:
+        self.inner.agree()
 
     def undone(self) -> None:
         self.inner.undone()

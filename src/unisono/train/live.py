@@ -24,6 +24,7 @@ from unisono.train.state.run_state import kept_of, pieces_of
 from unisono.train.state.saving import Saving
 from unisono.train.state.writing import writing
 from unisono.train.step.evaluate import evaluate
+from unisono.train.step.meeting import central_weights
 from unisono.train.step.played_model import PlayedModel, evaluated
 from unisono.train.step.run import Run
 from unisono.train.step.update import Report
@@ -95,9 +96,12 @@ class Live:
 
     def validate(self) -> None:
         """The loss and the metrics of some batches, if any are held out, and what a function of the user's says."""
+        if self.val.samples or self.order.recipe.train.evaluate is not None:
+            with central_weights(self.run):
+                self._validate()
+
+    def _validate(self) -> None:
         train, values = self.order.recipe.train, dict[str, float]()
-        if not self.val.samples and train.evaluate is None:
-            return
         if self.order.place.rank == 0:
             self.order.line.send("doing", text=f"validating, {train.eval_batches} batches")
         if self.val.samples:
@@ -121,7 +125,7 @@ class Live:
             with writing(order.run_dir):
                 self.journal.flush()  # a run resumed from here makes no line again that is missing
             self._announce(self.saver.settle())
-            pieces = [*pieces_of(run), *kept_of(run)]
+            pieces = [*pieces_of(run, center=run.sync.center()), *kept_of(run)]
             again = min(order.recipe.train.steps, self.cadence.after(run.step))
             order.faults.reached("save")
             state = self._state()

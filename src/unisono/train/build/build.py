@@ -161,7 +161,9 @@ def replica_of(
     streamed = [slot.master for slot in local.slots if local.away[slot.name].optimizer]
     if streamed:
         stream(update.optimizer, streamed, local.store)
-    return Replica(plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder)
+    return Replica(
+        plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps
+    )
 
 
 def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callable[[str], Tensor]:

@@ -1,83 +1,87 @@
 """What of a run is kept in checkpoints: pieces under full logical names."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unisono.models.cut_chain import GraphUnit
 from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.spec.words import whole
 from unisono.train.state.checkpoint import Box, load, tensor_names
 from unisono.train.state.checkpoint.faults import misfit
+from unisono.train.step.batch_norm import changed_buffers
 from unisono.train.step.run import Run
 from unisono.train.step.update import state_of
 
 
-def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
+def pieces_of(
+    run: Run, gradients: bool = False, center: Mapping[str, Tensor] = MappingProxyType({})
+) -> list[Box]:
     """Parameters and optimiser state of this rank as boxes of logical tensors, routers' votes, gradients if asked.
 
     Names: `model/NAME`, `optim/NAME/KEY`, `grad/NAME`. An alias of a tied weight appears under its owner's name and
-    is loaded, never saved.
+    is loaded, never saved. Where replicas have weights of their own, `model/NAME` is `center`, or what the policy keeps
+    as such, and each replica's own weights and states are `replica/REPLICA/model/NAME` and so on beside.
     """
     pieces: list[Box] = []
-    first_replica = run.mesh.at["dp"] == 0
+    first_replica, center = run.mesh.at["dp"] == 0, center or run.sync.outer
     for slot in run.local.slots:
-        name = run.local.owners.get(slot.name, slot.name)
-        saved = slot.counted(run.mesh.at) and first_replica
-        pieces.append(Box(f"model/{name}", slot.shape, slot.start, at_home(slot.master), saved))
-        for key, value in state_of(run.update.optimizer, slot.master).items():
-            if (
-                value.dim() == 0
-            ):  # a step counter: one for the tensor, kept by whoever holds its first element
-                keeps = saved and not any(slot.start) and slot.master.numel() > 0
-                pieces.append(Box(f"optim/{name}/{key}", (), (), value, keeps))
-            else:
-                pieces.append(Box(f"optim/{name}/{key}", slot.shape, slot.start, value, saved))
+        counted = slot.counted(run.mesh.at)
+        pieces += _boxes_of(run, slot, center.get(slot.name), counted and first_replica)
+        if not run.sync.equal:
+            own = _boxes_of(run, slot, None, counted)
+            pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in own)
         if gradients and slot.master.grad is not None:
+            name = run.local.owners.get(slot.name, slot.name)
             grad = dense_of(slot.master.grad)
-            pieces.append(Box(f"grad/{name}", slot.shape, slot.start, grad, saved))
+            pieces.append(Box(f"grad/{name}", slot.shape, slot.start, grad, counted and first_replica))
     first = not any(run.mesh.at[axis] for axis in ("dp", "shard", "cp", "tp"))
     for i, stage in run.local.stages.items():
-        written = _written(stage)
-        kept = [
-            pair
-            for pair in stage.named_buffers()
-            if pair[0].rpartition(".")[0] in run.local.routers or pair[0] in written
-        ]
-        for name, buffer in kept:
+        for name, buffer in changed_buffers(stage, run.local.routers).items():
             counted = first and i < run.timetable.length
             pieces.append(Box(f"model/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer, counted))
     return pieces
 
 
+def _replica(run: Run) -> str:
+    """What the names of this replica's own boxes begin with."""
+    return f"replica/{run.mesh.at['dp']}/"
+
+
+def _boxes_of(run: Run, slot: Slot, weights: Tensor | None, saved: bool) -> Iterator[Box]:
+    """The boxes of one parameter and of its optimiser state. weights: in the place of this rank's own."""
+    name = run.local.owners.get(slot.name, slot.name)
+    yield Box(
+        f"model/{name}", slot.shape, slot.start, at_home(slot.master) if weights is None else weights, saved
+    )
+    for key, value in state_of(run.update.optimizer, slot.master).items():
+        if value.dim() == 0:  # a step counter: one for the tensor, kept by whoever holds its first element
+            keeps = saved and not any(slot.start) and slot.master.numel() > 0
+            yield Box(f"optim/{name}/{key}", (), (), value, keeps)
+        else:
+            yield Box(f"optim/{name}/{key}", slot.shape, slot.start, value, saved)
+
+
 def changed_within(run: Run) -> str:
     """What of `pieces_of` and `kept_of` a step changes before its update, in words; "" where that is nothing, so that
     they can be saved in the middle of a step as the last one left them."""
+    if not run.sync.equal:
+        return "replicas have weights of their own, and those of the run take an exchange"
     if run.sync.state():
         return "the policy's own state changes within a step"
     if run.gradients.overlap:
         return "weights change within a step"
     if run.local.store.most:
         return "what is put away moves within a step"
-    if run.local.routers or any(_written(stage) for stage in run.local.stages.values()):
+    if any(changed_buffers(stage, run.local.routers) for stage in run.local.stages.values()):
         return "statistics of the model change within a step"
     return ""
-
-
-def _written(stage: nn.Module) -> set[str]:
-    """Buffers that a step changes, such as the running statistics of batch norms."""
-    return {
-        f"{name}.{buffer}"
-        for name, module in stage.named_modules()
-        if isinstance(module, GraphUnit)
-        for buffer in module.written
-    }
 
 
 def kept_of(run: Run) -> list[Box]:
@@ -137,13 +141,39 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
     ]
     scale = [box for box in _scale_of(run) if box.name in known]
     second = [] if dealt else _second_uses(run, state, known)
-    saved = source.load([*pieces_of(run), *scale, *(box for _, box in (*kept, *second))])
+    saved = source.load([*_wanted(run, known), *scale, *(box for _, box in (*kept, *second))])
+    if not run.sync.equal:
+        _take_center(run, known)
     for key, box in second:
         state[key].add_(box.tensor)
     shared = _deal_anew(run, source, state, known) if dealt else []
     run.sync.load({key: state[key] for key in (*(key for key, _ in kept), *shared)})
     run.step = int(saved.get("step", run.step))
+    run.sync.agree()
     return saved
+
+
+def _wanted(run: Run, known: set[str]) -> list[Box]:
+    """The boxes to fill. Of what a replica has for itself, its own where the source has that, else the run's."""
+    boxes, prefix = pieces_of(run), _replica(run)
+    own = {
+        box.name.removeprefix(prefix) for box in boxes if box.name.startswith(prefix) and box.name in known
+    }
+    outer = {f"model/{run.local.owners.get(name, name)}" for name in run.sync.outer}
+    return [
+        box
+        for box in boxes
+        if (box.name in known if box.name.startswith(prefix) else box.name not in own or box.name in outer)
+    ]
+
+
+@torch.no_grad()
+def _take_center(run: Run, known: set[str]) -> None:
+    """Weights of this replica's own that the source lacks become the run's, where the policy keeps those apart."""
+    for slot in run.local.slots:
+        name, outer = run.local.owners.get(slot.name, slot.name), run.sync.outer.get(slot.name)
+        if outer is not None and f"{_replica(run)}model/{name}" not in known:
+            slot.master.copy_(outer)
 
 
 def _check_cut(now: Mapping[str, Sequence[object]], was: Mapping[str, Any] | None, folder: Path) -> None:

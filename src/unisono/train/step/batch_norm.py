@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unisono.comm.mesh import Mesh
 from unisono.models.batch_norm import LeafNorm
@@ -95,3 +95,16 @@ def running_norms(
 
 def _buffer(unit: GraphUnit, name: str) -> Tensor | None:
     return unit.get_buffer(name) if name else None
+
+
+def changed_buffers(stage: nn.Module, routers: Mapping[str, int]) -> dict[str, Tensor]:
+    """By name, buffers of a stage that a step changes: running statistics of batch norms, votes of routers."""
+    written = {
+        f"{name}.{buffer}"
+        for name, module in stage.named_modules()
+        if isinstance(module, GraphUnit)
+        for buffer in module.written
+    }
+    return {
+        name: x for name, x in stage.named_buffers() if name.rpartition(".")[0] in routers or name in written
+    }

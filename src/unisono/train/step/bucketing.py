@@ -11,15 +11,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from unisono.comm.bucket import Bucket
+from unisono.comm.bucket import AT_ONCE, CAP_BYTES, Bucket, deal, nbytes_of
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group
 from unisono.parallel.params import Slot
 from unisono.parallel.ties import Tie
 
-FIRST_BYTES = 1 << 20
-CAP_BYTES = 25 << 20
-AT_ONCE = 1 << 62  # as few buckets as there are dtypes
 WARM_BYTES = 256 << 10  # gradients that are copied together while they are in the CPU's second cache
 
 
@@ -87,29 +84,9 @@ def departures(
     if runs and len(late_runs) == 1:
         # The last early bucket would fill only as backward ends: beside the late ones it saves a collective.
         both = [*runs[-1], *late_runs[0]]
-        if len({p.grad_dtype for p in both}) == 1 and sum(map(_travels, both)) <= cap:
+        if len({p.grad_dtype for p in both}) == 1 and sum(map(nbytes_of, both)) <= cap:
             joined, late_runs = runs.pop(), [both]
     return Departures(buckets(runs), buckets(late_runs), parts, joined)
-
-
-def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
-    """Parameters in reverse order, cut into runs of one dtype whose gradients are at most `cap_bytes`; the first run is
-    small so that it leaves early."""
-    runs: list[list[nn.Parameter]] = []
-    room = 0
-    for p in reversed(params):
-        if not runs or _travels(p) > room or p.grad_dtype != runs[-1][0].grad_dtype:
-            room = cap_bytes if runs or cap_bytes == AT_ONCE else min(FIRST_BYTES, cap_bytes)
-            runs.append([])
-        runs[-1].append(p)
-        room -= _travels(p)
-    return runs
-
-
-def _travels(p: nn.Parameter) -> int:
-    """Bytes of its gradient, which is wider than a parameter without a master."""
-    dtype = p.grad_dtype or p.dtype
-    return p.numel() * dtype.itemsize
 
 
 def pieces(params: Sequence[nn.Parameter]) -> list[slice]:
@@ -119,7 +96,7 @@ def pieces(params: Sequence[nn.Parameter]) -> list[slice]:
     parts: list[slice] = []
     begun, nbytes = 0, 0
     for i, p in enumerate(params):
-        nbytes += _travels(p)
+        nbytes += nbytes_of(p)
         if nbytes >= WARM_BYTES or i == len(params) - 1:
             parts.append(slice(begun, i + 1))
             begun, nbytes = i + 1, 0

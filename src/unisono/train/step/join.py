@@ -24,9 +24,12 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import contributed
-from unisono.sync import POLICIES, Policy, Sync
-from unisono.train.step.batch_norm import running_norms
+from unisono.sync import POLICIES, OuterPolicy, Policy, Sync
+from unisono.sync._outer import Site
+from unisono.sync.every_step import EveryStepSync
+from unisono.train.step.batch_norm import changed_buffers, running_norms
 from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
+from unisono.train.step.meeting import Meeting
 from unisono.train.step.numbers import LossPlaces
 from unisono.train.step.overlap import flowing, gradients_kind, unflushed
 from unisono.train.step.routing import router_votes
@@ -55,10 +58,12 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    sync, counted = _sync(part, policy, mesh, plan), mesh.tp.index == 0
+    # What a step sees of the others: where replicas have weights of their own, those that it is in lock-step with.
+    near = mesh.lockstep(policy.neighbours) if isinstance(policy, OuterPolicy) else mesh
+    sync, counted = _sync(part, policy, mesh, near, plan), mesh.tp.index == 0
     gradients = gradients_kind(plan, sync)(
         local.slots,
-        mesh.dp,
+        near.dp,
         sync,
         ties=local.ties,
         mirror=local.mirror,
@@ -92,7 +97,8 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         sync=sync,
         gradients=gradients,
         measure=_measure(policy, local, mesh),
-        update=_update_of(replica, mesh, leaves, count, plan),
+        update=_update_of(replica, near, *_numbered(leaves, count, mesh, near), plan),
+        meeting=Meeting(sync, local.device),
         seed=replica.seed,
         recorder=replica.recorder,
         step=part.step if isinstance(part, Run) else 0,
@@ -100,28 +106,65 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     return flowing(run, plan)
 
 
-def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
+def _numbered(leaves: range, count: int, mesh: Mesh, near: Mesh) -> tuple[range, int]:
+    """This rank's leaves, and how many there are, among those of `near`, whose replicas lie side by side."""
+    of = count // mesh.dp.size * near.dp.size
+    first = (mesh.dp.index - near.dp.index) * (count // mesh.dp.size)
+    return (
+        (leaves, count)
+        if of == count
+        else (range(leaves.start - first, leaves.stop - first, leaves.step), of)
+    )
+
+
+def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, near: Mesh, plan: Plan) -> Sync:
     """The live policy with its codec, which may be chosen by measuring, and with the sums of sparse gradients. What one
-    under way has kept goes on."""
+    under way has kept goes on. near: see `join`."""
     replica = part.replica if isinstance(part, Run) else part
     slots, coder = replica.local.slots, _coder(replica)
-    bound = policy.bind(slots, mesh.dp, coder)
+    if isinstance(policy, OuterPolicy):
+        bound = policy.bind_outer(_site(replica, policy, mesh, near, coder))
+    else:
+        bound = policy.bind(slots, mesh.dp, coder)
     bound.among(mesh.world)
     if coder.rungs:
         choosing = contributed("unisono.sync._choice").choosing
         bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
     sparse = any(slot.sparse and slot.live.requires_grad for slot in slots)
-    sync = contributed("unisono.train.step.rows").with_rows(bound, slots, mesh, plan.ep) if sparse else bound
+    sync = contributed("unisono.train.step.rows").with_rows(bound, slots, near, plan.ep) if sparse else bound
     if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:
         sync.kept.take_over(part.sync.kept, mesh.dp)
     return sync
+
+
+def _site(replica: Replica, policy: OuterPolicy, mesh: Mesh, near: Mesh, coder: Coder) -> Site:
+    """What an outer policy finds on this rank. Its codec is given weights' differences, of which the optimiser wants
+    nothing, and no loss scale changes them."""
+    slots = replica.local.slots
+    return Site(
+        slots,
+        EveryStepSync(near.dp, None, slots),
+        mesh.across(policy.neighbours),
+        coder,
+        replica.update.optimizer,
+        mesh.replica,
+        frozenset(slot.name for slot in slots if slot.counted(mesh.at)),
+        [
+            x
+            for stage in replica.local.stages.values()
+            for x in changed_buffers(stage, replica.local.routers).values()
+        ],
+        replica.steps,
+    )
 
 
 def _coder(replica: Replica) -> Coder:
     """The live codec, which draws by the run's seed and knows the scale of what it is given."""
     member = CODECS.read(replica.plan.codec)
     coder = bound(member)
-    if member.fidelity is Fidelity.LOSSY:
+    if member.fidelity is Fidelity.LOSSY and not POLICIES.read(replica.plan.sync).equal:
+        coder.loses = True
+    elif member.fidelity is Fidelity.LOSSY:
         coder = replica.update.crossing(coder)
         # A plain sum carries an overflow to all by itself.
         coder.scale, coder.loses = replica.update.scaler.factor, not coder.rungs

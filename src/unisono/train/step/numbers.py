@@ -3,7 +3,7 @@ a rank lacks a gradient. No codec sees them, and every rank gets them, under eve
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,11 +15,21 @@ from unisono.sync import Verdict
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Numbers of one step. norm: of the whole model's gradient, before clipping. loss: nats per target over the global
-    batch. stop: whether any rank was asked to."""
+    batch. stop: whether any rank was asked to.
+
+    Where replicas have weights of their own: met: whether they met in this step. If not, loss is this replica's, and
+    the step is not judged. largest: of the replicas' norms, where they differ."""
 
     norm: float
     loss: float
     stop: bool
+    met: bool = True
+    largest: float | None = None
+
+    @property
+    def alike(self) -> "Numbers":
+        """These numbers as all ranks have them."""
+        return self if self.largest is None else replace(self, norm=self.largest)
 
 
 def not_numbers(step: int, verdict: Verdict, numbers: Numbers) -> str:

@@ -15,13 +15,14 @@ from unisono.programs.pipeline import Action, Timetable
 from unisono.sync import Sync
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.gradients import Gradients
+from unisono.train.step.meeting import Meeting
 from unisono.train.step.update import Update
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
-    in samples."""
+    in samples. steps: updates of the whole run, 0 where nobody knows."""
 
     plan: Plan
     mesh: Mesh
@@ -32,6 +33,7 @@ class Replica:
     dtype: torch.dtype
     seed: int
     recorder: Recorder
+    steps: int = 0
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Run:
     gradients: Gradients
     measure: Measure
     update: Update
+    meeting: Meeting
     seed: int
     recorder: Recorder
     step: int = 0

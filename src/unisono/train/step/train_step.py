@@ -39,23 +39,38 @@ def next_step(
 def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lambda: False) -> Report:
     """Forward, backward, meet, clip, update. Every rank calls it, or it hangs. stop(): whether this rank was asked to;
     the report says whether any was. A bad step changes nothing."""
+    run.sync.before_step(run.step)
     weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
     losses = run.player.play(run.row, leaves, weight, run.seed)
     with run.recorder.span("backward", op="close"):
         verdict = run.gradients.close(losses, stop())
     with run.recorder.span("optim"):
         run.update.scaler.unscale(run.gradients.slots)
-        numbers, run.whole = run.gradients.numbers(run.measure), False
+        numbers = run.meeting.share(run.step, run.gradients.numbers(run.measure))
+        run.whole = False
     with run.gate:
         with run.recorder.span("optim"):
             report = run.update(run.step, verdict, numbers)
             run.gradients.forget()
         if report.bad or report.again:
             run.sync.undone()
-        run.step += report.verdict is not Verdict.DISCARD
+        run.step += report.verdict is not Verdict.DISCARD or not numbers.met
         run.sync.after_update(report.step)
         run.whole = True
+    if not run.sync.equal and not report.bad:
+        _come_together(run, report.step)
     return report
+
+
+def _come_together(run: Run, step: int) -> None:
+    """After the update of step `step`, where replicas have weights of their own. A rank that is lost while they
+    communicate leaves each of the others with a state after that step."""
+    with run.recorder.span("sync"):
+        run.sync.exchange(step)
+    with run.gate:
+        run.whole = False
+        run.sync.merge(step)
+        run.whole = True
 
 
 def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:

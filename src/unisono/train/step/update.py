@@ -95,7 +95,8 @@ class Update:
         lr = self.rate(step)
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
         again = self.scaler.overflowed(finite)
-        bad = "" if again else self.judge(step, verdict, numbers)
+        # What only this replica knows is judged at the next meeting; until then its own bad step is left out.
+        bad = "" if again or not numbers.met else self.judge(step, verdict, numbers.alike)
         if bad or not finite:
             verdict = Verdict.DISCARD
         if verdict is Verdict.APPLY:

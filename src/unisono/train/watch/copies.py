@@ -149,10 +149,15 @@ class Copies:
 
 
 def _held(run: Run) -> list[Held]:
-    """Each storage once: an alias that shares its owner's is the owner."""
+    """Each storage once: an alias that shares its owner's is the owner. Where replicas have weights of their own, those
+    are no copies of each other's; what the policy keeps as the run's is."""
     seen: set[tuple[int, str]] = set()
     held = []
+    outer = {run.local.owners.get(name, name) for name in run.sync.outer}
     for piece in pieces_of(run):
+        kind, _, name = piece.name.partition("/")
+        if not run.sync.equal and (kind == "optim" or (kind == "model" and name not in outer)):
+            continue
         key = (piece.tensor.data_ptr(), piece.name)
         if piece.tensor.numel() and key not in seen:
             seen.add(key)

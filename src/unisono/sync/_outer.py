@@ -1,0 +1,112 @@
+"""Replicas that have weights of their own, and come together between steps: the live part of an `OuterPolicy`."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unisono.codecs import Coder
+from unisono.comm.group import Group
+from unisono.sync import Sync, Verdict
+from unisono.sync._around import SyncAround
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What an outer policy finds on one rank. slots: `parallel.params.Slot`, all parameters of this rank. lock: the
+    policy of the gradients of neighbouring replicas that are in lock-step. dp: the replicas that come together, one of
+    each such neighbourhood, in order. coder: the live codec for all that they send. optimizer: the inner one. replica: the
+    ranks of this replica. counted: names of the parameters of which this rank's box counts, since another rank of the
+    replica may hold the same. buffers: of the model, that steps change, such as running statistics. steps: updates of
+    the whole run, 0 where nobody knows.
+    """
+
+    slots: Sequence[Any]
+    lock: Sync
+    dp: Group
+    coder: Coder
+    optimizer: Optimizer
+    replica: Group
+    counted: frozenset[str] = frozenset()
+    buffers: Sequence[Tensor] = ()
+    steps: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.slots[0].master.device if self.slots else torch.device("cpu")
+
+    def learning(self) -> Iterator[Any]:
+        """The slots that are trained, each storage once."""
+        owned = {slot.master.data_ptr() for slot in self.slots if not slot.alias}
+        for slot in self.slots:
+            if slot.live.requires_grad and not (slot.alias and slot.master.data_ptr() in owned):
+                yield slot
+
+
+class OuterSync(SyncAround):
+    """A live policy whose replicas have weights and optimiser states of their own. Gradients are those of `site.lock`.
+
+    Where replicas meet, a failure must leave every replica with a state of the run: `exchange` communicates and changes
+    nothing that is kept; `merge` changes it and communicates nothing."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.lock)
+        self.site, self.replicas, self.equal = site, site.dp, False
+        self._step = 0
+
+    def before_step(self, step: int) -> None:
+        self._step = step
+
+    @abstractmethod
+    def meets(self, step: int) -> bool: ...
+
+    @abstractmethod
+    def exchange(self, step: int) -> None: ...
+
+    @abstractmethod
+    def merge(self, step: int) -> None: ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the step under way is the run's last, after which the weights are those that are published."""
+        return self._step + 1 == self.site.steps
+
+    def average_buffers(self) -> None:
+        """Give all replicas the mean of what their steps changed beside weights. Every replica calls it, or it
+        hangs."""
+        for buffer in self.site.buffers if self.replicas.size > 1 else ():
+            if buffer.is_floating_point():
+                buffer.copy_(self.replicas.all_reduce(buffer / self.replicas.size))
+
+    def mean_distance(self, squared: Tensor) -> float:
+        """The distance of a replica's weights from the mean of all: the root of its mean square over replicas. squared:
+        float64 [], this rank's share of that of this replica. Every rank calls it, or it hangs."""
+        squared = self.site.replica.all_reduce(squared.clone())
+        return float(self.replicas.all_reduce(squared / self.replicas.size).sqrt())
+
+    def settle_together(self) -> Verdict:
+        """Before the update: gradients become the mean over all replicas, so that this step is one of lock-step."""
+        verdict, slots, group = self.inner.settle(), list(self.site.learning()), self.replicas
+        if group.size == 1:
+            return verdict
+        with torch.no_grad():
+            have = torch.tensor([float(slot.master.grad is not None) for slot in slots])
+            have = group.all_reduce(have.to(slots[0].master.device)) if slots else have
+            for slot, count in zip(slots, have.tolist(), strict=True):
+                if count:
+                    if slot.master.grad is None:
+                        slot.master.grad = torch.zeros_like(slot.master, dtype=slot.master.grad_dtype)
+                    slot.master.grad = group.all_reduce(slot.master.grad.contiguous().div_(group.size))
+        return verdict
+
+    def center(self) -> Mapping[str, Tensor]:
+        return self.outer
+
+    @property
+    def outer(self) -> Mapping[str, Tensor]:
+        return {}

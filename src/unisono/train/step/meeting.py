@@ -1,0 +1,69 @@
+"""What replicas tell each other of a step beside gradients, where each has weights of its own.
+
+Under lock-step the loss, a request to stop and what is not a number cross `dp` beside the gradients (`numbers.Line`).
+Where replicas have weights of their own, nothing crosses in most steps; what happened in them is said at the next
+meeting: then a run stops, or is found to be bad.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unisono.sync import Sync
+from unisono.train.step.numbers import Numbers
+
+if TYPE_CHECKING:
+    from unisono.train.step.run import Run
+
+
+@dataclass(slots=True)
+class Meeting:
+    """What one rank has to say at the next meeting. stop: a rank of this replica was asked to. spoiled: a step since
+    the last meeting was not one of numbers, and was left out here."""
+
+    sync: Sync
+    device: torch.device
+    stop: bool = False
+    spoiled: bool = False
+
+    def share(self, step: int, numbers: Numbers) -> Numbers:
+        """The numbers of step `step` of this replica → those on which all replicas act. Every rank calls it, or it
+        hangs where replicas meet."""
+        replicas = self.sync.replicas
+        if replicas is None:
+            return numbers
+        self.stop |= numbers.stop
+        if not self.sync.meets(step):
+            self.spoiled |= not (math.isfinite(numbers.norm) and math.isfinite(numbers.loss))
+            return replace(numbers, stop=False, met=False)
+        said = [[numbers.loss, math.nan if self.spoiled else numbers.norm, float(self.stop)]]
+        table = replicas.all_gather(torch.tensor(said, dtype=torch.float64, device=self.device))
+        losses, norms, stops = table.T.tolist()
+        largest = math.nan if any(map(math.isnan, norms)) else max(norms)
+        self.stop = self.spoiled = False
+        return replace(numbers, loss=math.fsum(losses) / len(losses), stop=any(stops), largest=largest)
+
+
+@contextmanager
+def central_weights(run: "Run") -> Iterator[None]:
+    """While it lasts, every rank has "the" weights of the run, those of `Sync.center`, in the place of its replica's
+    own. Every rank calls it, or it hangs."""
+    center = run.sync.center()
+    own = {slot.name: slot.master.clone() for slot in run.local.slots if slot.name in center}
+    try:
+        _fill(run, center)
+        yield
+    finally:
+        _fill(run, own)
+
+
+@torch.no_grad()
+def _fill(run: "Run", values: Mapping[str, Tensor]) -> None:
+    for slot in run.local.slots:
+        if slot.name in values:
+            slot.master.copy_(values[slot.name])

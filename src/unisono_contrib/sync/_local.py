@@ -1,0 +1,39 @@
+"""What all policies have in common whose replicas have weights of their own: what they refuse, send and keep."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from unisono.plan.grammar import named
+from unisono.spec.errors import Problem
+from unisono.spec.work import Call, Work
+from unisono.sync import OuterPolicy
+
+
+def usual_problems(policy: OuterPolicy, plan: Any, inside: int = 1) -> Iterator[Problem]:
+    """What of a plan no policy of this kind can be played with. inside: replicas that stay in lock-step."""
+    said = f"sync={plan.sync}: replicas have weights of their own"
+    if plan.dp != -1 and plan.dp % inside:
+        what = f"sync={plan.sync}: groups of {inside} replicas do not divide dp={plan.dp}"
+        yield Problem("P16", what, "plan.sync, plan.dp", f"dp={-(-plan.dp // inside) * inside}, or inside=1")
+    if plan.precision == "fp16":
+        what = f"{said}, and precision=fp16 has one scale of the loss for all"
+        yield Problem("P16", what, "plan.sync, plan.precision", "precision=bf16")
+    if plan.offload != "none":
+        what = f"{said}, which are compared where they are computed with, and offload={plan.offload} puts them away"
+        yield Problem("P16", what, "plan.sync, plan.offload", "offload=none")
+    schedule, codec = named("schedule", plan.schedule), named("codec", plan.codec)
+    if plan.pp > 1 and schedule is not None and not schedule.flushed:
+        what = f"{said}, which meet between steps, and schedule={plan.schedule} has no time between steps"
+        yield Problem("P16", what, "plan.sync, plan.schedule", "schedule=1f1b")
+    if codec is not None and codec.rungs:
+        what = f"{said}: what a codec takes beside a step, by which codec={plan.codec} chooses, is not known there"
+        yield Problem("P23", what, "plan.sync, plan.codec", "a codec by its name")
+
+
+def rounds_work(gradient_bytes: int, dp: int, h: int, inside: int = 1, *, momentum: bool = False) -> Work:
+    """What one rank sends in a mean step and keeps: outer weights, their momentum, a counter. inside: see above."""
+    outer = dp // inside
+    calls = [Call("dp", "all_reduce", 2 * gradient_bytes * (outer - 1) // outer, 1.0 / h)]
+    if inside > 1:
+        calls.append(Call("dp", "reduce", 2 * gradient_bytes * (inside - 1) // inside))
+    return Work(tuple(calls), gradient_bytes * (1 + momentum) + 8)

@@ -1,0 +1,68 @@
+"""DiLoCo: rounds of h local steps, after which an outer Nesterov optimiser takes the mean of what replicas learnt.
+
+Douillard et al. 2023 (arXiv 2311.08105); fragments, delay and alpha: Streaming DiLoCo, Douillard et al. 2025 (arXiv
+2501.18512). With one replica it is an outer optimiser around plain training (Kallusky et al. 2025).
+
+Fidelity: LOSSY. Identities: the same samples on all replicas give what one replica gives; outer_lr=1,outer_momentum=0
+gives `local_sgd`; with one replica that is plain training.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from unisono.spec.errors import Problem
+from unisono.spec.work import Work
+from unisono.sync import OuterPolicy
+from unisono_contrib.sync._local import rounds_work, usual_problems
+
+
+class Diloco(OuterPolicy):
+    """Every h-th step, the mean of what replicas learnt, taken by an outer Nesterov optimiser."""
+
+    name = "diloco"
+    main: ClassVar[str] = "h"
+    alone = True
+
+    h: int = Field(default=30, ge=1, description="steps of a round; replicas meet once in it")
+    outer_lr: float = Field(default=0.7, gt=0.0, description="learning rate of the outer optimiser")
+    outer_momentum: float = Field(
+        default=0.9, ge=0.0, lt=1.0, description="its Nesterov momentum; 0: plain SGD"
+    )
+    fragments: int = Field(default=1, ge=1, description="parts of the model, sent in turn within a round")
+    delay: int = Field(default=0, ge=0, description="steps that a part may travel while training goes on")
+    alpha: float | None = Field(
+        default=None, ge=0.0, le=1.0,
+        description="with a delay, what own weights keep of themselves in a merge (0.5); 1 merges nothing",
+    )  # fmt: skip
+    warmup: int = Field(default=0, ge=0, description="steps of lock-step before the first round")
+    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
+
+    @property
+    def neighbours(self) -> int:
+        return self.inside
+
+    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
+        yield from usual_problems(self, plan, self.inside)
+        if self.fragments > self.h:
+            what = (
+                f"sync={plan.sync}: {self.fragments} fragments have no turn each in a round of {self.h} steps"
+            )
+            yield Problem("P16", what, "plan.sync", f"fragments={self.h}, or h={self.fragments}")
+        if self.delay >= self.h:
+            what = f"sync={plan.sync}: a part that travels {self.delay} steps is due again after {self.h}"
+            yield Problem("P16", what, "plan.sync", f"delay={self.h - 1}, or a longer round")
+        if self.alpha is not None and not self.delay:
+            what = f"sync={plan.sync}: without a delay own weights have learnt nothing since they were sent"
+            yield Problem("P16", what, "plan.sync", "delay=1, or leave alpha out")
+
+    def work(self, gradient_bytes: int, dp: int) -> Work:
+        return rounds_work(gradient_bytes, dp, self.h, self.inside, momentum=self.outer_momentum > 0.0)
+
+    def bind_outer(self, site: Any) -> Any:
+        from unisono_contrib.sync._rounds import RoundsSync, Timing, nesterov
+
+        timing = Timing(self.h, self.delay, self.fragments, self.warmup)
+        alpha = 0.5 if self.alpha is None else self.alpha
+        return RoundsSync(site, timing, nesterov(self.outer_lr, self.outer_momentum), alpha)

@@ -1,0 +1,43 @@
+"""Local SGD: h local steps on each replica, then the mean of their weights (Stich 2018, arXiv 1805.09767).
+
+With a warm-up, the first steps are lock-step (post-local SGD, Lin et al. 2018, arXiv 1808.07217).
+
+Fidelity: LOSSY. Identities: the same samples on all replicas give what one replica gives; h=1 gives `every_step` for an
+optimiser that is linear in the gradient, without clipping.
+"""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from unisono.spec.errors import Problem
+from unisono.spec.work import Work
+from unisono.sync import OuterPolicy
+from unisono_contrib.sync._local import rounds_work, usual_problems
+
+
+class LocalSgd(OuterPolicy):
+    """Every h-th step, the mean of the replicas' weights."""
+
+    name = "local_sgd"
+    main: ClassVar[str] = "h"
+
+    h: int = Field(default=4, ge=1, description="steps of a round; replicas meet once in it")
+    warmup: int = Field(default=0, ge=0, description="steps of lock-step before the first round")
+    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
+
+    @property
+    def neighbours(self) -> int:
+        return self.inside
+
+    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
+        return usual_problems(self, plan, self.inside)
+
+    def work(self, gradient_bytes: int, dp: int) -> Work:
+        return rounds_work(gradient_bytes, dp, self.h, self.inside)
+
+    def bind_outer(self, site: Any) -> Any:
+        from unisono_contrib.sync._rounds import RoundsSync, Timing, nesterov
+
+        return RoundsSync(site, Timing(self.h, warmup=self.warmup), nesterov(1.0, 0.0))
