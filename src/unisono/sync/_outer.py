@@ -19,8 +19,8 @@ from unisono.sync._around import SyncAround
 class Site:
     """What an outer policy finds on one rank. slots: `parallel.params.Slot`, all parameters of this rank. lock: the
     policy of the gradients of neighbouring replicas that are in lock-step. dp: the replicas that come together, one of
-    each such neighbourhood, in order. coder: the live codec for all that they send. optimizer: the inner one. replica: the
-    ranks of this replica. counted: names of the parameters of which this rank's box counts, since another rank of the
+    each such neighbourhood, in order. coder: the live codec for all that they send. optimizer: the inner one. replica:
+    the ranks of this replica. counted: names of the parameters of which this rank's box counts, since another rank of the
     replica may hold the same. buffers: of the model, that steps change, such as running statistics. steps: updates of
     the whole run, 0 where nobody knows.
     """
