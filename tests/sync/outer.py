@@ -90,7 +90,7 @@ def play(
             restore(run, begin)
         out = Trained()
         count = run.of_leaves // run.mesh.dp.size
-        for step in range(run.step, steps or recipe.train.steps):
+        while (step := run.step) < (steps or recipe.train.steps):
             if step == save_at and folder is not None:
                 save_now(run, folder, rank, ranks)
             leaves = run.leaves

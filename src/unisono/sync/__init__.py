@@ -82,7 +82,8 @@ class Sync(ABC):
     a bucket between hosts has at most, 0 where that is not the policy's affair. sliced: buckets are as small on one
     host, and do not lie in memory that all see. overlaps: the next forward may begin
     before the update is made. settled: what was measured, as the plan's `sync` would say it. equal: see `Policy`.
-    replicas: those that have weights of their own, None where all are equal."""
+    replicas: those that have weights of their own, None where all are equal. keeps_weights: whether a replica's weights
+    and optimiser state between steps are a part of the run; else they lie elsewhere until `center` fetches them."""
 
     dp: "Group"
     kept: "CodecState | None" = None
@@ -94,6 +95,7 @@ class Sync(ABC):
     settled: str = ""
     equal: bool = True
     replicas: "Group | None" = None
+    keeps_weights: bool = True
 
     def among(self, world: "Group") -> None:
         """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
@@ -124,6 +126,15 @@ class Sync(ABC):
     def before_step(self, step: int) -> None:
         """Before the batch of step `step` (from 0) is computed: what this replica fetches from others."""
         return None
+
+    def deliver(self, step: int, norm: float, stop: bool) -> None:
+        """After the backward of step `step`: gradients are whole in this replica, as they are for an update. norm: of
+        its whole gradient. stop: whether a rank of it was asked to. For what is given to others that update."""
+        return None
+
+    def next_step(self, step: int) -> int:
+        """The step that this replica makes after `step`: later ones than `step + 1` where others have gone on."""
+        return step + 1
 
     def meets(self, step: int) -> bool:
         """Whether anything at all crosses `dp` in step `step`; the same on all replicas. In a step in which nothing

@@ -1,7 +1,7 @@
 """Replicas that have weights of their own, and come together between steps: the live part of an `OuterPolicy`."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ class Site:
     """What an outer policy finds on one rank. slots: `parallel.params.Slot`, all parameters of this rank. lock: the
     policy of the gradients of neighbouring replicas that are in lock-step. dp: the replicas that come together, one of
     each such neighbourhood, in order. coder: the live codec for all that they send. optimizer: the inner one. replica:
-    the ranks of this replica. counted: names of the parameters of which this rank's box counts, since another rank of the
-    replica may hold the same. buffers: of the model, that steps change, such as running statistics. steps: updates of
-    the whole run, 0 where nobody knows.
+    the ranks of this replica. counted: names of the parameters of which this rank's box counts, since another rank of
+    the replica may hold the same. buffers: of the model, that steps change, such as running statistics. steps: updates
+    of the whole run, 0 where nobody knows. servers: as `[launch] servers` says. batch: samples of a step of all
+    replicas. rate, max_norm: see `train.step.update.Update`. optimizer_over(slots): the recipe's optimiser over other
+    tensors.
     """
 
     slots: Sequence[Any]
@@ -34,6 +36,11 @@ class Site:
     counted: frozenset[str] = frozenset()
     buffers: Sequence[Tensor] = ()
     steps: int = 0
+    servers: int = 1
+    batch: int = 0
+    rate: Callable[[int], float] = lambda step: 0.0
+    max_norm: float = 0.0
+    optimizer_over: Callable[[Sequence[Any]], Optimizer] | None = None
 
     @property
     def device(self) -> torch.device:

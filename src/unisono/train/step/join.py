@@ -155,6 +155,11 @@ def _site(replica: Replica, policy: OuterPolicy, mesh: Mesh, near: Mesh, coder: 
             for x in changed_buffers(stage, replica.local.routers).values()
         ],
         replica.steps,
+        replica.servers,
+        replica.global_batch,
+        replica.update.rate,
+        replica.update.max_norm,
+        replica.update.optimizer_over,
     )
 
 

@@ -22,7 +22,8 @@ from unisono.train.step.update import Update
 @dataclass(frozen=True, slots=True)
 class Replica:
     """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
-    in samples. steps: updates of the whole run, 0 where nobody knows."""
+    in samples. steps: updates of the whole run, 0 where nobody knows.
+    servers: of parameters, where the policy has some."""
 
     plan: Plan
     mesh: Mesh
@@ -34,6 +35,7 @@ class Replica:
     seed: int
     recorder: Recorder
     steps: int = 0
+    servers: int = 1
 
 
 @dataclass(slots=True)

@@ -46,7 +46,9 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
         verdict = run.gradients.close(losses, stop())
     with run.recorder.span("optim"):
         run.update.scaler.unscale(run.gradients.slots)
-        numbers = run.meeting.share(run.step, run.gradients.numbers(run.measure))
+        own = run.gradients.numbers(run.measure)
+        run.sync.deliver(run.step, own.norm, own.stop)
+        numbers = run.meeting.share(run.step, own)
         run.whole = False
     with run.gate:
         with run.recorder.span("optim"):
@@ -54,7 +56,8 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
             run.gradients.forget()
         if report.bad or report.again:
             run.sync.undone()
-        run.step += report.verdict is not Verdict.DISCARD or not numbers.met
+        if report.verdict is not Verdict.DISCARD or not numbers.met:
+            run.step = run.sync.next_step(run.step)
         run.sync.after_update(report.step)
         run.whole = True
     if not run.sync.equal and not report.bad:

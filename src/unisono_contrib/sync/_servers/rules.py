@@ -48,6 +48,7 @@ class Rule(ABC):
 
     def begun(self, clocks: Clocks, worker: int, step: int) -> None:
         """A replica has read the weights to compute `step`."""
+        return None
 
     @abstractmethod
     def fate(self, clocks: Clocks, worker: int, step: int) -> Fate:
@@ -118,7 +119,7 @@ class Quorum(Rule):
     awaited: set[int] = field(default_factory=set)
 
     def may_read(self, clocks: Clocks, worker: int, step: int) -> bool:
-        return step == clocks.version
+        return step <= clocks.version  # below: others went on while it fetched its data, and it will be late
 
     def begun(self, clocks: Clocks, worker: int, step: int) -> None:
         if self.patience and self.late.get(worker, 0) >= self.patience:

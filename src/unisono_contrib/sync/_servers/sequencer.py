@@ -1,8 +1,8 @@
-"""The one order in which weights are updated and read, the same on all shards. No torch, no input or output, no clock.
+"""The one order in which weights are updated and read, the same on all shards. No torch, no input or output.
 
-Replicas announce their gradients, whose tensors they push to the shards; a shard says which it has. When all shards have
-a gradient, it has arrived, whole or not at all. What a rule then decides is put into the log, which every shard carries
-out entry by entry: so all replicas see the same versions, whichever shard is slow.
+Replicas announce their gradients, whose tensors they push to the shards; a shard says which it has. When all shards
+have a gradient, it has arrived, whole or not at all. What a rule then decides is put into the log, which every shard
+carries out entry by entry: so all replicas see the same versions, whichever shard is slow.
 """
 
 import math
@@ -125,7 +125,7 @@ class Sequencer:
         return entries
 
     def announce(self, worker: int, step: int, norm: float, stop: bool = False) -> list[Entry]:
-        """A replica has computed its gradient for `step`. norm: of the whole model's gradient. stop: it was asked to."""
+        """A replica has computed its gradient for `step`. norm: of the whole model's. stop: it was asked to."""
         if stop and (self.clocks.final < 0 or self.clocks.final > self._highest + 1):
             self.clocks.final = self._highest + 1  # nobody has been told to compute it yet
         self._pushes.setdefault((worker, step), _Push()).norm = norm

@@ -29,12 +29,18 @@ class Reply:
 class Shard:
     """params: by name, the weights of this shard, in the order in which all speak of them. optimizer: over them.
     compensation: the factor λ of DC-ASGD (Zheng et al. 2017), by which a gradient becomes g + λ g⊙g⊙(w - w_read); 0:
-    off. Every method is called by one thread at a time."""
+    off. by_rows: names of those whose gradients may have few rows, of which a replica gets the rows that have changed
+    since it read last. counted: names of those that count in the norm of the whole model, since another shard may have
+    the same; None: all. Every method is called by one thread at a time."""
 
     params: Mapping[str, nn.Parameter]
     optimizer: Optimizer
     workers: set[int]
     compensation: float = 0.0
+    by_rows: frozenset[str] = frozenset()
+    counted: frozenset[str] | None = None
+    _changed: dict[str, Tensor] = field(default_factory=dict)
+    _seen: dict[int, int] = field(default_factory=dict)
     _pushed: dict[tuple[int, int], Gradients] = field(default_factory=dict)
     _read: dict[int, list[Tensor]] = field(default_factory=dict)
 
@@ -50,6 +56,9 @@ class Shard:
             mine.copy_(x)
         self._pushed.clear()
         self._read.clear()
+        self._seen.clear()
+        rows = {name: p for name, p in self.params.items() if name in self.by_rows}
+        self._changed = {name: torch.zeros(len(p), dtype=torch.int64) for name, p in rows.items()}
         return Reply(-1, {"op": "filled"})
 
     def push(self, worker: int, step: int, gradients: Gradients) -> Reply:
@@ -76,7 +85,11 @@ class Shard:
     @torch.no_grad()
     def _combine(self, entry: Entry) -> list[Reply]:
         mean = self._mean(entry["workers"], entry["version"])
-        parts = [torch.sum(values_of(g).double() ** 2) for g in mean if g is not None]
+        counted = self.params if self.counted is None else self.counted
+        each = zip(self.params, mean, strict=True)
+        parts = [
+            torch.sum(values_of(g).double() ** 2) for name, g in each if g is not None and name in counted
+        ]
         squared = float(torch.stack(parts).sum()) if parts else 0.0
         return [Reply(-1, {"op": "square", "attempt": entry["attempt"], "squared": squared})]
 
@@ -89,6 +102,7 @@ class Shard:
                 p.grad = gradient
                 if gradient is not None and entry["divisor"] != 1.0:
                     values_of(gradient).div_(entry["divisor"])
+            self._mark(version + 1)
             if self.compensation and len(workers) == 1:
                 self._compensate(workers[0])
             for group in self.optimizer.param_groups:
@@ -98,6 +112,13 @@ class Shard:
         for worker in (*workers, *entry["void"]):
             self._pushed.pop((worker, version), None)
         return []
+
+    def _mark(self, version: int) -> None:
+        """Note which rows this version changes: those with a gradient, all where it is dense."""
+        for name, changed in self._changed.items():
+            grad = self.params[name].grad
+            if grad is not None:
+                changed[grad.indices()[0] if grad.is_sparse else slice(None)] = version
 
     def _mean(self, workers: Sequence[int], version: int) -> Gradients:
         """The mean gradient of these replicas, in their order, so that it has the same bits whoever came first."""
@@ -112,10 +133,21 @@ class Shard:
 
     @torch.no_grad()
     def _give(self, entry: Entry) -> list[Reply]:
-        weights = [p.detach().clone() for p in self.params.values()]
+        worker, weights = entry["worker"], [p.detach().clone() for p in self.params.values()]
         if self.compensation:
-            self._read[entry["worker"]] = weights
-        return [Reply(entry["worker"], entry, weights)]
+            self._read[worker] = weights
+        if (seen := self._seen.get(worker)) is not None:
+            names = zip(self.params, weights, strict=True)
+            weights = [self._news(name, x, seen) if name in self._changed else x for name, x in names]
+        self._seen[worker] = entry["version"]
+        return [Reply(worker, entry, weights)]
+
+    def _news(self, name: str, weight: Tensor, seen: int) -> Tensor:
+        """The rows that have changed since version `seen`."""
+        rows = (self._changed[name] > seen).nonzero()[:, 0]
+        return torch.sparse_coo_tensor(
+            rows[None], weight[rows], weight.shape, is_coalesced=True, check_invariants=False
+        )
 
     @torch.no_grad()
     def _gather(self, entry: Entry) -> list[Reply]:
@@ -125,6 +157,7 @@ class Shard:
     def _gone(self, entry: Entry) -> list[Reply]:
         self.workers.discard(entry["worker"])
         self._read.pop(entry["worker"], None)
+        self._seen.pop(entry["worker"], None)
         for key in [key for key in self._pushed if key[0] == entry["worker"]]:
             del self._pushed[key]
         return []

@@ -5,6 +5,7 @@ know the key. What they would pickle is not used.
 """
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -81,12 +82,14 @@ def _sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def call(host: str, port: int, key: bytes, who: dict[str, Any]) -> Connection:
-    """A connection to a server. who: what the caller says of itself. Raises OSError, AuthenticationError."""
+    """A connection to a server. who: what the caller says of itself. Raises OSError, EOFError,
+    AuthenticationError."""
     sock = socket.create_connection((host, port), timeout=HANDSHAKE)
     connection = taken(sock)
     answer_challenge(connection, key)
     deliver_challenge(connection, key)
     connection.send_bytes(packed(who))
+    connection.recv_bytes(1 << 16)  # a welcome: from here on it hears what the server says
     return connection
 
 
@@ -105,6 +108,12 @@ def answer(sock: socket.socket, key: bytes) -> tuple[Connection, dict[str, Any]]
     except BaseException:
         connection.close()
         raise
+
+
+def hang_up(connection: Connection) -> None:
+    """End a connection on which another thread may be waiting."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def taken(sock: socket.socket) -> Connection:
