@@ -103,6 +103,8 @@ def play(
             out.weights.append({slot.name: slot.master.detach().clone() for slot in slots})
             out.metrics.append(dict(run.sync.metrics()))
             watch(run, step)
+            if out.reports[-1].bad:
+                break
         out.center = {name: x.detach().clone() for name, x in run.sync.center().items()}
         out.state = {name: x.detach().clone() for name, x in run.sync.state().items()}
         return out

@@ -172,7 +172,7 @@ class RoundsSync(OuterSync):
         # Every count-th parameter, so that layers of all depths are in each.
         parts = [dict(masters[i::count]) for i in range(count)]
         self.fragments = [
-            Fragment(part, site.coder, self.replicas, optimizer, timing.delay > 0) for part in parts
+            Fragment(part, site.coder, self.group, optimizer, timing.delay > 0) for part in parts
         ]
         self.kept = self.fragments[0].drive.kept if count == 1 else None
         self.shares = bool(site.coder.keeps)
@@ -191,7 +191,7 @@ class RoundsSync(OuterSync):
 
     def exchange(self, step: int) -> None:
         for fragment in self._sent(step):
-            fragment.send(step, 1.0 / self.replicas.size)
+            fragment.send(step, 1.0 / self.group.size)
         self._due = [f for f in self.fragments if self.timing.due(f.sent, step)]
         for fragment in self._due:
             fragment.receive()
@@ -216,17 +216,17 @@ class RoundsSync(OuterSync):
     @torch.no_grad()
     def agree(self) -> None:
         """A rank that was lost may have left some replicas with a merge that others lack: these take it over."""
-        counts = self.replicas.all_gather(self.rounds.view(1).to(self.site.device))
+        counts = self.group.all_gather(self.rounds.view(1).to(self.site.device))
         if bool((counts == counts[0]).all()):
             return
         source, behind = int(counts.argmax()), int(self.rounds) < int(counts.max())
         for fragment in self.fragments:
             for name, outer in fragment.outer.items():
-                self.replicas.broadcast(outer.data, source)
+                self.group.broadcast(outer.data, source)
                 if behind:
                     fragment.own[name].copy_(outer)
             for x in fragment.momentum.values():
-                self.replicas.broadcast(x, source)
+                self.group.broadcast(x, source)
         self.rounds.fill_(int(counts.max()))
 
     def state(self) -> Mapping[str, Tensor]:

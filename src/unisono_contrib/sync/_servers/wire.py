@@ -78,7 +78,9 @@ def _view(memory: bytearray, dtype: torch.dtype, count: int, at: int) -> Tensor:
 
 
 def _sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        rows[None], values, tuple(shape), is_coalesced=True, check_invariants=False
+    )
 
 
 def call(host: str, port: int, key: bytes, who: dict[str, Any]) -> Connection:

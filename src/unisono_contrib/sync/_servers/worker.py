@@ -64,10 +64,10 @@ class ServerSync(OuterSync):
         super().__init__(site)
         self.offer, self.keeps_weights = offer, False
         self.private = self.shares = offer.keeps_late
-        if site.servers > self.replicas.size:
+        if site.servers > self.group.size:
             raise UsageError(
-                f"{site.servers} servers are carried by as many replicas, and there are {self.replicas.size}",
-                where="launch.servers, plan.dp", fix=f"--launch.servers {self.replicas.size}", code="P16",
+                f"{site.servers} servers are carried by as many replicas, and there are {self.group.size}",
+                where="launch.servers, plan.dp", fix=f"--launch.servers {self.group.size}", code="P16",
             )  # fmt: skip
         slots = list(site.learning())
         parts = shares({slot.name: slot.master.nbytes for slot in slots}, site.servers)
@@ -135,7 +135,7 @@ class ServerSync(OuterSync):
 
     def _begin(self, step: int) -> None:
         """Let the servers begin with what the first replica has."""
-        if self.replicas.index == 0:
+        if self.group.index == 0:
             for part, connection in zip(self.parts, self._links.shards, strict=True):
                 tensors = [*(slot.master for slot in part), *self._states(part)]
                 self._send(connection, wire.packed({"op": "fill"}, tensors), "fill")
@@ -172,7 +172,7 @@ class ServerSync(OuterSync):
         said, tally, self._tally = {"idle_share": round(self._idle, 4)}, self._tally, {}
         if not tally:
             return {**self.inner.metrics(), **said}
-        counts, samples = tally["staleness"], self.site.batch / self.replicas.size
+        counts, samples = tally["staleness"], self.site.batch / self.group.size
         mean = sum(i * n for i, n in enumerate(counts)) / max(1, sum(counts))
         batch = {"effective_batch": samples * tally["used"] / tally["updates"]} if tally["updates"] else {}
         more = {name: tally[name] for name in ("late", "refused", "waits") if tally[name]}
@@ -186,7 +186,7 @@ class ServerSync(OuterSync):
             self._send(self._links.sequencer, wire.packed({"op": op, **said}), "say")
 
     def _send(self, connection: Connection, data: bytes, op: str) -> None:
-        self.replicas.recorder.count("dp", op, len(data))
+        self.group.recorder.count("dp", op, len(data))
         try:
             connection.send_bytes(data)
         except OSError as error:
@@ -195,13 +195,13 @@ class ServerSync(OuterSync):
     def _hear(self, op: str) -> list[Message]:
         """What each server of this rank's part says next."""
         begun = time.perf_counter()
-        with self.replicas.recorder.span("wait", axis="dp", op=op):
+        with self.group.recorder.span("wait", axis="dp", op=op):
             heard = [self._next_of(connection) for connection in self._links.shards]
         self._waited += time.perf_counter() - begun
         for host in self._links.hosts:
             if isinstance(host, ShardHost):
                 sent, host.sent = host.sent, 0
-                self.replicas.recorder.count("dp", "serve", sent)
+                self.group.recorder.count("dp", "serve", sent)
         return heard
 
     def _next_of(self, connection: Connection) -> Message:
@@ -214,8 +214,8 @@ class ServerSync(OuterSync):
 
     def _gone(self, connection: Connection) -> PeerGone:
         known = connection in self._links.shards
-        rank = self.replicas.ranks[self._links.shards.index(connection) if known else 0]
-        what = f"the server on rank {rank} has gone; rank {self.replicas.ranks[self.replicas.index]} waited for it"
+        rank = self.group.ranks[self._links.shards.index(connection) if known else 0]
+        what = f"the server on rank {rank} has gone; rank {self.group.ranks[self.group.index]} waited for it"
         return PeerGone(
             what, likely="its process was killed, or failed: what it printed last says more", rank=rank
         )
