@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.sync.outer import distance, flat, play, recipe_of
+from unisono.plan import Plan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,8 +38,8 @@ def test_one_replica_is_sequential_training(source, sync, optimizer) -> None:
 @pytest.mark.parametrize("inside", ["tp=2", "shard=2", "pp=2"])
 def test_the_inside_of_a_replica_may_be_cut_in_any_way(source, inside, servers) -> None:
     recipe = recipe_of(source, STEPS, optimizer="adamw", clip=0.5)
-    recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"servers": servers})})
-    plain, cut = (play(recipe, f"dp=2 {each}") for each in ("sync=every_step", f"{inside} sync=ssp:0"))
+    served = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"servers": servers})})
+    plain, cut = play(recipe, "dp=2"), play(served, f"dp=2 {inside} sync=ssp:0")
     assert cut[0].reports[-1].norm > 0.0
     assert cut[0].reports[-1].loss == pytest.approx(plain[0].reports[-1].loss, rel=1e-10)
 
@@ -54,6 +55,15 @@ def test_a_run_that_was_saved_goes_on(source, tmp_path, sync) -> None:
         assert distance(flat(again[0].center), flat(whole[0].center)) < 1e-12
         other = play(recipe, "dp=2", begin=folder)
         assert distance(other[0].last, flat(whole[0].center)) < 1e-12
+
+
+def test_servers_are_refused_where_they_mean_nothing(source) -> None:
+    recipe = recipe_of(source, STEPS)
+    recipe = recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"servers": 3})})
+    plans = ("dp=4 sync=every_step", "dp=2 sync=async", "dp=2 sync=quorum:k=3", "dp=2 sync=ssp codec=int8")
+    for plan in plans:
+        assert {problem.code for problem in Plan.parse(f"{plan} precision=fp64").check(recipe)} == {"P16"}
+    assert not Plan.parse("dp=4 sync=ssp:s=2 precision=fp64").check(recipe)
 
 
 def test_staleness_is_in_the_metrics_to_the_unit(source) -> None:

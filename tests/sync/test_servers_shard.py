@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from unisono_contrib.sync._servers.rules import Bounded, Quorum, Unbounded
-from unisono_contrib.sync._servers.sequencer import Schedule, Sequencer
+from unisono_contrib.sync._servers.sequencer import Sequencer, UpdateSchedule
 from unisono_contrib.sync._servers.shard import Shard, shares
 from unisono_contrib.sync._servers.wire import packed, unpacked
 
@@ -93,7 +93,7 @@ def test_shares_have_about_as_many_bytes() -> None:
 
 
 def run(rule, workers: int, max_norm: float = 0.0) -> Sequencer:
-    sequencer = Sequencer(rule, Schedule(lambda step: 1.0, max_norm, 100), range(workers), 1)
+    sequencer = Sequencer(rule, UpdateSchedule(lambda step: 1.0, max_norm, 100), range(workers), 1)
     sequencer.filled(0)
     for worker in range(workers):
         sequencer.begin(worker, 0)
@@ -122,7 +122,7 @@ def test_a_gradient_that_is_not_of_numbers_is_refused_and_spoils_nothing() -> No
 
 
 def test_a_mean_whose_norm_is_too_large_is_clipped_by_all_shards_alike() -> None:
-    sequencer = Sequencer(Bounded(0), Schedule(lambda step: 1.0, 2.0, 9), range(2), 2)
+    sequencer = Sequencer(Bounded(0), UpdateSchedule(lambda step: 1.0, 2.0, 9), range(2), 2)
     for each in (0, 1):
         sequencer.filled(each)
         sequencer.begin(each, 0)

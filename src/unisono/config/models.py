@@ -206,9 +206,9 @@ class LaunchConfig(BaseModel):
     ranks: Count | None = Field(
         default=None, description="processes; as many as the plan has ranks when absent"
     )
-    servers: Count = Field(
-        default=1,
-        description="parameter servers, for sync=ssp, async and quorum: that many replicas carry one each",
+    servers: Count | None = Field(
+        default=None,
+        description="parameter servers, for sync=ssp, async and quorum: as many replicas carry one each; absent: 1",
     )
     threads_per_rank: Count | None = Field(
         default=None,

@@ -39,12 +39,14 @@ class Policy(Member, ABC):
     fidelity: how close training under it comes to one device. leafwise: it needs the gradient of each micro-batch by
     itself, to add them up in an order that no layout changes. equal: replicas hold equal weights after every step, so
     that copies can be compared and one replica's checkpoint is everybody's. alone: it means something with dp=1.
+    served: weights lie with parameter servers, of which `[launch] servers` says how many.
     """
 
     fidelity: ClassVar[Fidelity]
     leafwise: ClassVar[bool] = False
     equal: ClassVar[bool] = True
     alone: ClassVar[bool] = False
+    served: ClassVar[bool] = False
 
     @property
     def rhythm(self) -> int:

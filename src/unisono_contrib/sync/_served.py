@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
 from unisono.sync import OuterPolicy
 from unisono_contrib.sync._local import usual_problems
@@ -14,10 +16,12 @@ class ServedPolicy(OuterPolicy):
     its gradient; a server moves that of all replicas over its one link."""
 
     alone: ClassVar[bool] = True
+    served: ClassVar[bool] = True
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         yield from usual_problems(self, plan)
-        if plan.codec != "plain":
+        codec = named("codec", plan.codec)
+        if codec is not None and codec.fidelity is not Fidelity.EXACT:
             what = f"sync={plan.sync}: gradients go to a server as they are, and codec={plan.codec} would do nothing"
             yield Problem("P16", what, "plan.sync, plan.codec", "codec=plain")
 

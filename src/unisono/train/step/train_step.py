@@ -46,9 +46,9 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
         verdict = run.gradients.close(losses, stop())
     with run.recorder.span("optim"):
         run.update.scaler.unscale(run.gradients.slots)
-        own = run.gradients.numbers(run.measure)
-        run.sync.deliver(run.step, own.norm, own.stop)
-        numbers = run.meeting.share(run.step, own)
+        local = run.gradients.numbers(run.measure)
+        run.sync.deliver(run.step, local.norm, local.stop)
+        numbers = run.meeting.share(run.step, local)
         run.whole = False
     with run.gate:
         with run.recorder.span("optim"):

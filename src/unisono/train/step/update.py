@@ -127,7 +127,15 @@ def update_of(
     crossing, scaler = crossing_of(member, optimizer, slots), scaler or Unscaled()
     over = partial(make, train, device=device, even=even, dither=dither)
     return Update(
-        optimizer, slots, train.rate(), train.clip, scaler, dither, crossing, member.apart, optimizer_over=over
+        optimizer,
+        slots,
+        train.rate(),
+        train.clip,
+        scaler,
+        dither,
+        crossing,
+        member.apart,
+        optimizer_over=over,
     )
 
 

@@ -20,6 +20,8 @@ from unisono_contrib.sync._servers import wire
 from unisono_contrib.sync._servers.sequencer import Entry, Sequencer
 from unisono_contrib.sync._servers.shard import Reply, Shard
 
+_FLUSH = 5.0  # seconds in which a server that ends sends what it has said
+
 Heard = Callable[[dict[str, Any], dict[str, Any], list[Tensor | None]], None]
 """(who says it, what, with which tensors). What is said when a connection ends is {"op": "left"}."""
 
@@ -30,13 +32,19 @@ class Outbox:
     def __init__(self, connection: Connection) -> None:
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._connection = connection
-        threading.Thread(target=self._send, name="server sends", daemon=True).start()
+        self._thread = threading.Thread(target=self._send, name="server sends", daemon=True)
+        self._thread.start()
 
     def put(self, data: bytes) -> None:
         self._waiting.put(data)
 
     def close(self) -> None:
         self._waiting.put(None)
+
+    def flush(self) -> None:
+        """Close, when all is sent or its time is over."""
+        self.close()
+        self._thread.join(_FLUSH)
 
     def _send(self) -> None:
         with suppress(OSError):
@@ -96,6 +104,8 @@ class Listener:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        for box in [*self.boxes.values()]:
+            box.flush()
         for connection in self._open:
             wire.hang_up(connection)
 

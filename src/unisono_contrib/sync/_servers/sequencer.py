@@ -18,7 +18,7 @@ Entry = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Tally:
+class StalenessTally:
     """What there is to tell of a run, since it was last asked for. staleness: gradients by their staleness. updates:
     made. used: gradients in them. late, refused: gradients that no update took, since they came too late or were not
     numbers. waits: readings that had to wait."""
@@ -47,7 +47,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class UpdateSchedule:
     """What an update follows. rate(step): the learning rate. max_norm: what the gradient of the whole model is clipped
     to, 0: off. steps: of the run, 0 where nobody knows."""
 
@@ -68,10 +68,10 @@ class Sequencer:
     """Each method takes a message and returns new entries of the log. speaker: the replica that is told the tally."""
 
     def __init__(
-        self, rule: Rule, schedule: Schedule, workers: Iterable[int], shards: int, speaker: int = 0
+        self, rule: Rule, schedule: UpdateSchedule, workers: Iterable[int], shards: int, speaker: int = 0
     ) -> None:
         self.rule, self.schedule, self.shards, self.speaker = rule, schedule, shards, speaker
-        self.clocks, self.tally = Clocks(0, set(workers)), Tally()
+        self.clocks, self.tally = Clocks(0, set(workers)), StalenessTally()
         self._begun: dict[int, int] = {}
         self._filled: set[int] = set()
         self._forget()

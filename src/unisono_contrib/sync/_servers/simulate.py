@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono_contrib.sync._servers.rules import Rule
-from unisono_contrib.sync._servers.sequencer import Entry, Schedule, Sequencer
+from unisono_contrib.sync._servers.sequencer import Entry, Sequencer, UpdateSchedule
 
 Trace = Sequence[Sequence[float]]
 """[replicas][steps], durations. A replica that skips steps uses fewer."""
@@ -44,19 +44,19 @@ def staleness_bounded(trace: Trace, bound: int) -> Simulated:
     """A replica begins clock c when it has ended c - 1 and all have ended c - bound - 1. Version v is there when all
     have ended clock v - 1."""
     ends: list[list[float]] = [[] for _ in trace]
-    made: list[float] = []  # when version v + 1 is there
+    versions: list[float] = []  # when version v + 1 is there
     counts: Counter[int] = Counter()
     starts: list[list[float]] = [[] for _ in trace]
     steps = len(trace[0])
     for clock in range(steps):
-        waited = made[clock - bound - 1] if clock > bound else 0.0
+        waited = versions[clock - bound - 1] if clock > bound else 0.0
         for worker, durations in enumerate(trace):
             starts[worker].append(max(ends[worker][-1] if clock else 0.0, waited))
             ends[worker].append(starts[worker][-1] + durations[clock])
-        made.append(max(each[clock] for each in ends))
+        versions.append(max(each[clock] for each in ends))
     for begins in starts:
-        counts.update(clock - min(clock, bisect_right(made, begin)) for clock, begin in enumerate(begins))
-    return Simulated(counts, made[-1], steps)
+        counts.update(clock - min(clock, bisect_right(versions, begin)) for clock, begin in enumerate(begins))
+    return Simulated(counts, versions[-1], steps)
 
 
 def staleness_unbounded(trace: Trace) -> Simulated:
@@ -109,7 +109,9 @@ def staleness_quorum(trace: Trace, k: int, patience: int, steps: int) -> Simulat
 
 def play(rule: Rule, trace: Trace, steps: int) -> Simulated:
     """The sequencer plays a trace on a logical clock, with one shard that has every gradient at once."""
-    sequencer = Sequencer(rule, Schedule(lambda step: 1.0, steps=steps), range(len(trace)), 1, speaker=-1)
+    sequencer = Sequencer(
+        rule, UpdateSchedule(lambda step: 1.0, steps=steps), range(len(trace)), 1, speaker=-1
+    )
     ends: list[tuple[float, int, int]] = []
     turns, now = [0] * len(trace), 0.0
 

@@ -23,7 +23,7 @@ from unisono.sync._outer import OuterSync, Site
 from unisono_contrib.sync._servers import wire
 from unisono_contrib.sync._servers.host import SequencerHost, ShardHost
 from unisono_contrib.sync._servers.rules import Rule
-from unisono_contrib.sync._servers.sequencer import Schedule, Sequencer
+from unisono_contrib.sync._servers.sequencer import Sequencer, UpdateSchedule
 from unisono_contrib.sync._servers.shard import Shard, shares
 from unisono_contrib.sync._servers.wire import Message
 
@@ -154,6 +154,7 @@ class ServerSync(OuterSync):
             self._tell("gather")
             for part, (_, tensors) in zip(self.parts, self._hear("gather"), strict=True):
                 _put([*(slot.master for slot in part), *self._states(part)], tensors)
+            self.group.barrier()  # a server may end now, since all have what they asked for
         return {slot.name: slot.master.data for part in self.parts for slot in part}
 
     def agree(self) -> None:
@@ -241,7 +242,7 @@ def _connect(site: Site, offer: Offer, parts: Sequence[Sequence[Any]]) -> _Links
     address, bound = _addresses(site)
     is_first = dp.index == 0 and inside.index == 0
     if is_first:
-        schedule = Schedule(site.rate, site.max_norm, site.steps)
+        schedule = UpdateSchedule(site.rate, site.max_norm, site.steps)
         sequencer = Sequencer(offer.rule, schedule, range(dp.size), site.servers * inside.size)
         links.hosts.append(SequencerHost(sequencer, bound, key))
     if dp.index < site.servers:
