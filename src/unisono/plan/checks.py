@@ -140,7 +140,7 @@ def _servers(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
     servers, policy = getattr(recipe.launch, "servers", None), named("sync", plan.sync)
     if servers is None or policy is None:
         return
-    if not policy.served:
+    if not policy.served and plan.dp != 1:  # one device, with which a plan is compared, has the same recipe
         what = f"launch.servers={servers}: sync={plan.sync} has no parameter servers"
         yield Problem("P16", what, "plan.sync, launch.servers", "sync=ssp:s=4, or leave launch.servers out")
     elif plan.dp != -1 and servers > plan.dp:
