@@ -138,9 +138,11 @@ def _world(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
 
 def _servers(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
     servers, policy = getattr(recipe.launch, "servers", None), named("sync", plan.sync)
-    if servers is None or policy is None:
+    if (
+        servers is None or policy is None or plan.dp == 1
+    ):  # one device is compared with, and has the same recipe
         return
-    if not policy.served and plan.dp != 1:  # one device, with which a plan is compared, has the same recipe
+    if not policy.served:
         what = f"launch.servers={servers}: sync={plan.sync} has no parameter servers"
         yield Problem("P16", what, "plan.sync, launch.servers", "sync=ssp:s=4, or leave launch.servers out")
     elif plan.dp != -1 and servers > plan.dp:

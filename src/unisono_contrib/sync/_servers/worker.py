@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.comm.hosts import mark
-from unisono.spec.errors import PeerGone, UsageError
+from unisono.spec.errors import PeerGone
 from unisono.sync import Verdict
 from unisono.sync._outer import OuterSync, Site
 from unisono_contrib.sync._servers import wire
@@ -64,13 +64,10 @@ class ServerSync(OuterSync):
         super().__init__(site)
         self.offer, self.keeps_weights = offer, False
         self.private = self.shares = offer.keeps_late
-        if site.servers > self.group.size:
-            raise UsageError(
-                f"{site.servers} servers are carried by as many replicas, and there are {self.group.size}",
-                where="launch.servers, plan.dp", fix=f"--launch.servers {self.group.size}", code="P16",
-            )  # fmt: skip
+        # Where replicas were lost, those that are left carry fewer servers.
+        self.servers = min(site.servers, self.group.size)
         slots = list(site.learning())
-        parts = shares({slot.name: slot.master.nbytes for slot in slots}, site.servers)
+        parts = shares({slot.name: slot.master.nbytes for slot in slots}, self.servers)
         by_name = {slot.name: slot for slot in slots}
         self.parts = [[by_name[name] for name in part] for part in parts]
         self._late = {s.name: torch.zeros_like(s.master) for s in slots} if offer.keeps_late else {}
@@ -243,9 +240,9 @@ def _connect(site: Site, offer: Offer, parts: Sequence[Sequence[Any]]) -> _Links
     is_first = dp.index == 0 and inside.index == 0
     if is_first:
         schedule = UpdateSchedule(site.rate, site.max_norm, site.steps)
-        sequencer = Sequencer(offer.rule, schedule, range(dp.size), site.servers * inside.size)
+        sequencer = Sequencer(offer.rule, schedule, range(dp.size), len(parts) * inside.size)
         links.hosts.append(SequencerHost(sequencer, bound, key))
-    if dp.index < site.servers:
+    if dp.index < len(parts):
         shard = _shard(site, parts[dp.index], offer.compensation)
         links.hosts.append(ShardHost(shard, bound, key))
     ports = [0, 0]
@@ -260,7 +257,7 @@ def _connect(site: Site, offer: Offer, parts: Sequence[Sequence[Any]]) -> _Links
             shard_host.follow(host, door, lock, dp.index * inside.size + inside.index)
     if inside.index == 0:
         links.sequencer = wire.call(host, door, lock, {"kind": "worker", "number": dp.index})
-    for place in range(site.servers):
+    for place in range(len(parts)):
         to, (_, port), lock = _read(peers[place])
         links.shards.append(wire.call(to, port, lock, {"kind": "worker", "number": dp.index}))
     inside.barrier()
