@@ -56,6 +56,21 @@ class Policy(Member, ABC):
         return text
 
     @property
+    def look_every(self) -> int:
+        """Steps from one look at the replicas' speeds, by which leaves are assigned to them, to the next; 0: none."""
+        return 0
+
+    @property
+    def replica_speeds(self) -> tuple[float, ...]:
+        """Of each replica, by which leaves are assigned to them at the start; () where all are alike."""
+        return ()
+
+    def among(self, text: str, replicas: int) -> str:
+        """text: this policy as the plan says it. The same for another number of replicas, without what it says of each
+        one."""
+        return text
+
+    @property
     def virtual(self) -> int:
         """Shards by which every layer is computed, so that `tp` and `cp` change no bit; 1: layers as they are."""
         return 1
@@ -92,6 +107,10 @@ class Sync(ABC):
 
     def among(self, world: "Group") -> None:
         """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
+        return None
+
+    def assigned(self, stretches: "Sequence[range]", shards: int) -> None:
+        """Between two steps: the leaves that each replica computes from now on, which its `shards` take in turn."""
         return None
 
     def weigh(self, count: float) -> float:

@@ -16,6 +16,9 @@ class SyncAround(Sync):
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
 
+    def assigned(self, stretches: Sequence[range], shards: int) -> None:
+        self.inner.assigned(stretches, shards)
+
     def weigh(self, count: float) -> float:
         return self.inner.weigh(count)
 

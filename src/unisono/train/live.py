@@ -63,10 +63,12 @@ class Live:
     def tell(self, report: Report, seconds: float) -> None:
         """Write down a step that has ended."""
         train, step = self.order.recipe.train, self.run.step
-        report = replace(
-            report, says={**report.says, **self.run.sync.metrics(), **self.snapshots.take_stall()}
-        )
+        assigner = self.run.assigner
+        beside = {**self.run.sync.metrics(), **assigner.metrics(), **self.snapshots.take_stall()}
+        report = replace(report, says={**report.says, **beside})
         self.tell_codec()
+        if text := assigner.take_note():
+            self.note(text)
         self.journal.add(report, self.run.recorder.lap(), seconds, more=self._validates(train, step))
         self.written = step
 

@@ -5,13 +5,13 @@ across replicas, who computes which leaves, the timetable's length and the polic
 and after every change of the members, between two steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from unisono.codecs import CODECS, Coder
 from unisono.codecs._watched import bound
-from unisono.comm.members import Assignment, Members, assign
+from unisono.comm.members import Members, stretches_of
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
 from unisono.parallel.play import StagePlayer
@@ -19,12 +19,13 @@ from unisono.parallel.precision import computing
 from unisono.parallelize import Local
 from unisono.plan import Plan
 from unisono.plan.checks import Batch
-from unisono.programs.pipeline import Timetable, lower, part_of
+from unisono.programs.pipeline import Action, Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import contributed
 from unisono.sync import POLICIES, Policy, Sync
+from unisono.train.step.assigner import Assigner
 from unisono.train.step.batch_norm import running_norms
 from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
 from unisono.train.step.numbers import LossPlaces
@@ -50,12 +51,15 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     if isinstance(part, Run):
         part.gradients.release()
     mesh = mesh if mesh.members == members else mesh.joined(members)
-    assignment = assign(count := replica.global_batch // replica.micro_batch, mesh.shape, members, speeds)
     policy, local = POLICIES.read(replica.plan.sync), replica.local
-    _check(replica, policy, mesh, assignment)
-    leaves = assignment[mesh.rank]
+    count, said = replica.global_batch // replica.micro_batch, policy.replica_speeds
+    if speeds is None and len(said) == mesh.dp.size:
+        speeds = said
+    stretches = stretches_of(count, mesh.dp.size, mesh.shape.shard, speeds, policy.leafwise)
+    _check(replica, policy, mesh, stretches)
+    leaves = _leaves_of(stretches, mesh)
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    sync, counted = _sync(part, policy, mesh, plan), mesh.tp.index == 0
+    sync = _sync(part, policy, mesh, plan)
     gradients = gradients_kind(plan, sync)(
         local.slots,
         mesh.dp,
@@ -65,9 +69,9 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         sharding=local.sharding,
         inner=mesh.over,
         trees={slot.name: TreeSum(len(leaves)) for slot in local.slots} if policy.leafwise else {},
-        places=LossPlaces(count, leaves, counted) if policy.leafwise else LossPlaces(counted=counted),
+        places=_places(policy, count, leaves, mesh),
     )
-    timetable, row = timetable_of(plan), mesh.at["pp"]
+    timetable, row, eval_row = _rows(plan, mesh)
     run = Run(
         replica=replica,
         mesh=mesh,
@@ -87,17 +91,51 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
             scale=replica.update.scaler.factor,
         ),
         timetable=timetable,
-        row=timetable.rows[row],
-        eval_row=part_of(timetable, lambda action: action.kind == "F").rows[row],
+        row=row,
+        eval_row=eval_row,
         sync=sync,
         gradients=gradients,
         measure=_measure(policy, local, mesh),
-        update=_update_of(replica, mesh, leaves, count, plan),
+        update=_update_of(replica, mesh, lambda: run.leaves, count, plan),
         seed=replica.seed,
         recorder=replica.recorder,
         step=part.step if isinstance(part, Run) else 0,
     )
+    sync.assigned(stretches, mesh.shape.shard)
+    run.assigner = Assigner([len(stretch) for stretch in stretches])
+    if policy.look_every and mesh.dp.size > 1:
+        by_speed = contributed("unisono.train.step.balance").BySpeed
+        run.assigner = by_speed(run, policy.look_every, stretches, policy.leafwise)
     return flowing(run, plan)
+
+
+def take_leaves(run: Run, stretches: Sequence[range]) -> None:
+    """Between two steps: each replica computes other leaves from now on. stretches: of each one, which its shards take
+    in turn. Weights, optimiser and groups stay as they are. Every rank calls it."""
+    mesh, policy = run.mesh, POLICIES.read(run.replica.plan.sync)
+    run.leaves = _leaves_of(stretches, mesh)
+    plan = replace(run.replica.plan, dp=mesh.dp.size, micros=len(run.leaves))
+    run.timetable, run.row, run.eval_row = _rows(plan, mesh)
+    run.gradients.assign(len(run.leaves), _places(policy, run.of_leaves, run.leaves, mesh))
+    run.sync.assigned(stretches, mesh.shape.shard)
+
+
+def _leaves_of(stretches: Sequence[range], mesh: Mesh) -> range:
+    """The leaves of this rank: of its replica's, which shards take in turn."""
+    stretch = stretches[mesh.at["dp"]]
+    return range(stretch.start + mesh.at["shard"], stretch.stop, mesh.shape.shard)
+
+
+def _rows(plan: Plan, mesh: Mesh) -> tuple[Timetable, Sequence[Action], Sequence[Action]]:
+    """(the timetable of this replica, the row of this rank, its forwards alone)."""
+    timetable, row = timetable_of(plan), mesh.at["pp"]
+    return timetable, timetable.rows[row], part_of(timetable, lambda action: action.kind == "F").rows[row]
+
+
+def _places(policy: Policy, count: int, leaves: range, mesh: Mesh) -> LossPlaces:
+    """Where the losses of these leaves of `count` stand in a step's line of numbers."""
+    counted = mesh.tp.index == 0
+    return LossPlaces(count, leaves, counted) if policy.leafwise else LossPlaces(counted=counted)
 
 
 def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
@@ -129,7 +167,7 @@ def _coder(replica: Replica) -> Coder:
     return coder
 
 
-def _update_of(replica: Replica, mesh: Mesh, leaves: range, count: int, plan: Plan) -> Update:
+def _update_of(replica: Replica, mesh: Mesh, leaves: Callable[[], range], count: int, plan: Plan) -> Update:
     """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
     local, flushed = replica.local, unflushed(plan) is None
     votes = router_votes(local, mesh.world, replica.update.scaler)
@@ -143,10 +181,11 @@ def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:
     return ByRow(local.shapes, mesh.replica, mesh.at, policy.virtual)
 
 
-def _check(replica: Replica, policy: Policy, mesh: Mesh, assignment: Assignment) -> None:
-    """Raises UsageError, on every rank alike, where the policy cannot be played with what some member computes."""
-    for micros in sorted({len(leaves) for leaves in assignment.values()}):
+def _check(replica: Replica, policy: Policy, mesh: Mesh, stretches: Sequence[range]) -> None:
+    """Raises UsageError, on every rank alike, where the policy cannot be played with what some replica computes."""
+    for micros in sorted({len(stretch) // mesh.shape.shard for stretch in stretches}):
         plan = replace(replica.plan, dp=mesh.dp.size, micros=micros)
+        plan = replace(plan, sync=policy.among(plan.sync, plan.dp))
         batch = Batch(replica.global_batch, replica.micro_batch, micros, mesh.data.size)
-        for problem in policy.problems(plan, batch):
+        for problem in POLICIES.read(plan.sync).problems(plan, batch):
             raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)

@@ -40,7 +40,8 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
     """Forward, backward, meet, clip, update. Every rank calls it, or it hangs. stop(): whether this rank was asked to;
     the report says whether any was. A bad step changes nothing."""
     weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
-    losses = run.player.play(run.row, leaves, weight, run.seed)
+    with run.assigner.computing():
+        losses = run.player.play(run.row, leaves, weight, run.seed)
     with run.recorder.span("backward", op="close"):
         verdict = run.gradients.close(losses, stop())
     with run.recorder.span("optim"):
@@ -55,6 +56,8 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
         run.step += report.verdict is not Verdict.DISCARD
         run.sync.after_update(report.step)
         run.whole = True
+    if not report.bad and not report.again:
+        run.assigner.stepped()
     return report
 
 
