@@ -114,8 +114,7 @@ def test_what_the_options_mean() -> None:
     ],
 )
 def test_what_cannot_be_played_is_refused_by_name(plan: str, said: str) -> None:
-    recipe = Recipe.model_validate_json(
-        json.dumps({**RECIPE, "data": {"source": "stdlib"}, "train": {"global_batch": 8}})
-    )
+    said_of = {"model": {**RECIPE["model"], "n_layer": 4}, "train": {"global_batch": 8}}
+    recipe = Recipe.model_validate_json(json.dumps(said_of))
     with pytest.raises(ConfigProblems, match=said):
         resolve(recipe, f"{plan} micros=4", 4 if "pp" in plan else 2)
