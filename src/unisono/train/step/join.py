@@ -28,6 +28,7 @@ from unisono.sync import POLICIES, Policy, Sync
 from unisono.train.step.assigner import Assigner
 from unisono.train.step.batch_norm import running_norms
 from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
+from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import LossPlaces
 from unisono.train.step.overlap import flowing, gradients_kind, unflushed
 from unisono.train.step.routing import router_votes
@@ -52,11 +53,8 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         part.gradients.release()
     mesh = mesh if mesh.members == members else mesh.joined(members)
     policy, local = POLICIES.read(replica.plan.sync), replica.local
-    count, said = replica.global_batch // replica.micro_batch, policy.replica_speeds
-    if speeds is None and len(said) == mesh.dp.size:
-        speeds = said
-    stretches = stretches_of(count, mesh.dp.size, mesh.shape.shard, speeds, policy.leafwise)
-    _check(replica, policy, mesh, stretches)
+    count = replica.global_batch // replica.micro_batch
+    stretches = _stretches(replica, policy, mesh, speeds)
     leaves = _leaves_of(stretches, mesh)
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     sync = _sync(part, policy, mesh, plan)
@@ -78,18 +76,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         leaves=leaves,
         of_leaves=count,
         local=local,
-        player=StagePlayer(
-            local.stages,
-            local.wires,
-            replica.recorder,
-            partial(computing, plan.precision, local.device),
-            gradients.begin,
-            gradients.leaf_done if policy.leafwise else None,
-            dtype=replica.dtype,
-            device=local.device,
-            halves=local.halves,
-            scale=replica.update.scaler.factor,
-        ),
+        player=_player(replica, policy, gradients),
         timetable=timetable,
         row=row,
         eval_row=eval_row,
@@ -102,10 +89,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         step=part.step if isinstance(part, Run) else 0,
     )
     sync.assigned(stretches, mesh.shape.shard)
-    run.assigner = Assigner([len(stretch) for stretch in stretches])
-    if policy.look_every and mesh.dp.size > 1:
-        by_speed = contributed("unisono.train.step.balance").BySpeed
-        run.assigner = by_speed(run, policy.look_every, stretches, policy.leafwise)
+    run.assigner = _assigner(run, policy, stretches)
     return flowing(run, plan)
 
 
@@ -124,6 +108,31 @@ def _leaves_of(stretches: Sequence[range], mesh: Mesh) -> range:
     """The leaves of this rank: of its replica's, which shards take in turn."""
     stretch = stretches[mesh.at["dp"]]
     return range(stretch.start + mesh.at["shard"], stretch.stop, mesh.shape.shard)
+
+
+def _player(replica: Replica, policy: Policy, gradients: Gradients) -> StagePlayer:
+    """What plays this rank's rows, and hands on what backwards make."""
+    local = replica.local
+    return StagePlayer(
+        local.stages,
+        local.wires,
+        replica.recorder,
+        partial(computing, replica.plan.precision, local.device),
+        gradients.begin,
+        gradients.leaf_done if policy.leafwise else None,
+        dtype=replica.dtype,
+        device=local.device,
+        halves=local.halves,
+        scale=replica.update.scaler.factor,
+    )
+
+
+def _assigner(run: Run, policy: Policy, stretches: Sequence[range]) -> Assigner:
+    """What may assign leaves anew while the run goes on, where the policy asks for it."""
+    if not policy.look_every or run.mesh.dp.size == 1:
+        return Assigner([len(stretch) for stretch in stretches])
+    by_speed = contributed("unisono.train.step.balance").BySpeed
+    return by_speed(run, policy.look_every, stretches, policy.leafwise)
 
 
 def _rows(plan: Plan, mesh: Mesh) -> tuple[Timetable, Sequence[Action], Sequence[Action]]:
@@ -181,11 +190,19 @@ def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:
     return ByRow(local.shapes, mesh.replica, mesh.at, policy.virtual)
 
 
-def _check(replica: Replica, policy: Policy, mesh: Mesh, stretches: Sequence[range]) -> None:
-    """Raises UsageError, on every rank alike, where the policy cannot be played with what some replica computes."""
+def _stretches(
+    replica: Replica, policy: Policy, mesh: Mesh, speeds: Sequence[float] | None
+) -> Sequence[range]:
+    """The leaves of each replica; by the policy's own speeds where nobody says others. Raises ValueError, and
+    UsageError, on every rank alike, where the policy cannot be played with what some replica computes."""
+    count, said = replica.global_batch // replica.micro_batch, policy.replica_speeds
+    if speeds is None and len(said) == mesh.dp.size:
+        speeds = said
+    stretches = stretches_of(count, mesh.dp.size, mesh.shape.shard, speeds, policy.leafwise)
     for micros in sorted({len(stretch) // mesh.shape.shard for stretch in stretches}):
-        plan = replace(replica.plan, dp=mesh.dp.size, micros=micros)
-        plan = replace(plan, sync=policy.among(plan.sync, plan.dp))
+        sync = policy.among(replica.plan.sync, mesh.dp.size)
+        plan = replace(replica.plan, dp=mesh.dp.size, micros=micros, sync=sync)
         batch = Batch(replica.global_batch, replica.micro_batch, micros, mesh.data.size)
-        for problem in POLICIES.read(plan.sync).problems(plan, batch):
+        for problem in POLICIES.read(sync).problems(plan, batch):
             raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)
+    return stretches
