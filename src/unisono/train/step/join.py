@@ -55,7 +55,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     policy, local = POLICIES.read(replica.plan.sync), replica.local
     count = replica.global_batch // replica.micro_batch
     stretches = _stretches(replica, policy, mesh, speeds)
-    leaves = _leaves_of(stretches, mesh)
+    leaves = leaves_of(stretches, mesh)
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     sync = _sync(part, policy, mesh, plan)
     gradients = gradients_kind(plan, sync)(
@@ -97,14 +97,14 @@ def take_leaves(run: Run, stretches: Sequence[range]) -> None:
     """Between two steps: each replica computes other leaves from now on. stretches: of each one, which its shards take
     in turn. Weights, optimiser and groups stay as they are. Every rank calls it."""
     mesh, policy = run.mesh, POLICIES.read(run.replica.plan.sync)
-    run.leaves = _leaves_of(stretches, mesh)
+    run.leaves = leaves_of(stretches, mesh)
     plan = replace(run.replica.plan, dp=mesh.dp.size, micros=len(run.leaves))
     run.timetable, run.row, run.eval_row = _rows(plan, mesh)
     run.gradients.assign(len(run.leaves), _places(policy, run.of_leaves, run.leaves, mesh))
     run.sync.assigned(stretches, mesh.shape.shard)
 
 
-def _leaves_of(stretches: Sequence[range], mesh: Mesh) -> range:
+def leaves_of(stretches: Sequence[range], mesh: Mesh) -> range:
     """The leaves of this rank: of its replica's, which shards take in turn."""
     stretch = stretches[mesh.at["dp"]]
     return range(stretch.start + mesh.at["shard"], stretch.stop, mesh.shape.shard)
