@@ -61,6 +61,9 @@ def draw(comparison: Comparison, facts: Facts, path: Path) -> Path:
 def page(comparison: Comparison, facts: Facts) -> str:
     """The whole page as text."""
     curves = [html.section("loss", chart.title, html.curves(chart)) for chart in losses(comparison)]
+    apart = [
+        html.section("replicas", chart.title, html.curves(chart)) for chart in replica_curves(comparison)
+    ]
     bars = [html.section("target", chart.title, html.bars(chart)) for chart in target_bars(facts)]
     table = html.table(HEADS, rows(facts), numeric=len(HEADS) - 2)
     keys = html.table(("key", *names(facts)), key_rows(facts))
@@ -70,7 +73,7 @@ def page(comparison: Comparison, facts: Facts) -> str:
         *(html.pair(*curves[i : i + 2]) for i in range(0, len(curves), 2)),
         html.pair(*bars) if bars else "",
         html.section("bits", "Where bits differ", *(f"<p>{escape(line)}</p>" for line in sentences(facts))),
-        *(html.section("replicas", chart.title, html.curves(chart)) for chart in replica_curves(comparison)),
+        *(html.pair(*apart[i : i + 2]) for i in range(0, len(apart), 2)),
         *(html.section("staleness", chart.title, html.bars(chart)) for chart in histograms(comparison)),
         html.section("keys", "Keys in which the recipes differ", keys) if facts["differences"] else "",
         html.section("again", "Compare them again", f'<pre class="command">{escape(command(facts))}</pre>'),

@@ -36,7 +36,7 @@ class CompareVerb(Verb):
         if args.out is not None and Path(args.out).suffix not in _SUFFIXES:
             raise UsageError(
                 f"--out {args.out}: pages are .html, pictures .png or .svg", where="--out",
-                fix=f"--out {Path(args.out).with_suffix('.html')}", code="C04",
+                fix="--out FILE.html", code="C04",
             )  # fmt: skip
         from unisono_contrib.report import compare, compare_page
 
