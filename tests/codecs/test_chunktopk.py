@@ -11,7 +11,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 from unisono_contrib.codecs.chunktopk import ChunkTopK, rice_parameter, unary_bits
 from unisono_contrib.codecs.chunktopk.gaps import (
-    Cut,
+    ChunkCut,
     from_packed,
     from_unary,
     gaps_of,
@@ -26,11 +26,11 @@ from unisono_contrib.codecs.chunktopk.live import largest_of_rows
 SHAPES = [(30, 40), (7,), (0, 4), (), (100, 97), (1,)]
 
 
-def cut_of(*lengths_and_counts: tuple[int, int]) -> Cut:
+def cut_of(*lengths_and_counts: tuple[int, int]) -> ChunkCut:
     """Chunks of these lengths, each of which sends so many elements."""
     lengths, counts = (torch.tensor(column) for column in zip(*lengths_and_counts, strict=True))
     chunk_of = torch.arange(len(counts)).repeat_interleave(counts)
-    return Cut(lengths.cumsum(0) - lengths, counts.cumsum(0) - counts, counts, chunk_of)
+    return ChunkCut(lengths.cumsum(0) - lengths, counts.cumsum(0) - counts, counts, chunk_of)
 
 
 def member(text: str) -> ChunkTopK:

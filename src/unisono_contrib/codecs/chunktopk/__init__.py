@@ -68,13 +68,13 @@ class ChunkTopK(Selective):
         """How many of the elements of a chunk of this size are sent."""
         return -(-size * self.top // self.chunk)
 
-    def layout(self, shapes: Sequence[Sequence[int]], itemsize: int) -> "Layout":
+    def layout(self, shapes: Sequence[Sequence[int]], itemsize: int) -> "PayloadLayout":
         """What is sent of a bucket of parameters with these shapes, of `itemsize` bytes an element."""
         cuts = [divmod(prod(shape), self.chunk) for shape in shapes]
         chunks = sum(full + (rest > 0) for full, rest in cuts)
         kept = sum(full * self.top + self.kept(rest) for full, rest in cuts)
         width = {"2bit": 0, "bf16": 2, "plain": itemsize}[self.values]
-        return Layout(chunks, kept, rice_parameter(self.chunk, self.top), width)
+        return PayloadLayout(chunks, kept, rice_parameter(self.chunk, self.top), width)
 
     def coded(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         layout = self.layout(shapes, itemsize)
@@ -95,7 +95,7 @@ class ChunkTopK(Selective):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PayloadLayout:
     """Where things lie in what a replica sends first of a bucket: bytes of its gaps, levels, values, low bits of gaps.
 
     chunks: of the bucket. kept: elements that are sent. low: bits of a gap that are sent as they are, the parameter of

@@ -16,7 +16,7 @@ from unisono_contrib.codecs.chunktopk import up
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ChunkCut:
     """How a bucket is cut into chunks. begins [chunks]: the first element of each. firsts [chunks]: the number of the
     first element that each sends. counts [chunks]: how many it sends. chunk_of [kept]: whose each one is."""
 
@@ -26,14 +26,14 @@ class Cut:
     chunk_of: Tensor
 
 
-def gaps_of(places: Tensor, cut: Cut) -> Tensor:
+def gaps_of(places: Tensor, cut: ChunkCut) -> Tensor:
     """places [kept], ascending in each chunk → how many elements of the chunk are skipped before each."""
     before = torch.cat([places.new_zeros(1), places[:-1]])
     before[cut.firsts] = cut.begins - 1
     return places - before - 1
 
 
-def places_of(gaps: Tensor, cut: Cut) -> Tensor:
+def places_of(gaps: Tensor, cut: ChunkCut) -> Tensor:
     """What `gaps_of` was given."""
     steps = gaps + 1
     ends = steps.cumsum(0)

@@ -10,7 +10,7 @@ level.
 import torch
 from torch import Tensor
 
-from unisono_contrib.codecs.chunktopk.gaps import Cut
+from unisono_contrib.codecs.chunktopk.gaps import ChunkCut
 
 OCTAVE = 32
 """Ratios of levels in an octave, so that the lower level is off by a hundredth at most."""
@@ -20,7 +20,7 @@ LOOKS = 3
 """Steps of Lloyd's algorithm."""
 
 
-def two_levels(values: Tensor, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
+def two_levels(values: Tensor, cut: ChunkCut) -> tuple[Tensor, Tensor, Tensor]:
     """values [kept] → codes [kept] uint8 (1: the upper level, 2: negative), upper levels [chunks] bf16, ratios of upper
     to lower ones [chunks] uint8, in 32nds of an octave. A chunk with a value that is not finite has no finite level."""
     sizes = values.abs().float()
@@ -39,7 +39,7 @@ def two_levels(values: Tensor, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
     return codes, upper.bfloat16(), ratios
 
 
-def from_levels(codes: Tensor, upper: Tensor, ratios: Tensor, cut: Cut) -> Tensor:
+def from_levels(codes: Tensor, upper: Tensor, ratios: Tensor, cut: ChunkCut) -> Tensor:
     """What `two_levels` made of values, in fp32 [kept]. The same bits on every machine: products of two numbers of
     eight bits are exact."""
     # A power of two computed here and there may differ in its last bit; rounded to a bf16 it does not.
@@ -50,12 +50,12 @@ def from_levels(codes: Tensor, upper: Tensor, ratios: Tensor, cut: Cut) -> Tenso
     return torch.where(codes > 1, -sizes, sizes)
 
 
-def _sums(x: Tensor, cut: Cut) -> Tensor:
+def _sums(x: Tensor, cut: ChunkCut) -> Tensor:
     """x [kept] → of each chunk [chunks]."""
     return x.new_zeros(len(cut.counts)).index_add_(0, cut.chunk_of, x)
 
 
-def _means(sizes: Tensor, high: Tensor, cut: Cut) -> tuple[Tensor, Tensor, Tensor]:
+def _means(sizes: Tensor, high: Tensor, cut: ChunkCut) -> tuple[Tensor, Tensor, Tensor]:
     """Of each chunk: (mean of those that are not high, of those that are, how many these are); of none it is 0."""
     most = _sums(high.float(), cut)
     upper = _sums(sizes * high, cut)

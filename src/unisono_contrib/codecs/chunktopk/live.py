@@ -7,9 +7,9 @@ from torch import Size, Tensor
 
 from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent
 from unisono.codecs._sparse import chunked, spans, spread
-from unisono_contrib.codecs.chunktopk import COUNT, ChunkTopK, Layout
+from unisono_contrib.codecs.chunktopk import COUNT, ChunkTopK, PayloadLayout
 from unisono_contrib.codecs.chunktopk.gaps import (
-    Cut,
+    ChunkCut,
     from_packed,
     from_unary,
     gaps_of,
@@ -26,7 +26,7 @@ class ChunkTopKCoder(Coder):
 
     def __init__(self, member: ChunkTopK) -> None:
         self.member = member
-        self._cuts: dict[tuple[Size, ...], Cut] = {}  # by the shapes of a bucket
+        self._cuts: dict[tuple[Size, ...], ChunkCut] = {}  # by the shapes of a bucket
 
     def exchange(self, grad: Tensor, shapes: Sequence[Size], memory: BucketMemory) -> Exchange:
         layout = self.member.layout(shapes, grad.itemsize)
@@ -58,7 +58,7 @@ class ChunkTopKCoder(Coder):
                 indices = largest_of_rows(rows.abs(), self.member.kept(rows.shape[1]))
                 yield indices.sort(1).values.add_(begins + begin).view(-1)
 
-    def _first(self, values: Tensor, gaps: Tensor, more: int, layout: Layout, cut: Cut) -> Tensor:
+    def _first(self, values: Tensor, gaps: Tensor, more: int, layout: PayloadLayout, cut: ChunkCut) -> Tensor:
         """Bytes [layout.nbytes] of all but the unary parts of gaps, of which there are `more` bytes."""
         out = torch.zeros(layout.nbytes, dtype=torch.uint8, device=values.device)
         out[:COUNT].view(torch.int64).fill_(more)
@@ -76,7 +76,7 @@ class ChunkTopKCoder(Coder):
         """In which values of bytes of their own travel. dtype: of the gradient."""
         return torch.bfloat16 if self.member.values == "bf16" else dtype
 
-    def _cut(self, shapes: tuple[Size, ...], device: torch.device) -> Cut:
+    def _cut(self, shapes: tuple[Size, ...], device: torch.device) -> ChunkCut:
         if shapes not in self._cuts:
             begins, counts, begin = [], [], 0
             for shape in shapes:
@@ -90,7 +90,7 @@ class ChunkTopKCoder(Coder):
             per_chunk, at = torch.cat(counts), torch.cat(begins)
             chunk_of = torch.arange(len(at)).repeat_interleave(per_chunk)
             firsts = per_chunk.cumsum(0) - per_chunk
-            self._cuts[shapes] = Cut(*(x.to(device) for x in (at, firsts, per_chunk, chunk_of)))
+            self._cuts[shapes] = ChunkCut(*(x.to(device) for x in (at, firsts, per_chunk, chunk_of)))
         return self._cuts[shapes]
 
 
@@ -106,12 +106,12 @@ def largest_of_rows(sizes: Tensor, kept: int) -> Tensor:
     return both.gather(1, sizes.gather(1, both).topk(kept, sorted=False).indices)
 
 
-def _plain(row: Tensor, layout: Layout, wire: torch.dtype) -> Tensor:
+def _plain(row: Tensor, layout: PayloadLayout, wire: torch.dtype) -> Tensor:
     """Values that are sent in bytes of their own, where they lie."""
     return row[layout.values : layout.values + layout.width * layout.kept].view(wire)
 
 
-def _values(row: Tensor, layout: Layout, cut: Cut, wire: torch.dtype) -> Tensor:
+def _values(row: Tensor, layout: PayloadLayout, cut: ChunkCut, wire: torch.dtype) -> Tensor:
     """Values [kept] of what `_first` wrote."""
     if layout.width:
         return _plain(row, layout, wire)
