@@ -69,6 +69,11 @@ class ScriptStage:
 _STAGE: ContextVar[ScriptStage] = ContextVar("who plays this script")
 
 
+def is_staged() -> bool:
+    """Whether somebody plays this script in its user's place."""
+    return _STAGE.get(None) is not None
+
+
 @contextmanager
 def staged(on: ScriptStage) -> Iterator[None]:
     """Have `init` use this stage inside."""
