@@ -18,7 +18,11 @@ objects: references and their counts · autograd, optimizer: training over calls
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from unisono.launch.context import RankContext
+from unisono.launch.env import place_here
+from unisono.launch.rank.beside import start_beside
 from unisono_contrib.rpc import autograd
 from unisono_contrib.rpc.current import HERE, here
 from unisono_contrib.rpc.errors import CallTimeout, PeerLost, RemoteError, no_member
@@ -65,6 +69,7 @@ def init(
     timeout: float = 60.0,
     silence: float = 30.0,
     tls: bool = False,
+    workers: int = 1,
 ) -> Worker:
     """Join the other workers of this run and return this one. Every rank calls it; it returns when all have.
 
@@ -73,13 +78,18 @@ def init(
     description, as "ps0", or "worker" and the rank. modules: whose public functions and classes others may call, beside
     those that are marked by `exported`. context: a rank's place from a launcher of your own. threads: that run calls of
     others, at most. timeout: seconds of a call, and of waiting for the others here; 0 for calls without end. silence:
-    seconds after which a worker that says nothing has gone; one that is killed has gone at once. tls: encrypt.
+    seconds after which a worker that says nothing has gone; one that is killed has gone at once. tls: encrypt. workers: how many, for a script that was started
+    alone: it starts itself again for the others, on this host. Their prints are not shown.
 
     Raises CallTimeout if a worker does not come, UsageError Q06 for a name that two have.
     """
     if (known := HERE.get(None)) is not None and not known.closed:
         raise no_member("rpc.init was called before in this process", "once, or rpc.shutdown() first")
+    alone = workers > 1 and context is None and not dist.is_initialized() and place_here() is None
+    copies = start_beside(workers) if alone else None
     worker = Worker(meet(context, timeout or 600.0), name, modules, threads, timeout, silence, tls)
+    if copies is not None:
+        copies.settle()
     HERE.set(worker)
     return worker
 

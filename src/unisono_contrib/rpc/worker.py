@@ -46,6 +46,7 @@ class Worker:
         self._pool = CallPool(threads, lambda: HERE.set(self))
         self._pending = PendingCalls()
         self._lines: dict[str, Connection] = {}  # on which this worker calls, by the peer's name
+        self._routes: dict[str, Connection] = {}  # to whom this worker has a connection, by life
         self._dialing: dict[str, threading.Lock] = {info.name: threading.Lock() for info in self.workers}
         self._pins: dict[tuple[Connection, int], Sequence[RRef]] = {}
         self._over: set[str] = set()  # lives of those who call nobody any more
@@ -175,6 +176,7 @@ class Worker:
     def _heard(self, connection: Connection, message: Message) -> None:
         head, tensors = message
         peer = connection.peer
+        self._routes[peer.life] = connection
         if "reply" in head:
             self._answered(connection, head, tensors)
         elif "unpin" in head:
@@ -255,6 +257,8 @@ class Worker:
         """A connection is over: all calls over it fail at once."""
         if connection.calls:
             self._pending.fail(connection, self._lost(connection))
+        if self._routes.get(connection.peer.life) is connection:
+            del self._routes[connection.peer.life]
         self.objects.left(connection.peer.life)
         for key in [key for key in self._pins if key[0] is connection]:
             self._pins.pop(key, None)
@@ -263,9 +267,9 @@ class Worker:
 
     def _due(self) -> float:
         for owner, number, count in self.objects.unused():
-            line = self._lines.get(owner.name)
-            if line is not None and not line.ended and line.peer.life == owner.life:
-                self._board.send(line, frames_of({"drop": number, "count": count}))
+            route = self._routes.get(owner.life)  # whoever opened it
+            if route is not None:
+                self._board.send(route, frames_of({"drop": number, "count": count}))
         return self._pending.expire()
 
     def ring(self) -> None:
