@@ -38,8 +38,7 @@ class Server:
 
 @rpc.exported
 def train(server: rpc.RRef, steps: int, seed: int) -> tuple[float, list[int]]:
-    model, losses, stale = make_model(), [], []
-    random = torch.Generator().manual_seed(seed)
+    model, losses, stale, random = make_model(), [], [], torch.Generator().manual_seed(seed)
     for _ in range(steps):
         version, weights = server.rpc_sync().pull()
         with torch.no_grad():

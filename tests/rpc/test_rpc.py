@@ -254,7 +254,7 @@ def test_a_silent_worker_is_lost() -> None:
         future = rpc.rpc_async("w1", waits, args=(9.0,))
         rpc.rpc_sync("w1", echo)
         there._board._beat = lambda: None  # type: ignore[method-assign]
-        with pytest.raises(rpc.PeerLost, match="silent for 0.4 s"):
+        with pytest.raises(rpc.PeerLost, match=r"silent for 0\.4 s"):
             future.wait(10)
     finally:
         HERE.reset(token)

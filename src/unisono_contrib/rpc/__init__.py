@@ -78,8 +78,9 @@ def init(
     description, as "ps0", or "worker" and the rank. modules: whose public functions and classes others may call, beside
     those that are marked by `exported`. context: a rank's place from a launcher of your own. threads: that run calls of
     others, at most. timeout: seconds of a call, and of waiting for the others here; 0 for calls without end. silence:
-    seconds after which a worker that says nothing has gone; one that is killed has gone at once. tls: encrypt. workers: how many, for a script that was started
-    alone: it starts itself again for the others, on this host. Their prints are not shown.
+    seconds after which a worker that says nothing has gone; one that is killed has gone at once. tls: encrypt.
+    workers: how many, for a script that was started alone: it starts itself again for the others, on this host, and
+    their prints are not shown.
 
     Raises CallTimeout if a worker does not come, UsageError Q06 for a name that two have.
     """

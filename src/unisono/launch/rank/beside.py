@@ -1,4 +1,4 @@
-"""More processes of the same script on this host, for a script that was started alone. Imports torch: rank side only."""
+"""More processes of the same script on this host, for one that was started alone. Imports torch: rank side only."""
 
 import atexit
 import os
