@@ -104,13 +104,16 @@ def _place(joined: bool) -> Started | None:
 
 def _of_place(place: Started, timeout: float) -> Meeting:
     """Raises UsageError, CallTimeout."""
-    size = place.world + place.servers
     if place.role is Role.TRAINER and not dist.is_initialized():
         context = under.join(place, NullChannel(), timeout=timeout)
-        return _meeting(place.rank, size, context.store, context.run_token, place.name)
-    store = under.stand_beside(place, timeout)
-    waiting = Meeting(place.rank, size, place.name, store, "")
-    token = waiting.value("run_token", timeout, "rank 0").decode()
+        return _meeting(place.rank, place.world + place.servers, context.store, context.run_token, place.name)
+    return meet_at(place, under.stand_beside(place, timeout), timeout)
+
+
+def meet_at(place: Started, store: Any, timeout: float = 600.0) -> Meeting:
+    """The way to the others of a process that has their store. Raises CallTimeout."""
+    size = place.world + place.servers
+    token = Meeting(place.rank, size, place.name, store, "").value("run_token", timeout, "rank 0").decode()
     return _meeting(place.rank, size, store, token, place.name)
 
 
