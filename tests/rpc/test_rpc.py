@@ -21,8 +21,8 @@ from tests.ports import kept_port
 from unisono.launch import agent, link
 from unisono.spec.errors import PeerGone, UsageError
 from unisono_contrib.rpc.current import HERE
-from unisono_contrib.rpc.meeting import Meeting
-from unisono_contrib.rpc.worker import Worker
+from unisono_contrib.rpc.meeting import CallMeeting
+from unisono_contrib.rpc.worker import RpcWorker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEPT: list[Any] = []
@@ -96,16 +96,16 @@ def at_once(*jobs: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def joined(size: int, timeout: float = 20.0, silence: float = 30.0) -> list[Worker]:
+def joined(size: int, timeout: float = 20.0, silence: float = 30.0) -> list[RpcWorker]:
     store = dist.HashStore()
-    make = lambda rank: Worker(
-        Meeting(rank, size, f"w{rank}", store, "token"), "", [], 64, timeout, silence, False
+    make = lambda rank: RpcWorker(
+        CallMeeting(rank, size, f"w{rank}", store, "token"), "", [], 64, timeout, silence, False
     )
     return at_once(*(lambda rank=rank: make(rank) for rank in range(size)))
 
 
 @pytest.fixture
-def workers() -> Iterator[list[Worker]]:
+def workers() -> Iterator[list[RpcWorker]]:
     made = joined(3)
     token = HERE.set(made[0])
     yield made
@@ -122,7 +122,7 @@ def until(true: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
-def test_values_arrive_as_they_were_sent(workers: list[Worker]) -> None:
+def test_values_arrive_as_they_were_sent(workers: list[RpcWorker]) -> None:
     plain = [None, True, 3, 1.5, float("inf"), "text", b"\0bytes", (1, [2, (3,)]), {"a": 1, 2: (None,)}, []]
     assert rpc.rpc_sync("w1", echo, args=plain, kwargs={"k": plain}) == [*plain, {"k": plain}]
     tensors = [
@@ -136,7 +136,7 @@ def test_values_arrive_as_they_were_sent(workers: list[Worker]) -> None:
     assert came.is_sparse and torch.equal(came.to_dense(), sparse.to_dense())
 
 
-def test_a_tensor_may_change_as_soon_as_a_call_has_begun(workers: list[Worker]) -> None:
+def test_a_tensor_may_change_as_soon_as_a_call_has_begun(workers: list[RpcWorker]) -> None:
     x = torch.zeros(1 << 18)
     future = rpc.rpc_async("w1", echo, args=(x,))
     x.fill_(1.0)
@@ -144,7 +144,7 @@ def test_a_tensor_may_change_as_soon_as_a_call_has_begun(workers: list[Worker]) 
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 0, {1, 2}, Net(), [torch.empty(2, device="meta")]])
-def test_other_values_do_not_travel(workers: list[Worker], value: Any) -> None:
+def test_other_values_do_not_travel(workers: list[RpcWorker], value: Any) -> None:
     with pytest.raises(UsageError, match="does not travel") as caught:
         rpc.rpc_sync("w1", echo, args=(value,))
     assert caught.value.code == "Q05"
@@ -153,14 +153,14 @@ def test_other_values_do_not_travel(workers: list[Worker], value: Any) -> None:
 @pytest.mark.parametrize(
     "function", [hidden, "os:system", "builtins:eval", "torch:load", "no.such:thing", os.getcwd]
 )
-def test_only_what_is_exported_can_be_called(workers: list[Worker], function: Any) -> None:
+def test_only_what_is_exported_can_be_called(workers: list[RpcWorker], function: Any) -> None:
     for target in ("w0", "w1"):
         with pytest.raises(UsageError, match="exports no") as caught:
             rpc.rpc_sync(target, function)
         assert caught.value.code == "Q04"
 
 
-def test_methods_are_public_ones_of_exported_classes(workers: list[Worker]) -> None:
+def test_methods_are_public_ones_of_exported_classes(workers: list[RpcWorker]) -> None:
     net = rpc.remote("w1", RemoteNet)
     assert torch.equal(net.rpc_sync().forward(torch.ones(3).double()), Net()(torch.ones(3).double()))
     assert net.rpc_async().rrefs().wait()[0].owner_name() == "w1"
@@ -174,7 +174,7 @@ def test_methods_are_public_ones_of_exported_classes(workers: list[Worker]) -> N
         net.to_here()
 
 
-def test_a_remote_exception_arrives_with_its_traceback(workers: list[Worker]) -> None:
+def test_a_remote_exception_arrives_with_its_traceback(workers: list[RpcWorker]) -> None:
     with pytest.raises(ValueError, match="not today") as caught:
         rpc.rpc_sync("w1", raises)
     assert isinstance(caught.value, rpc.RemoteError) and caught.value.rank == 1
@@ -184,17 +184,17 @@ def test_a_remote_exception_arrives_with_its_traceback(workers: list[Worker]) ->
         rpc.remote("w1", raises).to_here()
 
 
-def test_calls_within_calls_go_on(workers: list[Worker]) -> None:
+def test_calls_within_calls_go_on(workers: list[RpcWorker]) -> None:
     assert rpc.rpc_sync("w1", calls_on, args=("w0", 30)) == 30
 
 
-def test_a_call_that_takes_too_long_ends(workers: list[Worker]) -> None:
+def test_a_call_that_takes_too_long_ends(workers: list[RpcWorker]) -> None:
     with pytest.raises(TimeoutError, match=r"waits on worker w1 did not return within 0\.05 s"):
         rpc.rpc_sync("w1", waits, args=(0.3,), timeout=0.05)
     assert rpc.rpc_sync("w1", echo) == [{}]
 
 
-def test_an_object_lives_as_long_as_somebody_refers_to_it(workers: list[Worker]) -> None:
+def test_an_object_lives_as_long_as_somebody_refers_to_it(workers: list[RpcWorker]) -> None:
     own = rpc.RRef(torch.ones(2))
     back = rpc.rpc_sync("w1", hand_on, args=("w2", own))
     assert back.is_owner() and back.local_value() is own.local_value()
@@ -209,7 +209,7 @@ def test_an_object_lives_as_long_as_somebody_refers_to_it(workers: list[Worker])
     until(lambda: len(workers[2].objects) == 0)
 
 
-def test_backward_through_calls_is_that_of_one_process(workers: list[Worker]) -> None:
+def test_backward_through_calls_is_that_of_one_process(workers: list[RpcWorker]) -> None:
     """There and back twice, in a diamond, beside a call that the loss does not depend on."""
     x, net = torch.randn(2, 3, dtype=torch.float64, requires_grad=True), rpc.remote("w1", RemoteNet)
     other = rpc.remote("w2", RemoteNet)
@@ -233,7 +233,7 @@ def test_backward_through_calls_is_that_of_one_process(workers: list[Worker]) ->
     until(lambda: not any(len(worker.contexts) for worker in workers))
 
 
-def test_who_does_not_know_the_token_is_refused(workers: list[Worker]) -> None:
+def test_who_does_not_know_the_token_is_refused(workers: list[RpcWorker]) -> None:
     door = workers[0]._meeting.door("w1", 5.0)
     place = {"address": door["addresses"][0], "port": door["port"], "certificate": ""}
     with pytest.raises(link.Refused):
@@ -241,7 +241,7 @@ def test_who_does_not_know_the_token_is_refused(workers: list[Worker]) -> None:
     assert rpc.rpc_sync("w1", echo) == [{}]
 
 
-def test_names_are_checked(workers: list[Worker]) -> None:
+def test_names_are_checked(workers: list[RpcWorker]) -> None:
     assert rpc.get_worker_info("w2").rank == 2
     with pytest.raises(UsageError, match="no worker 'w7'"):
         rpc.rpc_sync("w7", echo)

@@ -32,7 +32,7 @@ from unisono_contrib.rpc.meeting import meet
 from unisono_contrib.rpc.objects import RRef
 from unisono_contrib.rpc.optimizer import DistributedOptimizer
 from unisono_contrib.rpc.switchboard import WorkerInfo
-from unisono_contrib.rpc.worker import Target, Worker
+from unisono_contrib.rpc.worker import RpcWorker, Target
 
 dist_autograd = autograd
 
@@ -43,7 +43,7 @@ __all__ = [
     "PeerLost",
     "RRef",
     "RemoteError",
-    "Worker",
+    "RpcWorker",
     "WorkerInfo",
     "autograd",
     "collect_all",
@@ -70,7 +70,7 @@ def init(
     silence: float = 30.0,
     tls: bool = False,
     workers: int = 1,
-) -> Worker:
+) -> RpcWorker:
     """Join the other workers of this run and return this one. Every rank calls it; it returns when all have.
 
     The workers are the ranks that `unisono train`, torchrun, Slurm, MPI, TF_CONFIG or plain variables have started, or
@@ -88,7 +88,7 @@ def init(
         raise no_member("rpc.init was called before in this process", "once, or rpc.shutdown() first")
     alone = workers > 1 and context is None and not dist.is_initialized() and place_here() is None
     copies = start_beside(workers) if alone else None
-    worker = Worker(meet(context, timeout or 600.0), name, modules, threads, timeout, silence, tls)
+    worker = RpcWorker(meet(context, timeout or 600.0), name, modules, threads, timeout, silence, tls)
     if copies is not None:
         copies.settle()
     HERE.set(worker)

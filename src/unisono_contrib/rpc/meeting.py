@@ -25,7 +25,7 @@ _LOOK = 0.01  # seconds between two looks into the store, which a Ctrl-C may int
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class CallMeeting:
     """One worker's way to the others. rank: its number among `size` workers: trainers first, servers behind. name: by
     which it is known where the script names none. token: what only workers of this run know."""
 
@@ -74,7 +74,7 @@ class Meeting:
         return self.store.get(key)
 
 
-def meet(context: RankContext | None, timeout: float) -> Meeting:
+def meet(context: RankContext | None, timeout: float) -> CallMeeting:
     """This process's way to the others of its run, whoever started it; alone where nobody did.
 
     In this order: a context, the initialised process group, the environment (torchrun, Slurm, MPI, TF_CONFIG,
@@ -102,7 +102,7 @@ def _place(joined: bool) -> Started | None:
     return None
 
 
-def _of_place(place: Started, timeout: float) -> Meeting:
+def _of_place(place: Started, timeout: float) -> CallMeeting:
     """Raises UsageError, CallTimeout."""
     if place.role is Role.TRAINER and not dist.is_initialized():
         context = under.join(place, NullChannel(), timeout=timeout)
@@ -110,22 +110,24 @@ def _of_place(place: Started, timeout: float) -> Meeting:
     return meet_at(place, under.stand_beside(place, timeout), timeout)
 
 
-def meet_at(place: Started, store: Any, timeout: float = 600.0) -> Meeting:
+def meet_at(place: Started, store: Any, timeout: float = 600.0) -> CallMeeting:
     """The way to the others of a process that has their store. Raises CallTimeout."""
     size = place.world + place.servers
-    token = Meeting(place.rank, size, place.name, store, "").value("run_token", timeout, "rank 0").decode()
+    token = (
+        CallMeeting(place.rank, size, place.name, store, "").value("run_token", timeout, "rank 0").decode()
+    )
     return _meeting(place.rank, size, store, token, place.name)
 
 
-def _meeting(rank: int, size: int, store: Any, token: str, name: str = "") -> Meeting:
+def _meeting(rank: int, size: int, store: Any, token: str, name: str = "") -> CallMeeting:
     """The token of remote calls is not the run's own: who hears it could do no more than call."""
-    return Meeting(rank, size, name or f"worker{rank}", store, proof(token, "remote calls"))
+    return CallMeeting(rank, size, name or f"worker{rank}", store, proof(token, "remote calls"))
 
 
 def _common_token(store: Any, rank: int, timeout: float) -> str:
     if rank == 0:
         store.compare_set("rpc/token", "", secrets.token_hex(16))
-    return Meeting(rank, 1, "", store, "").value("rpc/token", timeout, "rank 0").decode()
+    return CallMeeting(rank, 1, "", store, "").value("rpc/token", timeout, "rank 0").decode()
 
 
 def _network() -> str:

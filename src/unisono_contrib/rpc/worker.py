@@ -16,7 +16,7 @@ from unisono_contrib.rpc.autograd import GradientContexts
 from unisono_contrib.rpc.current import HERE
 from unisono_contrib.rpc.exports import Exports, path_of
 from unisono_contrib.rpc.futures import CallFuture
-from unisono_contrib.rpc.meeting import Meeting
+from unisono_contrib.rpc.meeting import CallMeeting
 from unisono_contrib.rpc.messages import Message, frames_of
 from unisono_contrib.rpc.objects import Objects, RRef
 from unisono_contrib.rpc.pending import PendingCalls
@@ -28,13 +28,13 @@ Target = str | int | WorkerInfo
 Head = dict[str, Any]
 
 
-class Worker:
+class RpcWorker:
     """This process among the workers of a run. `rpc.init` makes it; functions of `unisono.rpc` act on it.
 
     info: its own name, rank and host. workers: all of them, by rank."""
 
     def __init__(
-        self, meeting: Meeting, name: str, modules: Sequence[str], threads: int, timeout: float, silence: float,
+        self, meeting: CallMeeting, name: str, modules: Sequence[str], threads: int, timeout: float, silence: float,
         tls: bool,
     ) -> None:  # fmt: skip
         self._meeting, self._timeout, name = meeting, timeout, name or meeting.name

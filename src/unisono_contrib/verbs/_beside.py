@@ -28,7 +28,7 @@ def stand(place: Started, settings: Settings) -> dict[str, Any]:
         raise ValueError(f"nobody starts a {place.role} so")
     settings.note(f"note  {place.name} serves remote calls of the ranks, until the run is over")
     for _ in _while_alive(store, lambda: store.check(["rpc/worker/0"])):
-        rpc.Worker(meet_at(place, store), "", [], 64, 600.0, 30.0, False).shutdown()
+        rpc.RpcWorker(meet_at(place, store), "", [], 64, 600.0, 30.0, False).shutdown()
     return {"role": str(place.role), "name": place.name}
 
 
