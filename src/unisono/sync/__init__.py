@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from unisono.comm.bucket import Bucket
     from unisono.comm.group import Group
     from unisono.sync._kept import CodecState
-    from unisono.sync._outer import OuterSync, Site
 
 
 class Verdict(Enum):
@@ -57,6 +56,21 @@ class Policy(Member, ABC):
     def steady(self, text: str) -> str:
         """text: this policy as the plan says it. The same where nothing follows what is measured on the way, so that
         two runs do the same."""
+        return text
+
+    @property
+    def look_every(self) -> int:
+        """Steps from one look at the replicas' speeds, by which leaves are assigned to them, to the next; 0: none."""
+        return 0
+
+    @property
+    def replica_speeds(self) -> tuple[float, ...]:
+        """Of each replica, by which leaves are assigned to them at the start; () where all are alike."""
+        return ()
+
+    def among(self, text: str, replicas: int) -> str:
+        """text: this policy as the plan says it. The same for another number of replicas, without what it says of each
+        one."""
         return text
 
     @property
@@ -101,6 +115,10 @@ class Sync(ABC):
 
     def among(self, world: "Group") -> None:
         """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
+        return None
+
+    def assigned(self, stretches: "Sequence[range]", shards: int) -> None:
+        """Between two steps: the leaves that each replica computes from now on, which its `shards` take in turn."""
         return None
 
     def weigh(self, count: float) -> float:
@@ -216,8 +234,8 @@ class OuterPolicy(Policy, ABC):
         raise TypeError(f"{self.name} is bound by bind_outer")
 
     @abstractmethod
-    def bind_outer(self, site: "Site") -> "OuterSync":
-        """The live policy of one rank. Every rank of the run calls it, or it hangs."""
+    def bind_outer(self, site: Any) -> Sync:
+        """The live policy of one rank, a `sync._outer.OuterSync`. site: `sync._outer.Site`. Every rank of the run calls it, or it hangs."""
 
 
 POLICIES: Family[Policy] = Family("policy", "unisono.sync", Policy, "plan.sync", ("P04", "P05"))

@@ -18,6 +18,9 @@ class SyncAround(Sync):
         self.equal, self.replicas = inner.equal, inner.replicas
         self.keeps_weights = inner.keeps_weights
 
+    def assigned(self, stretches: Sequence[range], shards: int) -> None:
+        self.inner.assigned(stretches, shards)
+
     def weigh(self, count: float) -> float:
         return self.inner.weigh(count)
 

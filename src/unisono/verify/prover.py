@@ -315,14 +315,21 @@ def one_device(plan: Plan) -> Plan:
     return Plan(
         zero=f"3:gather={plan.wires.gather}" if plan.wires.gather else 3,  # type: ignore[arg-type]
         precision=plan.text("precision"),
-        sync=plan.sync if same else "every_step",
+        sync=_on_one(plan.sync) if same else "every_step",
     )
+
+
+def _on_one(sync: str) -> str:
+    """The policy as one device has it."""
+    policy = member("sync", sync)
+    return sync if policy is None else policy.among(sync, 1)
 
 
 def _beyond_steps(plan: Plan) -> str:
     """Why steps of this plan cannot be compared one by one; "" where they can."""
     policy = member("sync", plan.sync)
-    if policy is None or policy.steady(plan.sync) == plan.sync:
+    steady = None if policy is None else member("sync", policy.steady(plan.sync))
+    if policy is None or steady is None or steady.rhythm == policy.rhythm:
         return ""
     said = f"sync={plan.sync} follows what is measured on the way: how many steps make one update"
     return f"{said} is not known before, and no other run has to do the same"

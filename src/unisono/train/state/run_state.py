@@ -35,8 +35,8 @@ def pieces_of(
         counted = slot.counted(run.mesh.at)
         pieces += _boxes_of(run, slot, center.get(slot.name), counted and first_replica)
         if not run.sync.equal and run.sync.keeps_weights:
-            own = _boxes_of(run, slot, None, counted)
-            pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in own)
+            boxes = _boxes_of(run, slot, None, counted)
+            pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in boxes)
         if gradients and slot.master.grad is not None:
             name = run.local.owners.get(slot.name, slot.name)
             grad = dense_of(slot.master.grad)
@@ -163,7 +163,7 @@ def _wanted(run: Run, known: set[str]) -> list[Box]:
     return [
         box
         for box in boxes
-        if (box.name in known if box.name.startswith(prefix) else box.name not in own or box.name in outer)
+        if (box.name in known if box.name.startswith(prefix) else box.name not in local or box.name in outer)
     ]
 
 
