@@ -6,6 +6,7 @@ live part, a `Sync`, when ranks are there.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -214,14 +215,30 @@ class Sync(ABC):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A case in which an outer policy computes what another one computes, by which it is proven: under `sync` replicas
+    get the weights that they get under `equals`, up to rounding. Where replicas are `alike`, both of them have the same
+    samples, and `equals` is played by one replica. replicas: under `sync`."""
+
+    sync: str
+    equals: str
+    alike: bool = False
+    replicas: int = 2
+
+
 class OuterPolicy(Policy, ABC):
     """A policy under which replicas have weights and optimiser states of their own, and come together between steps.
 
     To the rest of a step, a replica with its `inside - 1` neighbours is a run by itself: lock-step inside, and nothing
-    crosses `dp` but what the live `sync._outer.OuterSync` sends.
+    crosses `dp` but what the live `sync._outer.OuterSync` sends. identities: by which it is proven; one without any is
+    refused by `unisono verify --conformance`. repeats: the same run again has the same weights, since nothing
+    depends on which replica is first.
     """
 
     equal: ClassVar[bool] = False
+    identities: ClassVar[tuple[Identity, ...]] = ()
+    repeats: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
 
     @property
@@ -235,7 +252,8 @@ class OuterPolicy(Policy, ABC):
 
     @abstractmethod
     def bind_outer(self, site: Any) -> Sync:
-        """The live policy of one rank, a `sync._outer.OuterSync`. site: `sync._outer.Site`. Every rank of the run calls it, or it hangs."""
+        """The live policy of one rank, a `sync._outer.OuterSync`. site: `sync._outer.Site`. Every rank of the run calls
+        it, or it hangs."""
 
 
 POLICIES: Family[Policy] = Family("policy", "unisono.sync", Policy, "plan.sync", ("P04", "P05"))

@@ -17,6 +17,7 @@ class ServedPolicy(OuterPolicy):
 
     alone: ClassVar[bool] = True
     served: ClassVar[bool] = True
+    repeats: ClassVar[bool] = False
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         yield from usual_problems(self, plan)

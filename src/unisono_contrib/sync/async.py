@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from unisono.sync import Identity
 from unisono_contrib.sync._served import ServedPolicy
 
 
@@ -19,6 +20,10 @@ class Async(ServedPolicy):
     """Replicas push gradients to servers, each of which is an update, and wait for nobody."""
 
     name: ClassVar[str] = "async"
+    identities = (
+        Identity("async", "every_step", replicas=1),
+        Identity("async:rate=aware", "every_step", replicas=1),
+    )
 
     rate: Literal["plain", "aware"] = Field(
         default="plain", description="aware: learning rates are divided by the staleness"

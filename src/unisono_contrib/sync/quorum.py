@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from unisono.spec.errors import Problem
+from unisono.sync import Identity
 from unisono_contrib.sync._served import ServedPolicy
 
 
@@ -22,6 +23,7 @@ class QuorumPolicy(ServedPolicy):
 
     name: ClassVar[str] = "quorum"
     main: ClassVar[str] = "k"
+    identities = (Identity("quorum:k=2", "every_step"),)
 
     k: int = Field(ge=1, description="gradients that make an update")
     late: Literal["drop", "keep"] = Field(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from unisono.sync import Identity
 from unisono_contrib.sync._served import ServedPolicy
 
 
@@ -18,6 +19,7 @@ class Ssp(ServedPolicy):
 
     name = "ssp"
     main: ClassVar[str] = "s"
+    identities = (Identity("ssp:s=0", "every_step"),)
 
     s: int = Field(default=4, ge=0, description="steps that a replica may be ahead of the slowest")
 

@@ -156,7 +156,7 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
 def _wanted(run: Run, known: set[str]) -> list[Box]:
     """The boxes to fill. Of what a replica has for itself, its own where the source has that, else the run's."""
     boxes, prefix = pieces_of(run), _replica(run)
-    own = {
+    local = {
         box.name.removeprefix(prefix) for box in boxes if box.name.startswith(prefix) and box.name in known
     }
     outer = {f"model/{run.local.owners.get(name, name)}" for name in run.sync.outer}
