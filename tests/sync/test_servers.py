@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sync.outer import distance, flat, play, recipe_of
+from tests.sync.outer import distance, flat, gradients_of, mean, play, recipe_of
 from unisono.plan import Plan
+from unisono_contrib.sync._servers.worker import ServerSync
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -87,3 +88,29 @@ def test_a_request_to_stop_is_heard_by_all_in_the_same_step(source) -> None:
 def test_a_late_gradient_is_kept_for_the_next_one(source) -> None:
     ends = play(recipe_of(source, STEPS), "dp=2 sync=quorum:k=1,late=keep")
     assert {name.endswith("/late") for end in ends for name in end.state} == {True}
+
+
+def test_stale_gradients_make_the_updates_of_the_algorithm_written_out(source, monkeypatch) -> None:
+    """ssp: update c is the mean of the gradients of step c, each computed with the weights that its replica had read."""
+    recipe, read = recipe_of(source, 8, momentum=0.9), {}
+    hear = ServerSync._hear
+
+    def noted(self, op):
+        messages = hear(self, op)
+        if op == "read":
+            read[self.group.index, self._step] = messages[0][0]["version"]
+        return messages
+
+    monkeypatch.setattr(ServerSync, "_hear", noted)
+    ends = play(recipe, "dp=2 sync=ssp:s=3")
+    assert any(step > version for (_, step), version in read.items())  # else nothing was stale
+    gradients = gradients_of(recipe, 2)
+    versions, velocity = [dict(gradients.start)], {name: 0.0 for name in gradients.start}
+    for step in range(8):
+        parts = [gradients(step, replica, versions[read[replica, step]]) for replica in (0, 1)]
+        grads = mean(parts)
+        velocity = {name: 0.9 * velocity[name] + grads[name] for name in grads}
+        rate = recipe.train.rate()(step)
+        versions.append({name: versions[-1][name] - rate * velocity[name] for name in grads})
+    for end in ends:
+        assert distance(flat({n: end.center[n] for n in versions[-1]}), flat(versions[-1])) < 1e-12

@@ -42,8 +42,8 @@ class OuterPlay:
 
 def outer_faults(policy: OuterPolicy, folder: Path, text: str) -> Iterator[str]:
     """1. It declares identities, and they hold. 2. "The" weights are the same on all replicas. If the same run again
-    has the same weights (`repeats`): 3. All hear of a request to stop in the same step, and report the same loss where they
-    meet. 4. It keeps what it declares. 5. A run that was saved within a round goes on as one that was not."""
+    has the same weights (`repeats`): 3. All hear of a request to stop in the same step, and report the same loss where
+    they meet. 4. It keeps what it declares. 5. A run that was saved within a round goes on as one that was not."""
     if not policy.identities:
         yield "it declares no identity, by which it could be held to what it says (OuterPolicy.identities)"
     source = folder / "text.txt"
