@@ -105,7 +105,7 @@ def test_stale_gradients_make_the_updates_of_the_algorithm_written_out(source, m
     ends = play(recipe, "dp=2 sync=ssp:s=3")
     assert any(step > version for (_, step), version in read.items())  # else nothing was stale
     gradients = gradients_of(recipe, 2)
-    versions, velocity = [dict(gradients.start)], {name: 0.0 for name in gradients.start}
+    versions, velocity = [dict(gradients.start)], dict.fromkeys(gradients.start, 0.0)
     for step in range(8):
         parts = [gradients(step, replica, versions[read[replica, step]]) for replica in (0, 1)]
         grads = mean(parts)
