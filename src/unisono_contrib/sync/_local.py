@@ -5,6 +5,7 @@ from typing import Any
 
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
 from unisono.sync import OuterPolicy
 
@@ -30,6 +31,14 @@ def usual_problems(policy: OuterPolicy, plan: Any, inside: int = 1) -> Iterator[
         yield Problem("P23", what, "plan.sync, plan.codec", "a codec by its name")
 
 
+def plain_problems(plan: Any, why: str) -> Iterator[Problem]:
+    """What speaks against a codec that loses something. why: in words."""
+    codec = named("codec", plan.codec)
+    if codec is not None and codec.fidelity is Fidelity.LOSSY:
+        what = f"sync={plan.sync}: {why}, and codec={plan.codec} loses some"
+        yield Problem("P23", what, "plan.sync, plan.codec", "codec=plain")
+
+
 def rounds_work(gradient_bytes: int, dp: int, h: int, inside: int = 1, *, momentum: bool = False) -> Work:
     """What one rank sends in a mean step and keeps: outer weights, their momentum, a counter. inside: see above."""
     outer = dp // inside
@@ -37,3 +46,18 @@ def rounds_work(gradient_bytes: int, dp: int, h: int, inside: int = 1, *, moment
     if inside > 1:
         calls.append(Call("dp", "reduce", 2 * gradient_bytes * (inside - 1) // inside))
     return Work(tuple(calls), gradient_bytes * (1 + momentum) + 8)
+
+
+def gossip_work(
+    gradient_bytes: int, dp: int, inside: int, messages: float, report: int, kept: int = 0
+) -> Work:
+    """What one rank sends in a mean step and keeps. messages: to other replicas, each of all weights. report: steps
+    from one mean over all replicas to the next, whose weights cross as they are."""
+    outer = max(1, dp // inside)
+    calls = [
+        Call("dp", "send", gradient_bytes, messages),
+        Call("dp", "reduce", 2 * gradient_bytes * (outer - 1) // outer, 1.0 / report),
+    ]
+    if inside > 1:
+        calls.append(Call("dp", "reduce", 2 * gradient_bytes * (inside - 1) // inside))
+    return Work(tuple(calls), kept)
