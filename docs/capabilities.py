@@ -386,6 +386,14 @@ TOGETHER = (
     ),
     reads(
         _G,
+        "Straggler mitigation",
+        f'{TRAIN} 12 --plan "dp=2 sync=every_step:balance=2" --train.micro_batch 2'
+        ' --chaos "slow:who=1:step=1:seconds=60"',
+        "`leaves` of the slow rank fall",
+        lambda ran: ran.metrics()[-1]["leaves"][1] <= 3 < 6 == ran.metrics()[0]["leaves"][1],
+    ),
+    reads(
+        _G,
         "Communication every k steps",
         f'{TRAIN} 8 --plan dp=2 --json && sleep 1 && {TRAIN} 8 --plan "dp=2 sync=period:4" --json',
         "bytes of eight steps fall to a quarter",

@@ -3,6 +3,8 @@
 job = unisono.init(plan="dp=2")                                      the user's own loop
 model, optimizer, data = job.prepare(model, optimizer, data)
 
+with unisono.scope(2) as job: ...                                    the same on replicas that the script starts itself
+
 def recipe() -> tuple[unisono.Recipe, unisono.Plan]: ...             a recipe in Python, for `unisono train`
 
 unisono.prove(model_function, "dp=2")                                is my model under it what it is on one device?
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from unisono.library import Job, init
     from unisono.library.gradient_check import check_gradients, gradients_of
     from unisono.library.prove import prove
+    from unisono.library.scope import scope
     from unisono.library.trainer import trainer
     from unisono.plan import Plan
     from unisono.spec.errors import UnisonoError
@@ -39,6 +42,7 @@ __all__ = [
     "gradients_of",
     "init",
     "prove",
+    "scope",
     "trainer",
 ]
 
@@ -50,6 +54,7 @@ _HOMES = {
     **dict.fromkeys(("Job", "init"), "unisono.library"),
     **dict.fromkeys(("check_gradients", "gradients_of"), "unisono.library.gradient_check"),
     "prove": "unisono.library.prove",
+    "scope": "unisono.library.scope",
     "trainer": "unisono.library.trainer",
     "Plan": "unisono.plan",
     "UnisonoError": "unisono.spec.errors",

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(60)
 
 SHAPES = (Size((40, 24)), Size((24,)), Size((3, 5, 20)))
 CHECKED = ("int8+crc", "int4+ef+crc", "sign+crc+ef", "qsgd:levels=1+crc", "topk:ratio=0.05,values=bf16+crc",
-           "topk:kind=chunked+crc+ef21", "threshold:every=2+crc", "cast:fp8+crc")  # fmt: skip
+           "topk:kind=chunked+crc+ef21", "threshold:every=2+crc", "cast:fp8+crc", "chunktopk+crc+ef")  # fmt: skip
 
 
 def summed(

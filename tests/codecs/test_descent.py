@@ -40,6 +40,7 @@ def descended(text: str, steps: int = 300) -> float:
         "powersgd:r=2+ef",
         "powersgd:r=2,start=5+ef",
         "ternary:clip=1+ef",
+        "chunktopk:chunk=64,top=6+ef",
     ],
 )
 def test_error_feedback_brings_it_to_the_plain_answer(text: str) -> None:

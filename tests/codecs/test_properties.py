@@ -16,6 +16,7 @@ SHAPES = [(7, 37), (1,), (3, 5, 17), (0, 4), (), (64, 9)]
 BLOCKS = ["int8", "int8:dense=0", "int4", "int4:dense=0", "qsgd", "qsgd:levels=7,dense=0", "qsgd:levels=1"]
 BLOCKS += ["sign", "sign:dense=0", "cast:bf16", "cast:fp16", "cast:fp8"]
 OTHERS = ["topk:ratio=0.1", "threshold:ratio=0.1", "randomk:ratio=0.1", "block:ratio=0.2", "powersgd:r=2"]
+OTHERS += ["chunktopk", "chunktopk:chunk=64,values=bf16"]
 WAYS = {"Sum": 2.0, "Deal": 1.0, "Gather": 0.0}  # times (d-1)/d of what is handed in; a gather: d-1 times
 
 pytestmark = pytest.mark.timeout(60)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.comm.members import Members, Shape, assign
+from unisono.comm.members import Members, Shape, assign, stretches_of
+from unisono.comm.tree import split
 
 shapes = st.builds(
     Shape, pp=st.integers(1, 3), dp=st.integers(1, 5), shard=st.integers(1, 4), tp=st.integers(1, 2)
@@ -58,6 +59,43 @@ def test_faster_replicas_get_no_less(replicas: int, each: int, data: st.DataObje
     last = max(range(replicas), key=done.__getitem__)
     if counts[last] > 1:  # nobody could take one from the last and be done sooner
         assert all((counts[i] + 1) / speeds[i] >= done[last] - 1e-9 for i in range(replicas) if i != last)
+
+
+def nodes_of(low: int, high: int) -> set[tuple[int, int]]:
+    """All branches of the tree over [low, high)."""
+    if high - low == 1:
+        return {(low, high)}
+    middle = low + split(high - low)
+    return {(low, high)} | nodes_of(low, middle) | nodes_of(middle, high)
+
+
+@given(st.integers(1, 6), st.integers(0, 4), st.integers(1, 3), st.data())
+def test_whole_branches_go_by_speed_too(replicas: int, power: int, shards: int, data: st.DataObject) -> None:
+    units = replicas << power
+    speeds = data.draw(st.lists(st.floats(0.1, 10), min_size=replicas, max_size=replicas))
+    stretches = stretches_of(units * shards, replicas, shards, speeds, branches=True)
+    branches = [(part.start // shards, part.stop // shards) for part in stretches]
+    assert set(branches) <= nodes_of(0, units) and len(set(branches)) == replicas
+    assert sorted(leaf for part in stretches for leaf in part) == list(range(units * shards))
+    sizes = [high - low for low, high in branches]
+    assert all(size & (size - 1) == 0 for size in sizes)
+    for i, j in itertools.permutations(range(replicas), 2):
+        assert speeds[i] <= speeds[j] or sizes[i] >= sizes[j], "the quicker has no less"
+    ends = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
+    assert ends <= (1 << power) / min(speeds) + 1e-9, "never later than with equal branches"
+
+
+def test_a_replica_five_times_as_slow_gets_half_a_share_of_whole_branches() -> None:
+    assert [len(part) for part in stretches_of(32, 4, 1, [1.0, 0.2, 1.0, 1.0], branches=True)] == [
+        16,
+        4,
+        8,
+        4,
+    ]
+    assert [len(part) for part in stretches_of(32, 4, 1, [1.0, 0.2, 1.0, 1.0])] == [10, 2, 10, 10]
+    for leaves, replicas in ((7, 2), (3, 4)):
+        with pytest.raises(ValueError, match="whole branches"):
+            stretches_of(leaves, replicas, 1, [1.0] * replicas, branches=True)
 
 
 def test_equal_members_get_equal_stretches_whatever_their_numbers() -> None:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.comm.tree import TreeSum, fold_, split, tree_sum
+from unisono.comm.tree import TreeSum, branch_sum, fold_, split, tree_sum
 
 
 def leaves_of(n, seed=0, size=5):
@@ -40,6 +40,20 @@ def test_ranks_with_aligned_blocks_compute_the_same_tree(power, ranks):
     leaves = leaves_of(block * ranks)
     partial = [tree_sum(leaves[r * block : (r + 1) * block]) for r in range(ranks)]
     assert torch.equal(tree_sum([p.clone() for p in partial]), tree_sum(leaves))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.randoms(use_true_random=False))
+def test_whoever_has_which_branches_the_whole_is_the_same(n, random):
+    leaves, cut = leaves_of(n), [(0, n)]
+    for _ in range(random.randrange(n)):
+        low, high = cut.pop(random.randrange(len(cut)))
+        middle = low + split(high - low) if high - low > 1 else high
+        cut += [(low, middle), (middle, high)] if middle < high else [(low, high)]
+    sums = {(low, high): tree_sum(leaves[low:high]) for low, high in cut}
+    before = {branch: x.clone() for branch, x in sums.items()}
+    assert torch.equal(branch_sum(sums, 0, n), tree_sum(leaves))
+    assert all(torch.equal(x, before[branch]) for branch, x in sums.items()), "branches stay"
 
 
 def test_a_tree_is_not_a_running_sum():

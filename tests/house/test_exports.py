@@ -17,6 +17,7 @@ EXPORTED = {
     "gradients_of",
     "init",
     "prove",
+    "scope",
     "trainer",
 }
 

@@ -192,7 +192,8 @@ def began(
         finally:
             for process in processes:
                 if process.returncode is None:
-                    os.killpg(process.pid, 9)
+                    with suppress(ProcessLookupError):  # it has ended, and nobody has asked it yet
+                        os.killpg(process.pid, 9)
                     process.wait(10)
             for pid in left_of(mark):
                 with suppress(ProcessLookupError):

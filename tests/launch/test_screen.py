@@ -116,6 +116,17 @@ def test_a_validation_is_shown_from_its_beginning(monkeypatch: pytest.MonkeyPatc
         assert not screen.board.doing
 
 
+def test_what_a_policy_says_of_its_replicas_stands_in_the_line_and_above_the_table() -> None:
+    board = Board(40)
+    board.hear(0, step(1, instruments={"staleness": 1.5, "idle_share": 0.25}), 0.0)
+    board.hear(0, step(2, instruments={"staleness": 2.0}), 1.0)
+    board.hear(0, step(3), 2.0)
+    assert "staleness 2   idle share 25 %" in board.line()
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table.draw(board, "demo"))
+    assert "staleness 2   idle share 25 %" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_large_worlds_are_cut_but_the_slow_rank_stays() -> None:
     board = Board(40)
     for rank in range(100):

@@ -53,7 +53,8 @@ def test_fewer_replicas_share_the_same_leaves() -> None:
     ("plan", "room", "ranks"),
     [
         ("dp=4", 3, 3),
-        ("dp=4 sync=canonical", 3, 2),
+        ("dp=4 sync=canonical", 3, 3),
+        ("dp=4 sync=every_step:speeds=2/1/1/1", 3, 3),
         ("dp=2 pp=2", 3, 2),
         ("dp=4", 9, 4),
         ("dp=2 shard=2", 2, 2),

@@ -1,6 +1,7 @@
 """Bars and curves stay inside their plots, whichever pen draws them, and nothing of them is lost."""
 
 import io
+import math
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,7 +15,17 @@ from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.report import html, picture, sheet
 from unisono.report.pens import PngPen, SvgPen
-from unisono.report.picture import PALETTE, Bar, BarChart, BarRow, ChartLine, LineChart, draw_bars, line_chart
+from unisono.report.picture import (
+    PALETTE,
+    Bar,
+    BarChart,
+    BarRow,
+    ChartAxis,
+    ChartLine,
+    LineChart,
+    draw_bars,
+    line_chart,
+)
 from unisono.report.placed import bars
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -105,6 +116,36 @@ def test_curves_stay_inside_their_plot(points: list[tuple[float, float]], zero: 
 
 def test_no_points_are_no_chart() -> None:
     assert line_chart("nothing", [ChartLine("a", [])]) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 9)), min_size=1, max_size=20))
+@example(points=[(0.0, 1.0), (1e-300, 1.0)])
+def test_by_powers_of_ten_what_is_above_0_stays_inside_and_the_rest_has_no_place(
+    points: list[tuple[float, float]],
+) -> None:
+    chart = line_chart("log", [ChartLine("a", points)], axis=ChartAxis("bytes", whole=False, log=True))
+    above = [x for x, _ in points if x > 0]
+    assert (chart is None) == (not above)
+    if chart is not None:
+        shares = [picture.share(math.log10(x), chart.x) for x in above]
+        shares += [picture.share(at, chart.x) for at, _ in chart.x_ticks]
+        assert all(-1e-9 <= at <= 1 + 1e-9 for at in shares)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(0.0, 1.0, ["1", "2", "5", "10"]), (-2.0, 2.0, ["0.01", "0.1", "1", "10", "100"]), (0.4, 0.6, [])],
+)
+def test_marks_of_powers_of_ten(low: float, high: float, said: list[str]) -> None:
+    assert [word for _, word in picture.log_ticks(low, high)] == said
+
+
+def test_an_axis_is_named_under_its_curves_and_in_their_readout() -> None:
+    drawn = html.curves(
+        line_chart("by time", [ChartLine("a", [(0.5, 1.0), (2.0, 0.5)])], axis=ChartAxis("s", whole=False))
+    )
+    assert '<div class="axis">s</div>' in drawn and "&quot;whole&quot;:false" in drawn and ">0.5<" in drawn
+    assert '<div class="axis">step</div>' in html.curves(line_chart("loss", [ChartLine("a", [(1.0, 1.0)])]))
 
 
 def test_a_chart_with_axes_of_its_own_keeps_them(tmp_path: Path) -> None:

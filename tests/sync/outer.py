@@ -90,7 +90,7 @@ def play(
             restore(run, begin)
         out = Trained()
         count = run.of_leaves // run.mesh.dp.size
-        for step in range(run.step, steps or recipe.train.steps):
+        while (step := run.step) < (steps or recipe.train.steps):
             if step == save_at and folder is not None:
                 save_now(run, folder, rank, ranks)
             leaves = run.leaves
@@ -103,6 +103,8 @@ def play(
             out.weights.append({slot.name: slot.master.detach().clone() for slot in slots})
             out.metrics.append(dict(run.sync.metrics()))
             watch(run, step)
+            if out.reports[-1].bad:
+                break
         out.center = {name: x.detach().clone() for name, x in run.sync.center().items()}
         out.state = {name: x.detach().clone() for name, x in run.sync.state().items()}
         return out

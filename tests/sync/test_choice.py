@@ -216,6 +216,7 @@ def test_replicas_that_see_each_others_memory_send_plain_without_measuring(monke
     class Site:
         private = shares = sliced = False
         settled, kept, cap = "", None, 0
+        equal, replicas, keeps_weights = True, None, True
         dp = Near()
 
     Near.near = lambda self, device: True  # type: ignore[attr-defined]

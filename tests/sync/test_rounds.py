@@ -197,7 +197,7 @@ def test_a_request_to_stop_is_heard_at_the_next_meeting(source) -> None:
 
 
 def test_evaluation_is_of_the_outer_weights(source) -> None:
-    from unisono.train.step.meeting import central_weights
+    from unisono.train.step.evaluate import central_weights
 
     seen = {}
 

@@ -400,6 +400,11 @@ COMMANDS = [
     command("new no/where.toml", "C03", "cannot be written", "unisono new", "another folder"),
     command("new", "C04", "required", "unisono new", "--help"),
     command("report", "C04", "RUN", "unisono report", "--help"),
+    command("compare", "C04", "RUN", "unisono compare", "--help"),
+    command("compare runs/tiny/a", "C04", "one run alone", "unisono compare", "RUN RUN", files=RUN),
+    command("compare runs/tiny/a runs/tiny", "C04", "the same run", "unisono compare", "RUN RUN", files=RUN),
+    command("compare runs/tiny/a gone", "C03", "no such run folder", "gone", "runs/NAME/ID", files=RUN),
+    command("compare a b --out c.pdf", "C04", "pages are .html", "--out", "--out FILE.html"),
     command("sample runs/tiny/a --tokens x", "C04", "invalid int", "unisono sample", "--help", files=RUN),
     command("export runs/tiny/a --to cloud", "C04", "invalid choice", "unisono export", "--help", files=RUN),
 ]  # fmt: skip

@@ -25,6 +25,7 @@ CODECS = (
     "block:ratio=0.2+ef",
     "block:ratio=0.2,kind=rows+ef",
     "powersgd:r=4+ef",
+    "chunktopk+ef:beta=0.95",
 )
 INSIDE = ("", "tp=2", "pp=2", "shard=2", "shard=2 zero=1", "cp=2", "tp=2 pp=2")
 

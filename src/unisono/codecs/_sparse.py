@@ -23,6 +23,16 @@ def largest(x: Tensor, kept: int) -> Tensor:
     return x.abs().topk(kept, sorted=False).indices.sort().values
 
 
+def chunked(x: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(places in x of their first elements [rows, 1], chunks [rows, length]) of all whole chunks of x [n], so many at a
+    time that they stay in the CPU's cache; then what remains, as one shorter row. Views."""
+    whole, rows = x.numel() // length * length, max(1, PIECE // length)
+    begins = torch.arange(0, whole, length, device=x.device).unsqueeze(1)
+    yield from zip(begins.split(rows), x[:whole].view(-1, length).split(rows), strict=True)
+    if whole < x.numel():
+        yield begins.new_full((1, 1), whole), x[whole:].unsqueeze(0)
+
+
 def threshold(x: Tensor, kept: float, chance: float = 0.0) -> Tensor:
     """A magnitude that about `kept` elements of x [n] exceed, told from a sample of a 32nd of them or less: no dims.
     chance: standard deviations by which more may exceed it, so that hardly ever fewer do."""

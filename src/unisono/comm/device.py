@@ -185,6 +185,21 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def mark(device: torch.device) -> Any:
+    """A moment of what this thread has asked of a GPU; None of a device that is only imagined."""
+    if device.type != GPU:
+        return None
+    return torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True))
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Seconds from one moment of a GPU to a later one, which is waited for; 0 on a device that is only imagined."""
+    if begin is None or end is None:
+        return 0.0
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
 def spins() -> bool:
     """Whether this process waits for a device of its own, and so never stands quite still."""
     return torch.cuda.is_initialized()

@@ -6,7 +6,10 @@ change between two steps. Places on the mesh are counted 0, 1, ...; which rank s
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
+
+from unisono.comm.branches import branches_by_speed
 
 AXES = ("pp", "dp", "shard", "cp", "tp")
 
@@ -87,23 +90,48 @@ def ordered(shape: Shape, order: Iterable[str]) -> Members:
     return Members(0, tuple(rank(place) for place in range(shape.world)))
 
 
-def assign(leaves: int, shape: Shape, members: Members, speeds: Sequence[float] | None = None) -> Assignment:
-    """Deal the leaves of a step to members: to each replica a stretch of them, which its shards share out in turn.
+def assign(
+    leaves: int,
+    shape: Shape,
+    members: Members,
+    speeds: Sequence[float] | None = None,
+    branches: bool = False,
+) -> Assignment:
+    """Assign the leaves of a step to members: to each replica a stretch of them, which its shards take in turn.
 
     So the sum over the shards of one micro-batch, then over micro-batches, then over replicas, is one tree. speeds: of
-    each replica, to which its number of leaves is proportional; all alike if None. Raises ValueError where the leaves
-    cannot be dealt.
+    each replica, to which its number of leaves is proportional; all alike if None. branches: each replica's stretch is
+    a whole branch of the tree over the micro-batches, with 2^k of them. Raises ValueError where the leaves cannot be
+    assigned.
     """
     if len(members.ranks) != shape.world:
         raise ValueError(f"{len(members.ranks)} members do not fill a mesh of {shape.world}")
-    ends = [0]
-    for size in _sizes(leaves, shape.dp, shape.shard, speeds):
-        ends.append(ends[-1] + size)
+    stretches = stretches_of(leaves, shape.dp, shape.shard, speeds, branches)
     out: dict[int, range] = {}
     for place, rank in enumerate(members.ranks):
         at = shape.coordinates(place)
-        out[rank] = range(ends[at["dp"]] + at["shard"], ends[at["dp"] + 1], shape.shard)
+        stretch = stretches[at["dp"]]
+        out[rank] = range(stretch.start + at["shard"], stretch.stop, shape.shard)
     return out
+
+
+def stretches_of(
+    leaves: int, replicas: int, shards: int, speeds: Sequence[float] | None = None, branches: bool = False
+) -> list[range]:
+    """The leaves of each replica, as `assign` assigns them: stretches_of(8, 2, 1, [3.0, 1.0]) is [range(6),
+    range(6, 8)]."""
+    if branches and speeds is not None:
+        _check_speeds(replicas, speeds)
+        units, rest = divmod(leaves, shards)
+        cut = [] if rest else branches_by_speed(units, speeds)
+        if not cut:
+            what = f"{leaves} leaves cannot be distributed over {replicas} replicas of {shards} shards"
+            raise ValueError(f"{what} as whole branches")
+        return [range(low * shards, high * shards) for low, high in cut]
+    ends = [0]
+    for size in _sizes(leaves, replicas, shards, speeds):
+        ends.append(ends[-1] + size)
+    return [range(low, high) for low, high in pairwise(ends)]
 
 
 def _sizes(leaves: int, replicas: int, unit: int, speeds: Sequence[float] | None) -> list[int]:
@@ -113,10 +141,14 @@ def _sizes(leaves: int, replicas: int, unit: int, speeds: Sequence[float] | None
         raise ValueError(f"{leaves} leaves cannot be distributed over {replicas} replicas of {unit} shards")
     if speeds is None:
         return [leaves // replicas] * replicas
-    if len(speeds) != replicas or min(speeds) <= 0:
-        raise ValueError(f"{replicas} replicas need as many speeds above 0, not {list(speeds)}")
+    _check_speeds(replicas, speeds)
     counts = [1] * replicas
     for _ in range(units - replicas):  # each to whoever is done with it first
         first = min(range(replicas), key=lambda i: ((counts[i] + 1) / speeds[i], i))
         counts[first] += 1
     return [count * unit for count in counts]
+
+
+def _check_speeds(replicas: int, speeds: Sequence[float]) -> None:
+    if len(speeds) != replicas or min(speeds) <= 0:
+        raise ValueError(f"{replicas} replicas need as many speeds above 0, not {list(speeds)}")

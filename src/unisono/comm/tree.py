@@ -5,7 +5,7 @@ their count. Every aligned block of 2^k leaves is a node, so ranks that hold suc
 combine is the same tree again. Floating-point addition is commutative to the bit, so only the pairing matters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +24,16 @@ def tree_sum(parts: "Sequence[Tensor]") -> "Tensor":
     k = split(len(parts))
     left, right = tree_sum(parts[:k]), tree_sum(parts[k:])
     return left.add_(right) if k > 1 else left + right
+
+
+def branch_sum(branches: "Mapping[tuple[int, int], Tensor]", low: int, high: int) -> "Tensor":
+    """The sum of the leaves [low, high) along the tree. branches: sums of whole branches, by their leaves, which
+    together are all of it. A new tensor unless it is a branch itself. Branches stay."""
+    if (low, high) in branches:
+        return branches[low, high]
+    middle = low + split(high - low)
+    left, right = branch_sum(branches, low, middle), branch_sum(branches, middle, high)
+    return left + right if (low, middle) in branches else left.add_(right)
 
 
 def fold_(x: "Tensor") -> "Tensor":

@@ -206,6 +206,10 @@ class LaunchConfig(BaseModel):
     ranks: Count | None = Field(
         default=None, description="processes; as many as the plan has ranks when absent"
     )
+    servers: Count | None = Field(
+        default=None,
+        description="parameter servers, for sync=ssp, async and quorum: as many replicas carry one each; absent: 1",
+    )
     threads_per_rank: Count | None = Field(
         default=None,
         description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.spec.words import count, seconds
+from unisono.spec.words import count, instrument, seconds
 
 COMPUTE = ("forward", "backward", "optim")
 BARS = "▁▂▃▄▅▆▇█"
@@ -43,6 +43,7 @@ class Board:
     saved: str = ""
     doing: str = ""  # beside steps, while that takes its time: `validating, 20 batches`
     losses: list[float] = field(default_factory=list)
+    instruments: dict[str, float] = field(default_factory=dict)  # the latest of each, by its key
     _first: tuple[int, float] | None = None
     _last: tuple[int, float] = (0, 0.0)
 
@@ -82,6 +83,7 @@ class Board:
         self.step, self.per_second = event["step"], event.get("tokens_per_s", 0.0)
         self._first = self._first or (self.step, now)
         self._last = (self.step, now)
+        self.instruments |= event.get("instruments", {})
         loss = event.get("loss")
         if loss is not None:
             self.loss = loss
@@ -110,6 +112,7 @@ class Board:
             words.append(f"loss {self.loss:.4f}")
         if self.val_loss is not None:
             words.append(f"validation {self.val_loss:.4f}")
+        words += [instrument(key, value) for key, value in self.instruments.items()]
         if self.per_second:
             words.append(f"{count(self.per_second)} {self.unit}/s")
         left = self.seconds_left()

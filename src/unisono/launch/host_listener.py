@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from unisono.launch import link, wire
 from unisono.launch.link import HostLink, Refused
@@ -56,12 +56,13 @@ class HostListener:
     _selector: selectors.EpollSelector = field(default_factory=selectors.EpollSelector)
 
     @classmethod
-    def at(cls, address: str, private: bool = False, gone: float = GONE) -> "HostListener":
-        """On a free port of an address of this host. private: over TLS. Raises OSError, UsageError U-L12."""
+    def at(cls, address: str, private: bool = False, gone: float = GONE, token: str = "") -> Self:
+        """On a free port of an address of this host. private: over TLS. token: a new one if empty. Raises OSError,
+        UsageError U-L12."""
         tls, known = certificate() if private else (None, "")
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address, 0), family=family, backlog=MOST_PENDING)
-        return cls(secrets.token_hex(32), address, listener, tls=tls, certificate=known, gone=gone)
+        return cls(token or secrets.token_hex(32), address, listener, tls=tls, certificate=known, gone=gone)
 
     def __post_init__(self) -> None:
         self.listener.setblocking(False)
@@ -93,9 +94,9 @@ class HostListener:
     def fileno(self) -> int:
         return self._selector.fileno()
 
-    def turn(self) -> list[RemoteHost]:
+    def turn(self) -> list[Any]:
         """Listen to who has called, without waiting; hosts that have proven themselves."""
-        joined = list[RemoteHost]()
+        joined = list[Any]()
         for key, _ in self._selector.select(0):
             if key.fileobj is self.listener:
                 self._open()
@@ -156,8 +157,8 @@ class HostListener:
         pending.greeted = True
         pending.sock.send(wire.frame(wire.dumps(pending.challenge)))
 
-    def _heard(self, pending: _Pending) -> RemoteHost | None:
-        """The host, once it has proven itself. Raises Refused, OSError."""
+    def _heard(self, pending: _Pending) -> Any:
+        """The host, None until it has proven itself. Raises Refused, OSError."""
         try:
             if isinstance(pending.sock, ssl.SSLSocket) and not pending.greeted:
                 pending.sock.do_handshake()
@@ -182,8 +183,12 @@ class HostListener:
         host_link = HostLink.between(
             pending.sock, self.token, pending.challenge["nonce"], answered["nonce"], is_caller=False
         )
+        return self._member(facts, host_link, pending.address)
+
+    def _member(self, facts: dict[str, Any], host_link: HostLink, address: str) -> Any:
+        """What joins over a link that is proven, by what it says of itself. Raises Refused."""
         room, cores = _count(facts.get("room")), _count(facts.get("cores"))
-        return RemoteHost(str(facts.get("name"))[:100], room, cores, host_link, pending.address, self.gone)
+        return RemoteHost(str(facts.get("name"))[:100], room, cores, host_link, address, self.gone)
 
     @contextlib.contextmanager
     def _or_refused(self, pending: _Pending) -> Iterator[None]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.launch.board import Board, sparkline
-from unisono.spec.words import count, mebibytes, seconds
+from unisono.spec.words import count, instrument, mebibytes, seconds
 
 AWAITED_NOTE = "<- others wait"
 MOST_ROWS = 32
@@ -47,6 +47,8 @@ def _loss(board: Board) -> Text:
     text.append(f" {board.loss:.3f}", style="bold")
     if board.val_loss is not None:
         text.append(f"   validation {board.val_loss:.3f}")
+    for key, value in board.instruments.items():
+        text.append(f"   {instrument(key, value)}")
     if board.doing:
         text.append(f"   {board.doing} ...")
     if board.saved:

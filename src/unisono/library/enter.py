@@ -23,6 +23,7 @@ from unisono.launch.env import Started, idle_here, place_here
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank import under
 from unisono.launch.rank.calls import Ledger
+from unisono.launch.run.membership import Role
 from unisono.library import proven
 from unisono.library.explain import explained
 from unisono.library.job import Job
@@ -69,6 +70,11 @@ class ScriptStage:
 _STAGE: ContextVar[ScriptStage] = ContextVar("who plays this script")
 
 
+def is_staged() -> bool:
+    """Whether somebody plays this script in its user's place."""
+    return _STAGE.get(None) is not None
+
+
 @contextmanager
 def staged(on: ScriptStage) -> Iterator[None]:
     """Have `init` use this stage inside."""
@@ -109,6 +115,13 @@ def init(
         if problems:
             raise ConfigProblems(list({p.where: p for p in problems}.values()))
         place = None if context is not None or dist.is_initialized() else place_here()
+        if place is not None and place.role is not Role.TRAINER:
+            raise UsageError(
+                f"this process is {place.name} of the cluster, a {place.role}, and trains nothing",
+                where=f"process environment: {place.source}",
+                fix="rpc.init() and rpc.shutdown() serve calls; unisono train does what the task is for",
+                code="J09",
+            )
         alone = context is None and place is None and not dist.is_initialized()
         for idle in idle_here() if alone else ():
             tell(f"note  {idle}")

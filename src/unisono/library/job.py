@@ -333,9 +333,9 @@ class Job:
         """
         return self._place.load(Path(folder))
 
-    def knows(self, model: nn.Module) -> bool:
-        """Whether a model is prepared."""
-        return any(prepared.model is model for prepared in self._prepared)
+    def knows(self, thing: nn.Module | Optimizer) -> bool:
+        """Whether a model or an optimiser is prepared."""
+        return any(thing is known for p in self._prepared for known in (p.model, *p.optimizers))
 
     @explained()
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class Lap(NamedTuple):
     ledger: dict[Payload, int]
 
 
-class _Open:
+class OpenSpan:
     """An open span; a class with slots because contextlib's generators cost three times as much."""
 
     __slots__ = ("inner_ns", "kind", "outer", "recorder", "start_ns", "tags")
@@ -83,7 +83,7 @@ class Recorder:
         # A process that is put aside between two readings makes it too early, never too late.
         self.epoch_ns = max(time.time_ns() - clock() for _ in range(5))
         self._clock = clock
-        self._open: _Open | None = None
+        self._open: OpenSpan | None = None
         self._lock = threading.Lock()
         self._ns: dict[str, int] = {}
         self._bytes: dict[Payload, int] = {}
@@ -91,9 +91,9 @@ class Recorder:
         self._lap_ns: dict[str, int] = {}
         self._lap_bytes: dict[Payload, int] = {}
 
-    def span(self, kind: str, **tags: Any) -> _Open:
+    def span(self, kind: str, **tags: Any) -> OpenSpan:
         """Context manager: the time inside belongs to `kind`, less what nested spans take."""
-        return _Open(self, kind, tags)
+        return OpenSpan(self, kind, tags)
 
     def add(self, kind: str, start_ns: int, stop_ns: int, **tags: Any) -> None:
         """A span measured elsewhere; with `exposed=False` it ran beside the others and is taken from none."""
@@ -104,6 +104,10 @@ class Recorder:
         key = Payload(axis, op, algorithm, self.codec)
         with self._lock:
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
+
+    def now_ns(self) -> int:
+        """Nanoseconds of this recorder's clock."""
+        return self._clock()
 
     def totals(self) -> dict[str, float]:
         """Seconds so far per part of PARTS (communication as `comm_exposed` and `comm_hidden`)."""
@@ -135,7 +139,13 @@ class Recorder:
         return kept
 
     def _close(
-        self, kind: str, start_ns: int, stop_ns: int, inner_ns: int, outer: _Open | None, tags: dict[str, Any]
+        self,
+        kind: str,
+        start_ns: int,
+        stop_ns: int,
+        inner_ns: int,
+        outer: OpenSpan | None,
+        tags: dict[str, Any],
     ) -> None:
         part = kind
         exposed = tags.get("exposed", True)

@@ -61,8 +61,9 @@ def check(plan: PlanFields, recipe: RecipeLike | None, cluster: Devices | None) 
         problems += [
             *ranges_on(plan, model), *put_away(plan, recipe), *again(plan, model), *_world(plan, recipe),
             *_precision(plan, recipe), *_encoded(plan, train), *_tensor(plan, model), *_context(plan, model),
-            *_virtual(plan, model), *_experts(plan, model), *kept_whole(plan, model), *chunked(plan, model),
-            *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train), *_stages(plan, model),
+            *_servers(plan, recipe), *_virtual(plan, model), *_experts(plan, model), *kept_whole(plan, model),
+            *chunked(plan, model), *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train),
+            *_stages(plan, model),
         ]  # fmt: skip
         if plan.dp != -1:
             batch, wrong = batch_of(plan, train)
@@ -133,6 +134,20 @@ def _world(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
         if ranks % plan.inner == 0:
             fix = f"dp={ranks // plan.inner} (or dp=-1), or --launch.ranks {plan.world}"
         yield Problem("P14", what, "plan, launch.ranks", fix)
+
+
+def _servers(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
+    servers, policy = getattr(recipe.launch, "servers", None), named("sync", plan.sync)
+    if (
+        servers is None or policy is None or plan.dp == 1
+    ):  # one device is compared with, and has the same recipe
+        return
+    if not policy.served:
+        what = f"launch.servers={servers}: sync={plan.sync} has no parameter servers"
+        yield Problem("P16", what, "plan.sync, launch.servers", "sync=ssp:s=4, or leave launch.servers out")
+    elif plan.dp != -1 and servers > plan.dp:
+        what = f"launch.servers={servers}: a replica carries one server at most, and there are {plan.dp}"
+        yield Problem("P16", what, "plan.dp, launch.servers", f"--launch.servers {plan.dp}, or more replicas")
 
 
 def _precision(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:

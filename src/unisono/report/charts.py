@@ -39,7 +39,7 @@ def loss(run: RunRecord) -> LineChart | None:
     points = points_of(run.steps, "loss")
     lines = [ChartLine("training", points)]
     if len(points) > 100:
-        smoothed = picture.smooth(points, max(10, len(points) // 50))
+        smoothed = picture.smooth_if_many(points)
         lines = [ChartLine("training, each step", points, "pale", 1.0), ChartLine("smoothed", smoothed)]
     validation = ChartLine("validation", run.validation, "accent_b", 2.5, dots=True)
     return picture.line_chart("Loss, by step", [*lines, validation])

@@ -70,6 +70,16 @@ class RunRecord:
         return [record for record in self.steps if record["step"] >= first] or self.steps
 
     @property
+    def speed(self) -> float | None:
+        """Tokens or samples per second since the run was last started or resumed, without the first step; None where
+        nothing is known. The mean over time: steps have the same number of tokens, so their seconds are averaged."""
+        speeds = [
+            r["tokens_per_s"] for r in self.recent[1:] or self.recent if is_number(r.get("tokens_per_s"))
+        ]
+        taken = [1 / speed for speed in speeds if speed]
+        return len(taken) / sum(taken) if taken else None
+
+    @property
     def validation(self) -> list[tuple[float, float]]:
         """(step, loss) of every validation; from the metrics and from the summary's `val`."""
         values = self.summary.get("val")

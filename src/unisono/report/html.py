@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
@@ -98,8 +99,12 @@ def curves(chart: LineChart) -> str:
     ]
     data = {
         "x": chart.x,
+        "axis": asdict(chart.axis),
         "lines": [
-            {"name": line.name, "points": [[round(x, 2), float(f"{y:.5g}")] for x, y in thin(line.points)]}
+            {
+                "name": line.name,
+                "points": [[float(f"{x:.7g}"), float(f"{y:.5g}")] for x, y in thin(line.points)],
+            }
             for line in chart.lines
         ],
     }
@@ -108,7 +113,7 @@ def curves(chart: LineChart) -> str:
         f'<div class="plot" data-chart="{escape(json.dumps(data, separators=(",", ":")))}">'
         f'<svg viewBox="0 0 1000 300" preserveAspectRatio="none" role="img" aria-label="{escape(chart.title)}">'
         f"{''.join(pen.parts)}</svg>{''.join(marks)}<div class='cursor'></div></div>"
-        f'<div class="axis">step</div></figure>'
+        f'<div class="axis">{escape(chart.axis.name)}</div></figure>'
     )
 
 

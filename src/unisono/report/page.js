@@ -20,7 +20,7 @@ document.addEventListener('pointermove',show);
 document.addEventListener('pointerdown',show);
 addEventListener('scroll',()=>{tip.style.display='none';},{passive:true});
 for(const plot of document.querySelectorAll('.plot')){
-  const data=JSON.parse(plot.dataset.chart),out=plot.parentNode.querySelector('output');
+  const data=JSON.parse(plot.dataset.chart),axis=data.axis,out=plot.parentNode.querySelector('output');
   const cursor=plot.querySelector('.cursor');
   const read=event=>{
     const box=plot.getBoundingClientRect(),[first,last]=data.x;
@@ -33,7 +33,8 @@ for(const plot of document.querySelectorAll('.plot')){
       said.push(line.name+' '+best[1]);
     }
     cursor.style.left=100*(step-first)/(last-first)+'%';cursor.style.display='block';
-    out.textContent='step '+Math.round(step)+': '+said.join(', ');
+    const x=axis.log?10**step:step;
+    out.textContent=axis.name+' '+(axis.whole?Math.round(x):+x.toPrecision(4))+': '+said.join(', ');
   };
   plot.addEventListener('pointermove',read);plot.addEventListener('pointerdown',read);
   plot.addEventListener('pointerleave',()=>{cursor.style.display='none';out.textContent='';});

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, membership, sections, sheet
+from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.spec import words
@@ -49,6 +49,7 @@ def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
     rows = [
         [charts.loss(run), charts.speed(run)],
         [membership.chart(run)],
+        *instruments.sheet_rows(run),
         [charts.times(analyse.grouped(facts.shares, charts.TIMELINE_ROWS))] if facts.shares else [],
         [expected.chart(both)] if both else [],
         [charts.timeline(run)],
@@ -67,6 +68,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _missing(run),
         _curves(run),
         membership.section(run),
+        instruments.section(run),
         sections.experts(run),
         _times(facts),
         expected.section(run, facts.shares),
@@ -84,13 +86,11 @@ def page(run: RunRecord, facts: Analysis) -> str:
 
 def _tiles(run: RunRecord, facts: Analysis) -> str:
     last, shares, validated = run.steps[-1] if run.steps else {}, facts.shares, run.validation
-    speeds = [speed for _, speed in charts.points_of(run.recent[1:] or run.recent, "tokens_per_s")]
     tiles = [("loss", words.number(last.get("loss")), "last step")]
     if validated:
         tiles.append(("validation loss", words.number(validated[-1][1]), ""))
-    if speeds:
-        # The mean over time: steps have the same number of tokens, so their seconds are what to average.
-        tiles.append((f"{run.unit}/s", words.count(len(speeds) / sum(1 / s for s in speeds if s)), "mean"))
+    if run.speed:
+        tiles.append((f"{run.unit}/s", words.count(run.speed), "mean"))
     if shares:
         tiles.append(("time per step", words.seconds(sum(s.wall for s in shares) / len(shares)), "mean"))
     if run.steps:

@@ -4,7 +4,7 @@ import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from unisono.spec import words
@@ -25,6 +25,19 @@ _PHONE = 5.5  # times as much on a phone, whose page hides what does not fit the
 
 Point = tuple[float, float]
 Tick = tuple[float, str]  # a position on an axis, and the words there
+
+
+@dataclass(frozen=True, slots=True)
+class ChartAxis:
+    """What the x of curves counts. whole: its marks are whole numbers. log: it goes by powers of ten; positions are
+    logarithms, and points at 0 have no place."""
+
+    name: str = "step"
+    whole: bool = True
+    log: bool = False
+
+
+STEPS = ChartAxis()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,7 @@ class LineChart:
     y: Point
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
+    axis: ChartAxis = STEPS
 
     @property
     def legend(self) -> Mapping[str, str]:
@@ -167,8 +181,14 @@ def draw_lines(
             pen.box(x - 3.5, y - 3.5, 7, 7, line.colour)
 
 
-def line_chart(title: str, lines: Sequence[ChartLine], *, zero: bool = False) -> LineChart | None:
-    """A chart of curves over whole numbers, its axes chosen to fit; None without any point."""
+def line_chart(
+    title: str, lines: Sequence[ChartLine], *, zero: bool = False, axis: ChartAxis = STEPS
+) -> LineChart | None:
+    """A chart of curves, its axes chosen to fit; None without any point."""
+    if axis.log:
+        lines = [
+            replace(line, points=[(math.log10(x), y) for x, y in line.points if x > 0]) for line in lines
+        ]
     lines = [line for line in lines if line.points]
     if not lines:
         return None
@@ -177,15 +197,19 @@ def line_chart(title: str, lines: Sequence[ChartLine], *, zero: bool = False) ->
     x0, x1, low, high = min(xs), max(xs), (0.0 if zero else min(ys)), max(ys)
     margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
     x1, low, high = (x1 if x1 > x0 else x0 + 1), (0.0 if zero else low - margin), high + margin
-    x_ticks = [(t, words.count(t)) for t in ticks(x0, x1) if t == int(t)] or [(x0, words.count(x0))]
+    if axis.log:
+        x_ticks = log_ticks(x0, x1)
+    else:
+        marks = [t for t in ticks(x0, x1) if not axis.whole or t == int(t)] or [x0]
+        x_ticks = [(t, words.count(t)) for t in marks]
     y_ticks = [(t, words.count(t) if abs(t) >= 1000 else f"{t:.4g}") for t in ticks(low, high)]
-    return LineChart(title, lines, (x0, x1), (low, high), x_ticks, y_ticks)
+    return LineChart(title, lines, (x0, x1), (low, high), x_ticks, y_ticks, axis)
 
 
-def sized(title: str, sizes: Sequence[tuple[str, float, str]]) -> BarChart:
+def sized(title: str, sizes: Sequence[tuple[str, float, str]], colour: str = "accent") -> BarChart:
     """A bar for each (name, size, size in words)."""
     rows = [BarRow(name, value=said) for name, _, said in sizes]
-    bars = [Bar(row, 0.0, size, "accent") for row, (_, size, _) in enumerate(sizes)]
+    bars = [Bar(row, 0.0, size, colour) for row, (_, size, _) in enumerate(sizes)]
     return BarChart(title, rows, bars, max((size for _, size, _ in sizes), default=0.0) or 1.0)
 
 
@@ -231,6 +255,19 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
         low, high = i - reach, i + reach + 1
         out.append((x, (sums[high] - sums[low]) / (high - low)))
     return out
+
+
+def smooth_if_many(points: Sequence[Point]) -> list[Point]:
+    """Of more than 100 points means over a fiftieth of them, and over 10 at least; fewer as they are."""
+    return smooth(points, max(10, len(points) // 50)) if len(points) > 100 else list(points)
+
+
+def log_ticks(low: float, high: float) -> list[Tick]:
+    """Powers of ten from `low` to `high`, which are logarithms; also 2 and 5 of each where these are few."""
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    wanted = (1, 2, 5) if high - low < 2 else (1,)
+    marks = [(d + math.log10(m), m, d) for d in decades for m in wanted]
+    return [(at, words.count(m * 10.0**d)) for at, m, d in marks if low <= at <= high]
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:

@@ -33,9 +33,8 @@ def experts(run: RunRecord) -> str:
 
 def _busiest(records: Sequence[tuple[float, Record]]) -> LineChart | None:
     points = [(step, float(max(router["busiest"]))) for step, router in records]
-    many = len(points) > 100
-    smooth = picture.smooth(points, max(10, len(points) // 50)) if many else points
-    return picture.line_chart("Tokens of the busiest expert over the mean, by step", [ChartLine("", smooth)])
+    lines = [ChartLine("", picture.smooth_if_many(points))]
+    return picture.line_chart("Tokens of the busiest expert over the mean, by step", lines)
 
 
 def _router(record: Record) -> Record:

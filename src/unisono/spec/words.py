@@ -19,6 +19,15 @@ PART_NAMES = {
 }
 
 
+# What a policy may say of its replicas in a step's line of metrics, by its key there.
+INSTRUMENTS = {
+    "staleness": "staleness",
+    "consensus": "consensus distance",
+    "effective_batch": "effective batch",
+    "idle_share": "idle share",
+}
+
+
 # What the ranks of an axis send each other in a step, and how: `KIND, how (axis)`.
 _SENT = {
     "dp.all_reduce": "gradients",
@@ -100,6 +109,11 @@ def number(value: Any, digits: int = 4) -> str:
 def is_number(value: Any) -> bool:
     """A figure, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def instrument(key: str, value: float) -> str:
+    """`staleness 1.5`, `idle share 12 %`. key: of `INSTRUMENTS`."""
+    return f"{INSTRUMENTS[key]} {percent(value) if key == 'idle_share' else f'{value:.3g}'}"
 
 
 def listed(items: Sequence[object], most: int = 6) -> str:

@@ -6,6 +6,7 @@ live part, a `Sync`, when ranks are there.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from unisono.comm.bucket import Bucket
     from unisono.comm.group import Group
     from unisono.sync._kept import CodecState
-    from unisono.sync._outer import OuterSync, Site
 
 
 class Verdict(Enum):
@@ -39,12 +39,14 @@ class Policy(Member, ABC):
     fidelity: how close training under it comes to one device. leafwise: it needs the gradient of each micro-batch by
     itself, to add them up in an order that no layout changes. equal: replicas hold equal weights after every step, so
     that copies can be compared and one replica's checkpoint is everybody's. alone: it means something with dp=1.
+    served: weights lie with parameter servers, of which `[launch] servers` says how many.
     """
 
     fidelity: ClassVar[Fidelity]
     leafwise: ClassVar[bool] = False
     equal: ClassVar[bool] = True
     alone: ClassVar[bool] = False
+    served: ClassVar[bool] = False
 
     @property
     def rhythm(self) -> int:
@@ -55,6 +57,21 @@ class Policy(Member, ABC):
     def steady(self, text: str) -> str:
         """text: this policy as the plan says it. The same where nothing follows what is measured on the way, so that
         two runs do the same."""
+        return text
+
+    @property
+    def look_every(self) -> int:
+        """Steps from one look at the replicas' speeds, by which leaves are assigned to them, to the next; 0: none."""
+        return 0
+
+    @property
+    def replica_speeds(self) -> tuple[float, ...]:
+        """Of each replica, by which leaves are assigned to them at the start; () where all are alike."""
+        return ()
+
+    def among(self, text: str, replicas: int) -> str:
+        """text: this policy as the plan says it. The same for another number of replicas, without what it says of each
+        one."""
         return text
 
     @property
@@ -82,7 +99,8 @@ class Sync(ABC):
     a bucket between hosts has at most, 0 where that is not the policy's affair. sliced: buckets are as small on one
     host, and do not lie in memory that all see. overlaps: the next forward may begin
     before the update is made. settled: what was measured, as the plan's `sync` would say it. equal: see `Policy`.
-    replicas: those that have weights of their own, None where all are equal."""
+    replicas: those that have weights of their own, None where all are equal. keeps_weights: whether a replica's weights
+    and optimiser state between steps are a part of the run; else they lie elsewhere until `center` fetches them."""
 
     dp: "Group"
     kept: "CodecState | None" = None
@@ -94,9 +112,14 @@ class Sync(ABC):
     settled: str = ""
     equal: bool = True
     replicas: "Group | None" = None
+    keeps_weights: bool = True
 
     def among(self, world: "Group") -> None:
         """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
+        return None
+
+    def assigned(self, stretches: "Sequence[range]", shards: int) -> None:
+        """Between two steps: the leaves that each replica computes from now on, which its `shards` take in turn."""
         return None
 
     def weigh(self, count: float) -> float:
@@ -124,6 +147,15 @@ class Sync(ABC):
     def before_step(self, step: int) -> None:
         """Before the batch of step `step` (from 0) is computed: what this replica fetches from others."""
         return None
+
+    def deliver(self, step: int, norm: float, stop: bool) -> None:
+        """After the backward of step `step`: gradients are whole in this replica, as they are for an update. norm: of
+        its whole gradient. stop: whether a rank of it was asked to. For what is given to others that update."""
+        return None
+
+    def next_step(self, step: int) -> int:
+        """The step that this replica makes after `step`: later ones than `step + 1` where others have gone on."""
+        return step + 1
 
     def meets(self, step: int) -> bool:
         """Whether anything at all crosses `dp` in step `step`; the same on all replicas. In a step in which nothing
@@ -183,14 +215,30 @@ class Sync(ABC):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A case in which an outer policy computes what another one computes, by which it is proven: under `sync` replicas
+    get the weights that they get under `equals`, up to rounding. Where replicas are `alike`, both of them have the same
+    samples, and `equals` is played by one replica. replicas: under `sync`."""
+
+    sync: str
+    equals: str
+    alike: bool = False
+    replicas: int = 2
+
+
 class OuterPolicy(Policy, ABC):
     """A policy under which replicas have weights and optimiser states of their own, and come together between steps.
 
     To the rest of a step, a replica with its `inside - 1` neighbours is a run by itself: lock-step inside, and nothing
-    crosses `dp` but what the live `sync._outer.OuterSync` sends.
+    crosses `dp` but what the live `sync._outer.OuterSync` sends. identities: by which it is proven; one without any is
+    refused by `unisono verify --conformance`. repeats: the same run again has the same weights, since nothing
+    depends on which replica is first.
     """
 
     equal: ClassVar[bool] = False
+    identities: ClassVar[tuple[Identity, ...]] = ()
+    repeats: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
 
     @property
@@ -203,8 +251,9 @@ class OuterPolicy(Policy, ABC):
         raise TypeError(f"{self.name} is bound by bind_outer")
 
     @abstractmethod
-    def bind_outer(self, site: "Site") -> "OuterSync":
-        """The live policy of one rank. Every rank of the run calls it, or it hangs."""
+    def bind_outer(self, site: Any) -> Sync:
+        """The live policy of one rank, a `sync._outer.OuterSync`. site: `sync._outer.Site`. Every rank of the run calls
+        it, or it hangs."""
 
 
 POLICIES: Family[Policy] = Family("policy", "unisono.sync", Policy, "plan.sync", ("P04", "P05"))

@@ -16,6 +16,10 @@ class SyncAround(Sync):
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
         self.equal, self.replicas = inner.equal, inner.replicas
+        self.keeps_weights = inner.keeps_weights
+
+    def assigned(self, stretches: Sequence[range], shards: int) -> None:
+        self.inner.assigned(stretches, shards)
 
     def weigh(self, count: float) -> float:
         return self.inner.weigh(count)
@@ -34,6 +38,12 @@ class SyncAround(Sync):
 
     def before_step(self, step: int) -> None:
         self.inner.before_step(step)
+
+    def deliver(self, step: int, norm: float, stop: bool) -> None:
+        self.inner.deliver(step, norm, stop)
+
+    def next_step(self, step: int) -> int:
+        return self.inner.next_step(step)
 
     def meets(self, step: int) -> bool:
         return self.inner.meets(step)

@@ -1,7 +1,7 @@
 """Replicas that have weights of their own, and come together between steps: the live part of an `OuterPolicy`."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,15 @@ from unisono.sync._around import SyncAround
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What an outer policy finds on one rank. slots: `parallel.params.Slot`, all parameters of this rank. lock: the
-    policy of the gradients of neighbouring replicas that are in lock-step. dp: the replicas that come together, one of
-    each such neighbourhood, in order. coder: the live codec for all that they send. optimizer: the inner one. replica:
-    the ranks of this replica. counted: names of the parameters of which this rank's box counts, since another rank of the
-    replica may hold the same. buffers: of the model, that steps change, such as running statistics. steps: updates of
-    the whole run, 0 where nobody knows.
+    """What an outer policy finds on one rank.
+
+    slots: `parallel.params.Slot`, all parameters of this rank. lock: the policy of the gradients of neighbouring
+    replicas that are in lock-step. dp: the replicas that come together, one of each such neighbourhood, in order.
+    coder: the live codec for all that they send. optimizer: the inner one. replica: the ranks of this replica. counted:
+    names of the parameters of which this rank's box counts, since another rank of the replica may hold the same.
+    buffers: of the model, that steps change, such as running statistics. steps: updates of the whole run, 0 where
+    nobody knows. servers: as `[launch] servers` says. batch: samples of a step of all replicas. rate, max_norm: see
+    `train.step.update.Update`. optimizer_over(slots): the recipe's optimiser over other tensors.
     """
 
     slots: Sequence[Any]
@@ -34,6 +37,11 @@ class Site:
     counted: frozenset[str] = frozenset()
     buffers: Sequence[Tensor] = ()
     steps: int = 0
+    servers: int = 1
+    batch: int = 0
+    rate: Callable[[int], float] = lambda step: 0.0
+    max_norm: float = 0.0
+    optimizer_over: Callable[[Sequence[Any]], Optimizer] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +64,8 @@ class OuterSync(SyncAround):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.lock)
-        self.site, self.replicas, self.equal = site, site.dp, False
+        self.site, self.group, self.equal = site, site.dp, False
+        self.replicas = site.dp
         self._step = 0
 
     def before_step(self, step: int) -> None:
@@ -79,19 +88,19 @@ class OuterSync(SyncAround):
     def average_buffers(self) -> None:
         """Give all replicas the mean of what their steps changed beside weights. Every replica calls it, or it
         hangs."""
-        for buffer in self.site.buffers if self.replicas.size > 1 else ():
+        for buffer in self.site.buffers if self.group.size > 1 else ():
             if buffer.is_floating_point():
-                buffer.copy_(self.replicas.all_reduce(buffer / self.replicas.size))
+                buffer.copy_(self.group.all_reduce(buffer / self.group.size))
 
     def mean_distance(self, squared: Tensor) -> float:
         """The distance of a replica's weights from the mean of all: the root of its mean square over replicas. squared:
         float64 [], this rank's share of that of this replica. Every rank calls it, or it hangs."""
         squared = self.site.replica.all_reduce(squared.clone())
-        return float(self.replicas.all_reduce(squared / self.replicas.size).sqrt())
+        return float(self.group.all_reduce(squared / self.group.size).sqrt())
 
     def settle_together(self) -> Verdict:
         """Before the update: gradients become the mean over all replicas, so that this step is one of lock-step."""
-        verdict, slots, group = self.inner.settle(), list(self.site.learning()), self.replicas
+        verdict, slots, group = self.inner.settle(), list(self.site.learning()), self.group
         if group.size == 1:
             return verdict
         with torch.no_grad():

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather
-from unisono.comm.tree import tree_sum
+from unisono.comm.tree import branch_sum, tree_sum
 from unisono.plan.grammar import member
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
-from unisono.sync import Policy
+from unisono.sync._leaves import AssigningPolicy
 from unisono.sync.every_step import EveryStepSync
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _dealt(shard: int, batch: Any) -> str:
     return f"--train.micro_batch {size} (micros={micros})" + (f", or dp={other}" if other else "")
 
 
-class Canonical(Policy):
+class Canonical(AssigningPolicy):
     """Every step, every sum in one order: the same bits for any number of replicas, shards and stages."""
 
     name = "canonical"
@@ -72,6 +72,7 @@ class Canonical(Policy):
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         """One tree over the leaves of a step, of which ranks compute whole branches: those have 2^k leaves."""
+        yield from super().problems(plan, batch)
         schedule = member("schedule", plan.schedule) if plan.pp > 1 else None
         for key in ("tp", "cp"):
             ranks = getattr(plan, key)
@@ -96,14 +97,35 @@ class Canonical(Policy):
         part = gradient_bytes // dp
         return Work((Call("dp", "all_to_all", part * (dp - 1)), Call("dp", "all_gather", part * (dp - 1))))
 
-    def bind(self, slots: Sequence[Any], group: "Group", codec: Any) -> EveryStepSync:
-        return EveryStepSync(group, TreeCoder())
+    def bind(self, slots: Sequence[Any], group: "Group", codec: Any) -> "CanonicalSync":
+        return CanonicalSync(group, TreeCoder())
 
 
 class TreeCoder(Coder):
-    """Direct exchange: each rank adds one part of a bucket, in the tree's order, and hands the sum out."""
+    """Direct exchange: each rank adds one part of a bucket, in the tree's order, and hands the sum out. branches: of
+    the tree over a step's micro-batches, one for each replica; () where they are equal, in the order of replicas."""
+
+    branches: Sequence[tuple[int, int]] = ()
 
     def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
         parts = yield Deal(grad)
-        yield Gather(tree_sum(parts.unbind(0)), grad)
+        each = parts.unbind(0)
+        if self.branches:
+            whole = max(high for _, high in self.branches)
+            yield Gather(branch_sum(dict(zip(self.branches, each, strict=True)), 0, whole), grad)
+        else:
+            yield Gather(tree_sum(each), grad)
         return grad
+
+
+class CanonicalSync(EveryStepSync):
+    """Lock-step whose sums know which branch of the tree each replica has."""
+
+    def __init__(self, dp: "Group", coder: TreeCoder) -> None:
+        super().__init__(dp, coder)
+        self._coder = coder
+
+    def assigned(self, stretches: Sequence[range], shards: int) -> None:
+        branches = [(leaves.start // shards, leaves.stop // shards) for leaves in stretches]
+        equal = len({high - low for low, high in branches}) == 1 and branches == sorted(branches)
+        self._coder.branches = () if equal else branches

@@ -11,7 +11,8 @@ from pydantic import Field
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.training import NotNegative
 from unisono.spec.work import Call, Work
-from unisono.sync import Policy, Sync, Verdict
+from unisono.sync import Sync, Verdict
+from unisono.sync._leaves import AssigningPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from unisono.comm.group import Group
 
 
-class EveryStep(Policy):
+class EveryStep(AssigningPolicy):
     """Every step, the sum of all gradients, while backward still runs."""
 
     name = "every_step"

@@ -23,8 +23,7 @@ from unisono.train.state.checkpoint.find import step_of
 from unisono.train.state.run_state import kept_of, pieces_of
 from unisono.train.state.saving import Saving
 from unisono.train.state.writing import writing
-from unisono.train.step.evaluate import evaluate
-from unisono.train.step.meeting import central_weights
+from unisono.train.step.evaluate import central_weights, evaluate
 from unisono.train.step.played_model import PlayedModel, evaluated
 from unisono.train.step.run import Run
 from unisono.train.step.update import Report
@@ -64,10 +63,12 @@ class Live:
     def tell(self, report: Report, seconds: float) -> None:
         """Write down a step that has ended."""
         train, step = self.order.recipe.train, self.run.step
-        report = replace(
-            report, says={**report.says, **self.run.sync.metrics(), **self.snapshots.take_stall()}
-        )
+        assigner = self.run.assigner
+        beside = {**self.run.sync.metrics(), **assigner.metrics(), **self.snapshots.take_stall()}
+        report = replace(report, says={**report.says, **beside})
         self.tell_codec()
+        if text := assigner.take_note():
+            self.note(text)
         self.journal.add(report, self.run.recorder.lap(), seconds, more=self._validates(train, step))
         self.written = step
 

@@ -89,7 +89,7 @@ def _held(
     if run is not None:
         beside = {"recent": kept.recent}
         flushed = unflushed(run.replica.plan) is None
-        if run.whole and not run.update.by_parts and flushed:
+        if run.whole and run.sync.keeps_weights and not run.update.by_parts and flushed:
             state = {"val": kept.val_losses, "bad": kept.bad, **beside}
             held.append(Snapshot(run.step, state, [*pieces_of(run), *kept_of(run)], live=True))
     for snapshot in buffer.snapshots() if buffer is not None else ():

@@ -96,9 +96,7 @@ def prove_on(
     which its ranks are given."""
     for plan in plans:
         if reason := _beyond_steps(plan):
-            steady = member("sync", plan.sync).steady(plan.sync)
-            fix = f"sync={steady}, or unisono verify --conformance sync={plan.sync}"
-            raise UsageError(reason, where=f"{plan}", fix=fix, code="V04")
+            raise UsageError(reason, where=f"{plan}", fix=_beyond_steps_fix(plan), code="V04")
     root = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
     try:
         return _Prover(server, backend, keep_going, steps, root, each).prove(recipe, plans, marks)
@@ -315,17 +313,35 @@ def one_device(plan: Plan) -> Plan:
     return Plan(
         zero=f"3:gather={plan.wires.gather}" if plan.wires.gather else 3,  # type: ignore[arg-type]
         precision=plan.text("precision"),
-        sync=plan.sync if same else "every_step",
+        sync=_on_one(plan.sync) if same else "every_step",
     )
+
+
+def _on_one(sync: str) -> str:
+    """The policy as one device has it."""
+    policy = member("sync", sync)
+    return sync if policy is None else policy.among(sync, 1)
 
 
 def _beyond_steps(plan: Plan) -> str:
     """Why steps of this plan cannot be compared one by one; "" where they can."""
     policy = member("sync", plan.sync)
-    if policy is None or policy.steady(plan.sync) == plan.sync:
+    if policy is not None and not policy.equal:
+        return f"sync={plan.sync}: replicas have weights of their own, which no one device has"
+    steady = None if policy is None else member("sync", policy.steady(plan.sync))
+    if policy is None or steady is None or steady.rhythm == policy.rhythm:
         return ""
     said = f"sync={plan.sync} follows what is measured on the way: how many steps make one update"
     return f"{said} is not known before, and no other run has to do the same"
+
+
+def _beyond_steps_fix(plan: Plan) -> str:
+    """What proves a plan whose steps cannot be compared one by one."""
+    policy, conformance = member("sync", plan.sync), f"unisono verify --conformance sync={plan.sync}"
+    if policy.equal:
+        return f"sync={policy.steady(plan.sync)}, or {conformance}"
+    inside = replace(plan, dp=policy.neighbours, sync="every_step", codec="plain")
+    return f'{conformance} for the policy, --plan "{inside}" for what is inside a replica'
 
 
 def one_line(recipe: Recipe, plan: Plan) -> str:

@@ -50,10 +50,7 @@ def _speed(points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows:
         ChartLine("the best plan", [(x, math.log10(y)) for x, y in zip(xs, ys, strict=True)], "forward", 2.2, True),
     ]  # fmt: skip
     low, high = math.log10(min(*ys, *ideal)) - 0.1, math.log10(max(*ys, *ideal)) + 0.1
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    wanted = (1, 2, 5) if high - low < 2 else (1,)
-    marks = [(math.log10(m * 10.0**d), words.count(m * 10.0**d)) for d in decades for m in wanted]
-    return _chart(title, lines, (low, high), [mark for mark in marks if low <= mark[0] <= high], points)
+    return _chart(title, lines, (low, high), picture.log_ticks(low, high), points)
 
 
 def _efficiency(points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows: bool) -> LineChart:

@@ -63,15 +63,15 @@ class Timing:
 class Fragment:
     """Parameters that are sent in the same steps.
 
-    own: this replica's masters by name. outer: weights that all replicas have alike. sent: the step after which its
+    local: this replica's masters by name. outer: weights that all replicas have alike. sent: the step after which its
     exchange began, -1 for none. arrived: whether gradients of the outer weights are the replicas' mean. late: whether
     steps may lie between sending and merging, so that a checkpoint has to keep a mean that has arrived."""
 
     def __init__(
-        self, own: Mapping[str, Tensor], coder: Coder, group: Group, optimizer: OuterOptimizer, late: bool
+        self, local: Mapping[str, Tensor], coder: Coder, group: Group, optimizer: OuterOptimizer, late: bool
     ) -> None:
-        self.own = dict(own)
-        self.outer = {name: nn.Parameter(x.detach().clone()) for name, x in own.items()}
+        self.local = dict(local)
+        self.outer = {name: nn.Parameter(x.detach().clone()) for name, x in local.items()}
         self.optimizer = optimizer(list(self.outer.values()))
         self.drive = Drive(coder, group, self.outer)
         self._buckets = [Bucket(run, group.size) for run in deal(list(self.outer.values()))]
@@ -94,7 +94,7 @@ class Fragment:
     def send(self, step: int, share: float) -> None:
         """Send the pseudo-gradient, of which this replica's counts for `share`. Every replica calls it, or it hangs."""
         for name, outer in self.outer.items():
-            outer.grad = (outer - self.own[name]).mul_(share)
+            outer.grad = (outer - self.local[name]).mul_(share)
         for bucket in self._buckets:
             bucket.fill()
             self.drive.begin(bucket)
@@ -115,7 +115,7 @@ class Fragment:
             self.optimizer.step()
         self.drive.kept.settled()
         for name, outer in self.outer.items():
-            self.own[name].lerp_(outer, 1.0 - alpha) if alpha else self.own[name].copy_(outer)
+            self.local[name].lerp_(outer, 1.0 - alpha) if alpha else self.local[name].copy_(outer)
             outer.grad = None
         self.sent, self.arrived = -1, False
 
@@ -145,18 +145,18 @@ class Fragment:
     def adopt(self) -> None:
         """The outer weights are the replica's own from here on."""
         for name, outer in self.outer.items():
-            outer.copy_(self.own[name])
+            outer.copy_(self.local[name])
 
     @torch.no_grad()
     def squared_distance(self, counted: frozenset[str]) -> Tensor:
         """float64 []: the squared distance of this replica's weights from the mean, of parameters in `counted`, once
         that has arrived."""
         parts = [
-            torch.sum((outer - self.own[name] - outer.grad).double() ** 2)
+            torch.sum((outer - self.local[name] - outer.grad).double() ** 2)
             for name, outer in self.outer.items()
             if name in counted and outer.grad is not None
         ]
-        device = next(iter(self.own.values())).device if self.own else torch.device("cpu")
+        device = next(iter(self.local.values())).device if self.local else torch.device("cpu")
         return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=device)
 
 
@@ -172,7 +172,7 @@ class RoundsSync(OuterSync):
         # Every count-th parameter, so that layers of all depths are in each.
         parts = [dict(masters[i::count]) for i in range(count)]
         self.fragments = [
-            Fragment(part, site.coder, self.replicas, optimizer, timing.delay > 0) for part in parts
+            Fragment(part, site.coder, self.group, optimizer, timing.delay > 0) for part in parts
         ]
         self.kept = self.fragments[0].drive.kept if count == 1 else None
         self.shares = bool(site.coder.keeps)
@@ -191,7 +191,7 @@ class RoundsSync(OuterSync):
 
     def exchange(self, step: int) -> None:
         for fragment in self._sent(step):
-            fragment.send(step, 1.0 / self.replicas.size)
+            fragment.send(step, 1.0 / self.group.size)
         self._due = [f for f in self.fragments if self.timing.due(f.sent, step)]
         for fragment in self._due:
             fragment.receive()
@@ -216,17 +216,17 @@ class RoundsSync(OuterSync):
     @torch.no_grad()
     def agree(self) -> None:
         """A rank that was lost may have left some replicas with a merge that others lack: these take it over."""
-        counts = self.replicas.all_gather(self.rounds.view(1).to(self.site.device))
+        counts = self.group.all_gather(self.rounds.view(1).to(self.site.device))
         if bool((counts == counts[0]).all()):
             return
         source, behind = int(counts.argmax()), int(self.rounds) < int(counts.max())
         for fragment in self.fragments:
             for name, outer in fragment.outer.items():
-                self.replicas.broadcast(outer.data, source)
+                self.group.broadcast(outer.data, source)
                 if behind:
-                    fragment.own[name].copy_(outer)
+                    fragment.local[name].copy_(outer)
             for x in fragment.momentum.values():
-                self.replicas.broadcast(x, source)
+                self.group.broadcast(x, source)
         self.rounds.fill_(int(counts.max()))
 
     def state(self) -> Mapping[str, Tensor]:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.work import Work
-from unisono.sync import OuterPolicy
+from unisono.sync import Identity, OuterPolicy
 from unisono_contrib.sync._local import rounds_work, usual_problems
 
 
@@ -24,6 +24,12 @@ class Diloco(OuterPolicy):
     name = "diloco"
     main: ClassVar[str] = "h"
     alone = True
+    identities = (
+        Identity("diloco:h=3,outer_lr=1,outer_momentum=0", "local_sgd:h=3"),
+        Identity("diloco:h=3", "diloco:h=3", alike=True),
+        Identity("diloco:h=3,fragments=2,delay=1", "diloco:h=3,fragments=2,delay=1", alike=True),
+        Identity("diloco:h=3,outer_lr=1,outer_momentum=0", "every_step", replicas=1),
+    )
 
     h: int = Field(default=30, ge=1, description="steps of a round; replicas meet once in it")
     outer_lr: float = Field(default=0.7, gt=0.0, description="learning rate of the outer optimiser")
@@ -58,7 +64,8 @@ class Diloco(OuterPolicy):
             yield Problem("P16", what, "plan.sync", "delay=1, or leave alpha out")
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
-        return rounds_work(gradient_bytes, dp, self.h, self.inside, momentum=self.outer_momentum > 0.0)
+        late, kept = self.fragments if self.delay else 0, self.outer_momentum > 0.0
+        return rounds_work(gradient_bytes, dp, self.h, self.inside, momentum=kept, in_flight=late)
 
     def bind_outer(self, site: Any) -> Any:
         from unisono_contrib.sync._rounds import RoundsSync, Timing, nesterov

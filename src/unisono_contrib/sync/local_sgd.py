@@ -13,7 +13,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.work import Work
-from unisono.sync import OuterPolicy
+from unisono.sync import Identity, OuterPolicy
 from unisono_contrib.sync._local import rounds_work, usual_problems
 
 
@@ -22,6 +22,11 @@ class LocalSgd(OuterPolicy):
 
     name = "local_sgd"
     main: ClassVar[str] = "h"
+    identities = (
+        Identity("local_sgd:h=1", "every_step"),
+        Identity("local_sgd:h=3", "every_step", alike=True),
+        Identity("local_sgd:h=2,warmup=6", "every_step"),
+    )
 
     h: int = Field(default=4, ge=1, description="steps of a round; replicas meet once in it")
     warmup: int = Field(default=0, ge=0, description="steps of lock-step before the first round")

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from unisono.comm.members import Members
-
 RECIPE = {
     "model": {"n_layer": 2, "n_head": 2, "d_model": 16, "context": 8, "dropout": 0.1},
     "data": {"source": "text:words.txt"},
@@ -115,19 +113,88 @@ def test_of_three_replicas_one_leaves_and_leaves_are_dealt_by_speed(threads: Any
     assert last["leaves"] == list(range(2)) and first["leaves"] == list(range(2, 12))
 
 
-def refuses(ctx: Any, folder: str, members: list[int], **dealt: Any) -> str:
+def changes_hands(ctx: Any, folder: str, plan: str, batch: int, speeds: list[list[float]]) -> Any:
+    """Six steps; before every second one leaves are assigned by other speeds."""
+    from unisono.comm.members import stretches_of
+    from unisono.train.step.join import take_leaves
+
+    run, feed = begun(ctx, folder, plan, batch)
+    losses, leaves = [], [list(run.leaves)]
+    for by in [None, *speeds]:
+        if by is not None:
+            shape, branches = run.mesh.shape, "canonical" in plan
+            take_leaves(run, stretches_of(run.of_leaves, shape.dp, shape.shard, by, branches))
+            leaves.append(list(run.leaves))
+        losses += steps(run, feed, 2)
+    return {"losses": losses, "leaves": leaves, "bits": bits(run)}
+
+
+UNEVEN: dict[str, tuple[int, list[list[float]]]] = {
+    "dp=2": (2, [[3.0, 1.0], [1.0, 2.0]]),
+    "dp=3": (3, [[1.0, 5.0, 1.0], [1.0, 1.0, 3.0]]),
+    "dp=2 shard=2": (4, [[3.0, 1.0], [1.0, 2.0]]),
+    "dp=2 pp=2": (4, [[3.0, 1.0], [1.0, 2.0]]),
+    "dp=2 sync=every_step:speeds=5/1": (2, [[1.0, 1.0], [1.0, 2.0]]),
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("plan", UNEVEN)
+def test_leaves_change_hands_between_two_steps(threads: Any, folder: str, plan: str) -> None:
+    ranks, speeds = UNEVEN[plan]
+    (expected,) = threads(straight, 1, group=False, folder=folder, plan="dp=1", batch=12)
+    ends = threads(changes_hands, ranks, folder=folder, plan=plan, batch=12, speeds=speeds)
+    for end in ends:
+        assert end["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    for turn in range(3):
+        held = sorted({leaf for end in ends for leaf in end["leaves"][turn]})
+        assert held == list(range(12))
+    assert all(any(end["leaves"][turn] != end["leaves"][turn + 1] for end in ends) for turn in range(2))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("plan", ["dp=4 sync=canonical", "dp=4 sync=canonical:speeds=1/4/1/1"])
+def test_no_bit_depends_on_whose_leaves_they_are(threads: Any, folder: str, plan: str) -> None:
+    (expected,) = threads(straight, 1, group=False, folder=folder, plan="dp=1 sync=canonical")
+    speeds = [[9.0, 1.0, 1.0, 1.0], [1.0, 1.0, 9.0, 1.0]]
+    ends = threads(changes_hands, 4, folder=folder, plan=plan, batch=8, speeds=speeds)
+    assert all(end["bits"] == expected["bits"] and end["losses"] == expected["losses"] for end in ends)
+    assert [[len(leaves) for leaves in end["leaves"][1:]] for end in ends] == [[4, 2], [2, 1], [1, 4], [1, 1]]
+
+
+def three_of_eight(ctx: Any, folder: str) -> Any:
+    """Three replicas share eight leaves as whole branches, of which the second has the largest."""
+    from unisono.train.step.join import join
+
+    run, feed = begun(ctx, folder, "dp=4 sync=canonical")
+    losses = steps(run, feed, 2)
+    if ctx.rank == 3:
+        return None
+    run = join(run, run.mesh.members.now((0, 1, 2)), speeds=[1.0, 2.0, 1.0])
+    return {"losses": losses + steps(run, feed, 4), "bits": bits(run), "leaves": len(run.leaves)}
+
+
+@pytest.mark.timeout(180)
+def test_three_replicas_of_four_keep_the_bits(threads: Any, folder: str) -> None:
+    (expected,) = threads(straight, 1, group=False, folder=folder, plan="dp=1 sync=canonical")
+    *ends, gone = threads(three_of_eight, 4, folder=folder)
+    assert gone is None and [end["leaves"] for end in ends] == [2, 4, 2]
+    assert all(end["bits"] == expected["bits"] and end["losses"] == expected["losses"] for end in ends)
+
+
+def refuses(ctx: Any, folder: str, plan: str, speeds: list[float]) -> str:
     from unisono.spec.errors import UsageError
     from unisono.train.step.join import join
 
-    run, _ = begun(ctx, folder, "dp=2 sync=canonical")
+    run, _ = begun(ctx, folder, plan, 6)
     try:
-        join(run, Members.first(2).now(members), **dealt)
+        join(run, run.mesh.members, speeds)
     except (UsageError, ValueError) as error:
         return str(error)
     return ""
 
 
 @pytest.mark.timeout(180)
-def test_what_would_change_the_bits_is_refused(threads: Any, folder: str) -> None:
-    said = threads(refuses, 2, folder=folder, members=[0, 1], speeds=[1.0, 3.0])
-    assert all("power of two" in words for words in said), "on every rank, or the others would wait"
+def test_what_cannot_be_assigned_is_refused(threads: Any, folder: str) -> None:
+    said = threads(refuses, 2, folder=folder, plan="dp=2", speeds=[1.0, 3.0, 1.0])
+    assert all("as many speeds" in words for words in said), "on every rank, or the others would wait"

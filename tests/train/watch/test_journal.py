@@ -64,6 +64,21 @@ def test_the_last_step_is_told_at_once(more):
     assert heard.steps == [1, 2, 3, 4]
 
 
+def test_the_live_table_hears_the_latest_that_a_policy_said():
+    class Line:
+        def send(self, kind: str, **fields: object) -> None:
+            sent.append(fields)
+
+    def record(step: int, **says: object) -> StepRecord:
+        return StepRecord(step, 1.5, 1e-3, 0.5, 10, 0.25, {}, {}, 300.0, says)
+
+    sent: list[dict] = []
+    table = LiveTable(Line(), 9, 0)  # type: ignore[arg-type]
+    table.observe([record(1, consensus=0.5, staleness=1.0), record(2, staleness=2.0, scale=2.0), record(3)])
+    table.observe([record(4, staleness=None)])
+    assert [fields.get("instruments") for fields in sent] == [{"consensus": 0.5, "staleness": 2.0}, None]
+
+
 def test_what_a_validation_finds_stands_with_its_step():
     told: list[StepRecord] = []
 

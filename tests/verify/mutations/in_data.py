@@ -15,7 +15,7 @@ from unisono.train.data import feed
 from unisono.train.data.feed import Permuted
 from unisono.train.step import join
 
-ASSIGN, INITIAL, SAMPLES_AT, FETCH = join.assign, build.initial_values, feed.samples_at, Permuted.fetch
+LEAVES_OF, INITIAL, SAMPLES_AT, FETCH = join.leaves_of, build.initial_values, feed.samples_at, Permuted.fetch
 DROP, BITS = Dropout.forward, Dropout.bits
 
 
@@ -26,22 +26,18 @@ def rank() -> int:
 @bug("dp=2", "leaf_twice")
 def every_rank_reads_the_same_data(patch):
     """A sampler that was not told its rank; the loss looks right."""
-    patch(
-        join,
-        "assign",
-        lambda leaves, shape, members, *_: dict.fromkeys(members.ranks, range(leaves // shape.dp)),
-    )
+    patch(join, "leaves_of", lambda stretches, mesh: stretches[0])
 
 
 @bug("dp=2", "leaf_twice")
 def duplicated_leaf(patch):
     """A micro-batch handed out twice at the seam of two ranks' shares."""
 
-    def overlapping(*args):
-        dealt = dict(ASSIGN(*args))
-        return dealt | {1: range(dealt[1].start - 1, dealt[1].stop - 1)}
+    def overlapping(stretches, mesh):
+        leaves, early = LEAVES_OF(stretches, mesh), mesh.rank == 1
+        return range(leaves.start - early, leaves.stop - early)
 
-    patch(join, "assign", overlapping)
+    patch(join, "leaves_of", overlapping)
 
 
 @bug("dp=2", "wrong_samples")

@@ -312,13 +312,7 @@ def real_norm_of_each_stage(patch):
 @bug("dp=4", "leaf_twice", recipe=WIDE, source="speculators pull request 427")
 def real_local_rank_for_rank(patch):
     """A sampler is given the number of a process on its host: on two hosts of two, two ranks read the same."""
-    real = join.assign
-
-    def assign(*given):
-        dealt = real(*given)
-        return {r: dealt[r % 2] for r in dealt}
-
-    patch(join, "assign", assign)
+    patch(join, "leaves_of", lambda stretches, mesh: stretches[mesh.rank % 2])
 
 
 @bug("tp=2 pp=2", "weight_decay", recipe=WIDE, source="Megatron-DeepSpeed pull request 262 (BigScience)")

@@ -9,9 +9,9 @@ from unisono.parallel.play import StagePlayer
 from unisono.parallel.shard import Sharded
 from unisono.parallel.ties import Tie
 from unisono.sync import canonical
-from unisono.sync.canonical import TreeCoder
+from unisono.sync.canonical import CanonicalSync, TreeCoder
 from unisono.sync.every_step import EveryStepSync
-from unisono.train.step import bucketing
+from unisono.train.step import bucketing, train_step
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import Line
 
@@ -46,6 +46,16 @@ def averaged_over_micro_batches_twice(patch):
     """A mean inside the loss and a division by the number of accumulation steps outside."""
     patch(
         StagePlayer, "play", lambda self, row, leaves, w, seed: PLAY(self, row, leaves, w / len(leaves), seed)
+    )
+
+
+@bug("dp=2 sync=every_step:speeds=3/1", "factor")
+def uneven_replicas_weigh_alike(patch):
+    """Replicas with unlike numbers of micro-batches: a mean over replicas of means over their own."""
+    patch(
+        train_step,
+        "targets_of",
+        lambda run, leaves: run.mesh.dp.size * sum(x.targets.numel() for x in leaves),
     )
 
 
@@ -359,6 +369,12 @@ def canonical_accumulates_in_place(patch):
         return None
 
     patch(TreeSum, "add", add)
+
+
+@bug("dp=4 sync=canonical:speeds=1/4/1/1", "summation_order")
+def canonical_branches_in_the_order_of_replicas(patch):
+    """Replicas hold unlike branches of the tree, and their sums are paired as if these were equal."""
+    patch(CanonicalSync, "assigned", lambda self, stretches, shards: None)
 
 
 @bug("dp=4 sync=canonical", "summation_order")

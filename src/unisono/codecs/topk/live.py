@@ -7,7 +7,7 @@ from torch import Size, Tensor
 
 from unisono.codecs import BucketMemory, Coder, Exchange, Sent, Sum
 from unisono.codecs._parcel import CHUNK, kept_of
-from unisono.codecs._sparse import largest, met, sampled, spans
+from unisono.codecs._sparse import chunked, largest, met, sampled, spans
 from unisono.codecs.topk import TopK
 
 
@@ -68,14 +68,10 @@ def by_threshold(x: Tensor, share: float) -> tuple[Tensor, int]:
 
 def by_chunks(x: Tensor, share: float) -> tuple[Tensor, int]:
     """Of the largest magnitudes of each chunk of x [n], chunk by chunk."""
-    whole = x.numel() // CHUNK * CHUNK
     chosen = [torch.arange(0, device=x.device)]
-    if whole:
-        rows = x[:whole].view(-1, CHUNK).abs()
-        begins = torch.arange(0, whole, CHUNK, device=x.device).unsqueeze(1)
-        chosen.append((rows.topk(kept_of(CHUNK, share), sorted=False).indices + begins).view(-1))
-    if rest := x.numel() - whole:
-        chosen.append(largest(x[whole:], kept_of(rest, share)) + whole)
+    for begins, rows in chunked(x, CHUNK):
+        indices = rows.abs().topk(kept_of(rows.shape[1], share), sorted=False).indices
+        chosen.append(indices.add_(begins).view(-1))
     places = torch.cat(chosen)
     return places, places.numel()
 

@@ -41,6 +41,7 @@ _EARLY = 3600  # seconds
 _LEAVE = 10.0
 _ALIKE = 1.0
 _AWAITED = "not all {} ranks were started, or the address or a firewall is wrong"
+_PREFIX = "unisono/{}"
 _STOP_KEY = "asked to stop"
 _ONE = 0.5  # seconds within which two interrupts are one Ctrl-C
 
@@ -193,6 +194,18 @@ def join(
     return replace(ctx, run_token=ctx.store.get("run_token").decode())
 
 
+def stand_beside(place: Started, timeout: float | None = None) -> Store:
+    """The store of the ranks, for a process that is none of them, or for one more use of it.
+
+    timeout: seconds, for rank 0 to be there; ten minutes if None. Raises UsageError (U-L01)."""
+    try:
+        limit = timedelta(seconds=timeout or 600.0)
+        store = dist.TCPStore(place.master, place.port, None, False, limit, wait_for_workers=False)
+    except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
+        raise _no_meeting(place, error) from error
+    return PrefixStore(_PREFIX.format(place.restart), store)
+
+
 def _catch_signals(channel: PrintChannel) -> None:
     """The first signal is a request to stop. After a Ctrl-C the next one ends us, even inside a collective; but one
     Ctrl-C may come twice, from the terminal and from the starter that hands it on."""
@@ -230,7 +243,6 @@ def _how(ctx: RankContext, channel: PrintChannel, result: Any) -> str:
 def _meet(place: Started, timeout: float) -> Store:
     """The store all ranks share, through torch's own rendezvous, which knows torchrun's. Raises UsageError (U-L01)."""
     os.environ.update(MASTER_ADDR=place.master, MASTER_PORT=str(place.port))
-    address = f"{place.master}:{place.port}"
     try:
         met = next(iter(rendezvous("env://", place.rank, place.world, timeout=timedelta(seconds=timeout))))
     except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
@@ -243,15 +255,20 @@ def _meet(place: Started, timeout: float) -> Store:
                 fix="another MASTER_PORT (torchrun: --master-port, or --standalone to have one chosen)",
                 code="L01",
             ) from error
-        raise UsageError(
-            f"cannot meet the other ranks at {address}",
-            where=f"MASTER_ADDR={place.master} MASTER_PORT={place.port}",
-            likely=f"{transport.astray(place.master, place.rank == 0) or _AWAITED.format(place.world)}"
-            f" ({words.splitlines()[0][:120] if words else type(error).__name__})",
-            fix="start the others, or check that this host reaches that address",
-            code="L01",
-        ) from error
-    return PrefixStore(f"unisono/{place.restart}", met[0])
+        raise _no_meeting(place, error) from error
+    return PrefixStore(_PREFIX.format(place.restart), met[0])
+
+
+def _no_meeting(place: Started, error: Exception) -> UsageError:
+    words = str(error)
+    return UsageError(
+        f"cannot meet the other ranks at {place.master}:{place.port}",
+        where=f"MASTER_ADDR={place.master} MASTER_PORT={place.port}",
+        likely=f"{transport.astray(place.master, place.rank == 0) or _AWAITED.format(place.world)}"
+        f" ({words.splitlines()[0][:120] if words else type(error).__name__})",
+        fix="start the others, or check that this host reaches that address",
+        code="L01",
+    )
 
 
 def _part() -> None:

@@ -13,13 +13,14 @@ LIMIT = 5
 class Role(StrEnum):
     """What a worker does. Trainers and servers are the group: the run cannot go on without one of them, so that all
     meet anew when one is lost. The others stand beside it: they come and go, and are replaced one by one. A spare takes
-    the place of a lost member of the group."""
+    the place of a lost member of the group. An evaluator reads checkpoints, and meets nobody."""
 
     TRAINER = "trainer"
     SERVER = "server"
     CLIENT = "client"
     SAMPLER = "sampler"
     SPARE = "spare"
+    EVALUATOR = "evaluator"
 
 
 @dataclass(frozen=True, slots=True)

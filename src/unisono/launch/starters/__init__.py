@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from unisono.launch.run.membership import Role
 from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, Member
 
@@ -20,7 +21,9 @@ PORT = 29500
 @dataclass(frozen=True)
 class Started:
     """A rank's place as its starter told it. source: which starter. local: among the ranks of this host. master, port:
-    where ranks meet. restart: how often the run was started again."""
+    where ranks meet. restart: how often the run was started again. role: what this process does; those that are no
+    trainers have ranks from `world` on. name: what the starter calls it. servers: how many there are beside the ranks.
+    """
 
     source: str
     rank: int
@@ -31,6 +34,9 @@ class Started:
     port: int
     restart: int = 0
     error_file: str = ""
+    role: Role = Role.TRAINER
+    name: str = ""
+    servers: int = 0
 
 
 class Starter(Member, ABC):
@@ -103,7 +109,9 @@ def number(environ: Environ, name: str, default: int | None = None) -> int:
 
 def checked(place: Started) -> Started:
     """The place itself. Raises UsageError L02 where its numbers cannot be."""
-    if not 0 <= place.rank < place.world or not 0 <= place.local_rank < place.local_world <= place.world:
+    if place.role is Role.TRAINER and (
+        not 0 <= place.rank < place.world or not 0 <= place.local_rank < place.local_world <= place.world
+    ):
         raise UsageError(
             f"{place.source} says rank {place.rank} of {place.world}, {place.local_rank} of {place.local_world} here",
             where="process environment",

@@ -162,7 +162,17 @@ def replica_of(
     if streamed:
         stream(update.optimizer, streamed, local.store)
     return Replica(
-        plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps
+        plan,
+        mesh,
+        local,
+        update,
+        train.global_batch,
+        micro,
+        dtype,
+        recipe.seed,
+        recorder,
+        train.steps,
+        recipe.launch.servers or 1,
     )
 
 

@@ -215,6 +215,8 @@ def _first(
         likely = "torchrun or the like started the ranks, or launch.recover is false"
     if unflushed(plan) is not None or run.update.by_parts:
         why = f"under {plan} parts of the model are updated at different times"
+    if not run.sync.keeps_weights:
+        why = f"under {plan} weights and optimiser lie with servers"
     if every and why:
         fix = "leave launch.snapshot_every out; train.save_every keeps checkpoints"
         what = f"launch.snapshot_every={every}: {why}"

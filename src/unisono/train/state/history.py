@@ -81,6 +81,12 @@ def past(run_dir: Path) -> Past:
     return Past(starts, uptime + _between(since, time.time()), failures)
 
 
+def ended(run_dir: Path) -> bool:
+    """Whether the last start has ended in good order."""
+    events = [line["event"] for line in _lines(run_dir) if line["event"] in ("start", "end")]
+    return events[-1:] == ["end"]
+
+
 def _between(since: float | None, at: float) -> float:
     return max(0.0, at - since) if since is not None else 0.0
 

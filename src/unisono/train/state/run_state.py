@@ -34,9 +34,9 @@ def pieces_of(
     for slot in run.local.slots:
         counted = slot.counted(run.mesh.at)
         pieces += _boxes_of(run, slot, center.get(slot.name), counted and first_replica)
-        if not run.sync.equal:
-            own = _boxes_of(run, slot, None, counted)
-            pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in own)
+        if not run.sync.equal and run.sync.keeps_weights:
+            boxes = _boxes_of(run, slot, None, counted)
+            pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in boxes)
         if gradients and slot.master.grad is not None:
             name = run.local.owners.get(slot.name, slot.name)
             grad = dense_of(slot.master.grad)
@@ -156,14 +156,14 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
 def _wanted(run: Run, known: set[str]) -> list[Box]:
     """The boxes to fill. Of what a replica has for itself, its own where the source has that, else the run's."""
     boxes, prefix = pieces_of(run), _replica(run)
-    own = {
+    local = {
         box.name.removeprefix(prefix) for box in boxes if box.name.startswith(prefix) and box.name in known
     }
     outer = {f"model/{run.local.owners.get(name, name)}" for name in run.sync.outer}
     return [
         box
         for box in boxes
-        if (box.name in known if box.name.startswith(prefix) else box.name not in own or box.name in outer)
+        if (box.name in known if box.name.startswith(prefix) else box.name not in local or box.name in outer)
     ]
 
 

@@ -1,6 +1,6 @@
 """Running statistics of batch norms, over all leaves of a step in their order, whoever computed them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,12 @@ class RunningNorm:
 
 @dataclass(frozen=True, slots=True)
 class RunningNorms:
-    """After an update batch norms have seen the step. norms: of this rank. leaves: the numbers of the micro-batches
-    that this rank computes, of `of_leaves` in the global batch."""
+    """After an update batch norms have seen the step. norms: of this rank. leaves(): the numbers of the micro-batches
+    that this rank computed, of `of_leaves` in the global batch."""
 
     norms: Sequence[RunningNorm]
     mesh: Mesh
-    leaves: range
+    leaves: Callable[[], range]
     of_leaves: int
 
     @torch.no_grad()
@@ -53,10 +53,11 @@ class RunningNorms:
         """What each leaf of this rank had, zeros for those of others: [leaves, (mean, variance, 1), channels]."""
         seen = running.mean.new_zeros((self.of_leaves, 3, len(running.mean)))
         start, size = running.norm.part
+        leaves = self.leaves()
         first = size < len(running.mean) or self.mesh.tp.index == 0  # of those that have the same
         for micro, (mean, var) in running.norm.seen.items() if first else ():
             numbers = torch.stack((mean, var, torch.ones_like(mean)))
-            seen[self.leaves[micro], :, start : start + size] = numbers
+            seen[leaves[micro], :, start : start + size] = numbers
         return seen
 
 
@@ -71,7 +72,7 @@ def _follow(running: RunningNorm, means: Tensor, variances: Tensor) -> None:
 
 
 def running_norms(
-    local: Local, mesh: Mesh, leaves: range, of_leaves: int, flushed: bool
+    local: Local, mesh: Mesh, leaves: Callable[[], range], of_leaves: int, flushed: bool
 ) -> tuple[RunningNorms, ...]:
     """What batch norms do after an update; nothing where no stage of this rank has one. flushed: steps end one after
     the other. Raises UsageError P24 where a step has no end, or two copies of a stage see a part of its leaves each."""

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -63,3 +63,23 @@ def _counted(run: Run, metrics: Sequence[Metric], means: Tensor, weight: float) 
     finally:
         for stage, loss in heads:
             stage.loss = loss
+
+
+@contextmanager
+def central_weights(run: Run) -> Iterator[None]:
+    """While it lasts, every rank has "the" weights of the run, those of `Sync.center`, in the place of its replica's
+    own. Every rank calls it, or it hangs."""
+    center = run.sync.center()
+    before = {slot.name: slot.master.clone() for slot in run.local.slots if slot.name in center}
+    try:
+        _fill(run, center)
+        yield
+    finally:
+        _fill(run, before)
+
+
+@torch.no_grad()
+def _fill(run: Run, values: Mapping[str, Tensor]) -> None:
+    for slot in run.local.slots:
+        if slot.name in values:
+            slot.master.copy_(values[slot.name])

@@ -74,6 +74,12 @@ class Gradients:
         self.line = Line(places or LossPlaces(), dp, held[0].master.device if held else torch.device("cpu"))
         self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
 
+    def assign(self, leaves: int, places: LossPlaces) -> None:
+        """From the next step on this rank computes so many leaves, whose losses have these places."""
+        for tree in self.trees.values():
+            tree.count = leaves
+        self.line.place(places)
+
     @property
     def nbytes(self) -> int:
         """Bytes of this rank's gradients that replicas add up."""

@@ -5,13 +5,13 @@ across replicas, who computes which leaves, the timetable's length and the polic
 and after every change of the members, between two steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from unisono.codecs import CODECS, Coder
 from unisono.codecs._watched import bound
-from unisono.comm.members import Assignment, Members, assign
+from unisono.comm.members import Members, stretches_of
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
 from unisono.parallel.play import StagePlayer
@@ -19,7 +19,7 @@ from unisono.parallel.precision import computing
 from unisono.parallelize import Local
 from unisono.plan import Plan
 from unisono.plan.checks import Batch
-from unisono.programs.pipeline import Timetable, lower, part_of
+from unisono.programs.pipeline import Action, Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
@@ -27,13 +27,15 @@ from unisono.spec.finder import contributed
 from unisono.sync import POLICIES, OuterPolicy, Policy, Sync
 from unisono.sync._outer import Site
 from unisono.sync.every_step import EveryStepSync
+from unisono.train.step.assigner import Assigner
 from unisono.train.step.batch_norm import changed_buffers, running_norms
 from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
-from unisono.train.step.meeting import Meeting
+from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import LossPlaces
 from unisono.train.step.overlap import flowing, gradients_kind, unflushed
 from unisono.train.step.routing import router_votes
 from unisono.train.step.run import Replica, Run
+from unisono.train.step.shared_numbers import SharedNumbers
 from unisono.train.step.update import Update
 
 
@@ -53,14 +55,15 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     if isinstance(part, Run):
         part.gradients.release()
     mesh = mesh if mesh.members == members else mesh.joined(members)
-    assignment = assign(count := replica.global_batch // replica.micro_batch, mesh.shape, members, speeds)
     policy, local = POLICIES.read(replica.plan.sync), replica.local
-    _check(replica, policy, mesh, assignment)
-    leaves = assignment[mesh.rank]
+    count = replica.global_batch // replica.micro_batch
+    stretches = _stretches(replica, policy, mesh, speeds)
+    leaves = leaves_of(stretches, mesh)
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     # What a step sees of the others: where replicas have weights of their own, those that it is in lock-step with.
     near = mesh.lockstep(policy.neighbours) if isinstance(policy, OuterPolicy) else mesh
-    sync, counted = _sync(part, policy, mesh, near, plan), mesh.tp.index == 0
+    seen = count if near is mesh else count // mesh.dp.size * near.dp.size
+    sync = _sync(part, policy, mesh, near, plan)
     gradients = gradients_kind(plan, sync)(
         local.slots,
         near.dp,
@@ -70,51 +73,93 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         sharding=local.sharding,
         inner=mesh.over,
         trees={slot.name: TreeSum(len(leaves)) for slot in local.slots} if policy.leafwise else {},
-        places=LossPlaces(count, leaves, counted) if policy.leafwise else LossPlaces(counted=counted),
+        places=_places(policy, count, leaves, mesh),
     )
-    timetable, row = timetable_of(plan), mesh.at["pp"]
+    timetable, row, eval_row = _rows(plan, mesh)
     run = Run(
         replica=replica,
         mesh=mesh,
         leaves=leaves,
         of_leaves=count,
         local=local,
-        player=StagePlayer(
-            local.stages,
-            local.wires,
-            replica.recorder,
-            partial(computing, plan.precision, local.device),
-            gradients.begin,
-            gradients.leaf_done if policy.leafwise else None,
-            dtype=replica.dtype,
-            device=local.device,
-            halves=local.halves,
-            scale=replica.update.scaler.factor,
-        ),
+        player=_player(replica, policy, gradients),
         timetable=timetable,
-        row=timetable.rows[row],
-        eval_row=part_of(timetable, lambda action: action.kind == "F").rows[row],
+        row=row,
+        eval_row=eval_row,
         sync=sync,
         gradients=gradients,
         measure=_measure(policy, local, mesh),
-        update=_update_of(replica, near, *_numbered(leaves, count, mesh, near), plan),
-        meeting=Meeting(sync, local.device),
+        update=_update_of(replica, near, lambda: _numbered(run.leaves, count, mesh, near), seen, plan),
+        shared=SharedNumbers(sync, local.device),
         seed=replica.seed,
         recorder=replica.recorder,
         step=part.step if isinstance(part, Run) else 0,
     )
+    sync.assigned(stretches, mesh.shape.shard)
+    run.assigner = _assigner(run, policy, stretches)
     return flowing(run, plan)
 
 
-def _numbered(leaves: range, count: int, mesh: Mesh, near: Mesh) -> tuple[range, int]:
-    """This rank's leaves, and how many there are, among those of `near`, whose replicas lie side by side."""
-    of = count // mesh.dp.size * near.dp.size
+def _numbered(leaves: range, count: int, mesh: Mesh, near: Mesh) -> range:
+    """These leaves of `count` as they are numbered among those of `near`, whose replicas lie side by side."""
+    if near is mesh:
+        return leaves
     first = (mesh.dp.index - near.dp.index) * (count // mesh.dp.size)
-    return (
-        (leaves, count)
-        if of == count
-        else (range(leaves.start - first, leaves.stop - first, leaves.step), of)
+    return range(leaves.start - first, leaves.stop - first, leaves.step)
+
+
+def take_leaves(run: Run, stretches: Sequence[range]) -> None:
+    """Between two steps: each replica computes other leaves from now on. stretches: of each one, which its shards take
+    in turn. Weights, optimiser and groups stay as they are. Every rank calls it."""
+    mesh, policy = run.mesh, POLICIES.read(run.replica.plan.sync)
+    run.leaves = leaves_of(stretches, mesh)
+    plan = replace(run.replica.plan, dp=mesh.dp.size, micros=len(run.leaves))
+    run.timetable, run.row, run.eval_row = _rows(plan, mesh)
+    run.gradients.assign(len(run.leaves), _places(policy, run.of_leaves, run.leaves, mesh))
+    run.sync.assigned(stretches, mesh.shape.shard)
+
+
+def leaves_of(stretches: Sequence[range], mesh: Mesh) -> range:
+    """The leaves of this rank: of its replica's, which shards take in turn."""
+    stretch = stretches[mesh.at["dp"]]
+    return range(stretch.start + mesh.at["shard"], stretch.stop, mesh.shape.shard)
+
+
+def _player(replica: Replica, policy: Policy, gradients: Gradients) -> StagePlayer:
+    """What plays this rank's rows, and hands on what backwards make."""
+    local = replica.local
+    return StagePlayer(
+        local.stages,
+        local.wires,
+        replica.recorder,
+        partial(computing, replica.plan.precision, local.device),
+        gradients.begin,
+        gradients.leaf_done if policy.leafwise else None,
+        dtype=replica.dtype,
+        device=local.device,
+        halves=local.halves,
+        scale=replica.update.scaler.factor,
     )
+
+
+def _assigner(run: Run, policy: Policy, stretches: Sequence[range]) -> Assigner:
+    """What may assign leaves anew while the run goes on, where the policy asks for it."""
+    if not policy.look_every or run.mesh.dp.size == 1:
+        return Assigner([len(stretch) for stretch in stretches])
+    by_speed = contributed("unisono.train.step.balance").BySpeed
+    return by_speed(run, policy.look_every, stretches, policy.leafwise)
+
+
+def _rows(plan: Plan, mesh: Mesh) -> tuple[Timetable, Sequence[Action], Sequence[Action]]:
+    """(the timetable of this replica, the row of this rank, its forwards alone)."""
+    timetable, row = timetable_of(plan), mesh.at["pp"]
+    return timetable, timetable.rows[row], part_of(timetable, lambda action: action.kind == "F").rows[row]
+
+
+def _places(policy: Policy, count: int, leaves: range, mesh: Mesh) -> LossPlaces:
+    """Where the losses of these leaves of `count` stand in a step's line of numbers."""
+    counted = mesh.tp.index == 0
+    return LossPlaces(count, leaves, counted) if policy.leafwise else LossPlaces(counted=counted)
 
 
 def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, near: Mesh, plan: Plan) -> Sync:
@@ -155,6 +200,11 @@ def _site(replica: Replica, policy: OuterPolicy, mesh: Mesh, near: Mesh, coder: 
             for x in changed_buffers(stage, replica.local.routers).values()
         ],
         replica.steps,
+        replica.servers,
+        replica.global_batch,
+        replica.update.rate,
+        replica.update.max_norm,
+        replica.update.optimizer_over,
     )
 
 
@@ -172,7 +222,7 @@ def _coder(replica: Replica) -> Coder:
     return coder
 
 
-def _update_of(replica: Replica, mesh: Mesh, leaves: range, count: int, plan: Plan) -> Update:
+def _update_of(replica: Replica, mesh: Mesh, leaves: Callable[[], range], count: int, plan: Plan) -> Update:
     """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
     local, flushed = replica.local, unflushed(plan) is None
     votes = router_votes(local, mesh.world, replica.update.scaler)
@@ -186,10 +236,19 @@ def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:
     return ByRow(local.shapes, mesh.replica, mesh.at, policy.virtual)
 
 
-def _check(replica: Replica, policy: Policy, mesh: Mesh, assignment: Assignment) -> None:
-    """Raises UsageError, on every rank alike, where the policy cannot be played with what some member computes."""
-    for micros in sorted({len(leaves) for leaves in assignment.values()}):
-        plan = replace(replica.plan, dp=mesh.dp.size, micros=micros)
+def _stretches(
+    replica: Replica, policy: Policy, mesh: Mesh, speeds: Sequence[float] | None
+) -> Sequence[range]:
+    """The leaves of each replica; by the policy's own speeds where nobody says others. Raises ValueError, and
+    UsageError, on every rank alike, where the policy cannot be played with what some replica computes."""
+    count, said = replica.global_batch // replica.micro_batch, policy.replica_speeds
+    if speeds is None and len(said) == mesh.dp.size:
+        speeds = said
+    stretches = stretches_of(count, mesh.dp.size, mesh.shape.shard, speeds, policy.leafwise)
+    for micros in sorted({len(stretch) // mesh.shape.shard for stretch in stretches}):
+        sync = policy.among(replica.plan.sync, mesh.dp.size)
+        plan = replace(replica.plan, dp=mesh.dp.size, micros=micros, sync=sync)
         batch = Batch(replica.global_batch, replica.micro_batch, micros, mesh.data.size)
-        for problem in policy.problems(plan, batch):
+        for problem in POLICIES.read(sync).problems(plan, batch):
             raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)
+    return stretches

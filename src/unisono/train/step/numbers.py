@@ -66,6 +66,10 @@ class Line:
         self._all = self.values.new_zeros(dp.size * len(self.values))
         self._here = torch.tensor(places.here, device=device)
 
+    def place(self, places: LossPlaces) -> None:
+        """This rank's losses have these places from now on, of as many."""
+        self.places, self._here = places, torch.tensor(places.here, device=self.values.device)
+
     def write(self, losses: Tensor | None, stop: bool, lacks: bool) -> None:
         """This rank's numbers. losses: of its leaves, in order; zeros where the loss is not computed."""
         line = self.values.zero_()

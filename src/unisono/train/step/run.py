@@ -13,16 +13,18 @@ from unisono.parallelize import Local
 from unisono.plan import Plan
 from unisono.programs.pipeline import Action, Timetable
 from unisono.sync import Sync
+from unisono.train.step.assigner import Assigner
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.gradients import Gradients
-from unisono.train.step.meeting import Meeting
+from unisono.train.step.shared_numbers import SharedNumbers
 from unisono.train.step.update import Update
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
-    in samples. steps: updates of the whole run, 0 where nobody knows."""
+    in samples. steps: updates of the whole run, 0 where nobody knows.
+    servers: of parameters, where the policy has some."""
 
     plan: Plan
     mesh: Mesh
@@ -34,6 +36,7 @@ class Replica:
     seed: int
     recorder: Recorder
     steps: int = 0
+    servers: int = 1
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Run:
     gate: held while a step changes what is kept in checkpoints, so that another thread may keep it from doing so.
     leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
     is this rank's, `eval_row` its forwards alone. whole: whether weights and states are those after `step` steps: not
-    in the middle of an update.
+    in the middle of an update. assigner: may change who computes which leaves, between two steps.
     """
 
     replica: Replica
@@ -59,9 +62,10 @@ class Run:
     gradients: Gradients
     measure: Measure
     update: Update
-    meeting: Meeting
+    shared: SharedNumbers
     seed: int
     recorder: Recorder
     step: int = 0
     whole: bool = True
+    assigner: Assigner = field(default_factory=Assigner)
     gate: threading.Lock = field(default_factory=threading.Lock)

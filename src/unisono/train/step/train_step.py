@@ -41,12 +41,15 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
     the report says whether any was. A bad step changes nothing."""
     run.sync.before_step(run.step)
     weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
-    losses = run.player.play(run.row, leaves, weight, run.seed)
+    with run.assigner.computing():
+        losses = run.player.play(run.row, leaves, weight, run.seed)
     with run.recorder.span("backward", op="close"):
         verdict = run.gradients.close(losses, stop())
     with run.recorder.span("optim"):
         run.update.scaler.unscale(run.gradients.slots)
-        numbers = run.meeting.share(run.step, run.gradients.numbers(run.measure))
+        local = run.gradients.numbers(run.measure)
+        run.sync.deliver(run.step, local.norm, local.stop)
+        numbers = run.shared.share(run.step, local)
         run.whole = False
     with run.gate:
         with run.recorder.span("optim"):
@@ -54,11 +57,14 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
             run.gradients.forget()
         if report.bad or report.again:
             run.sync.undone()
-        run.step += report.verdict is not Verdict.DISCARD or not numbers.met
+        if report.verdict is not Verdict.DISCARD or not numbers.met:
+            run.step = run.sync.next_step(run.step)
         run.sync.after_update(report.step)
         run.whole = True
     if not run.sync.equal and not report.bad:
         _come_together(run, report.step)
+    if not report.bad and not report.again:
+        run.assigner.stepped()
     return report
 
 

@@ -74,7 +74,8 @@ class Update:
     something what this optimiser has it given. apart: whether each parameter is stepped by its own gradient alone.
     by_parts: whether parts of the model may be updated later than others. judge(step, verdict, numbers): why a step is
     not to be made, in words, "" where it is; from what all ranks have alike. after(verdict): what else follows from
-    the whole step on all ranks, each; returns what there is to tell.
+    the whole step on all ranks, each; returns what there is to tell. optimizer_over(slots): the same optimiser, at its
+    beginning, over other tensors.
     """
 
     by_parts: ClassVar[bool] = False
@@ -88,6 +89,7 @@ class Update:
     apart: bool = False
     judge: Callable[[int, Verdict, Numbers], str] = not_numbers
     after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
+    optimizer_over: Callable[[Sequence[Slot]], Optimizer] | None = None
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
@@ -123,7 +125,18 @@ def update_of(
     optimizer = make(train, slots, device, even=even, dither=dither)
     member = train.optimiser()
     crossing, scaler = crossing_of(member, optimizer, slots), scaler or Unscaled()
-    return Update(optimizer, slots, train.rate(), train.clip, scaler, dither, crossing, member.apart)
+    over = partial(make, train, device=device, even=even, dither=dither)
+    return Update(
+        optimizer,
+        slots,
+        train.rate(),
+        train.clip,
+        scaler,
+        dither,
+        crossing,
+        member.apart,
+        optimizer_over=over,
+    )
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:

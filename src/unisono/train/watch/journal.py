@@ -11,6 +11,7 @@ from unisono.observe.metrics import plain
 from unisono.observe.span import PARTS, Lap
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.sink import Observer, StepRecord
+from unisono.spec.words import INSTRUMENTS, is_number
 from unisono.train.step.update import Report
 
 EVERY = 0.5  # seconds
@@ -138,7 +139,9 @@ class LiveTable(Observer):
         self._line, self._steps, self._stage = line, steps, stage
 
     def observe(self, steps: Sequence[StepRecord]) -> None:
-        last = steps[-1]
+        last, heard = steps[-1], dict[str, float]()
+        for record in steps:  # a policy need not say each of them in each step
+            heard |= {key: record.says[key] for key in INSTRUMENTS if is_number(record.says.get(key))}
         self._line.send(
             "step",
             step=last.step,
@@ -149,4 +152,5 @@ class LiveTable(Observer):
             times=last.times,
             mem_mib=last.mem_mib,
             stage=self._stage,
+            **({"instruments": heard} if heard else {}),
         )

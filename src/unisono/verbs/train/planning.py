@@ -197,6 +197,8 @@ class Replanner:
         plan = Plan.parse(now.spread.plan)
         speeds = replica_speeds(self.recipe, plan, now)
         policy = member("sync", plan.sync)
+        if policy is not None and policy.look_every:  # ranks see to it themselves
+            return Advice(None)
         if now.hosts == 1 and not (
             policy and policy.leafwise
         ):  # on one host the same command has the same bits
@@ -254,8 +256,9 @@ def among_hosts(cluster: Cluster, now: Situation) -> Cluster:
 def _counts(recipe: Recipe, plan: Plan, speeds: tuple[float, ...]) -> list[int]:
     """Leaves of each replica."""
     leaves = recipe.train.global_batch // (recipe.train.micro_batch or 1)
-    shape = Shape(dp=plan.dp, shard=plan.shard)
-    dealt = assign(leaves, shape, Members.first(shape.world), speeds or None)
+    shape, policy = Shape(dp=plan.dp, shard=plan.shard), member("sync", plan.sync)
+    speeds, branches = speeds or getattr(policy, "replica_speeds", ()), getattr(policy, "leafwise", False)
+    dealt = assign(leaves, shape, Members.first(shape.world), speeds or None, branches)
     return [sum(len(dealt[shape.rank({"pp": 0, "dp": at, "shard": s, "cp": 0, "tp": 0})]) for s in range(plan.shard))
             for at in range(plan.dp)]  # fmt: skip
 

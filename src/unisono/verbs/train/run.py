@@ -21,7 +21,7 @@ from unisono.launch.error_record import ECHO
 from unisono.launch.guardian import GuardianPipe
 from unisono.launch.loop import OnEvent
 from unisono.launch.outcome import Outcome
-from unisono.launch.run.membership import RunSpread
+from unisono.launch.run.membership import Role, RunSpread
 from unisono.launch.screen import Screen
 from unisono.launch.signals import StartupSignals
 from unisono.observe.files import write_whole
@@ -41,7 +41,7 @@ from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
 
-_SEQUEL = "unisono.programs.chaos.sequel"  # of the sister package
+_SEQUEL, _BESIDE = "unisono.programs.chaos.sequel", "unisono.verbs._beside"  # of the sister package
 
 
 def run(
@@ -53,6 +53,8 @@ def run(
     what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. guardian: knows of
     supervisors before this one. hosts: as `--hosts` names them."""
     recipe, place = order.recipe, env.detect(os.environ)
+    if place is not None and place.role is not Role.TRAINER:
+        return contributed(_BESIDE).stand(place, settings)
     order, done = _which(order, alone=place is None)
     resume = order.run_dir
     if order.chaos and place is not None:

@@ -78,6 +78,8 @@ def remote_hosts(order: TrainOrder, text: str, settings: Settings, other: Other)
 def spread_of(recipe: Recipe, plan: Plan) -> RunSpread | None:
     """Return how a plan is spread with any number of replicas: leaves that replicas do not divide are dealt as evenly
     as can be. None where some replica would have none, or the plan does not go with the recipe."""
+    if (policy := member("sync", plan.sync)) is not None:
+        plan = replace(plan, sync=policy.among(plan.sync, plan.dp))
     batch, _ = batch_of(replace(plan, micros=None), recipe.train)
     if batch is not None:
         plan = replace(plan, micros=batch.micros)
@@ -90,9 +92,11 @@ def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...]) -> RunSpread | 
     train, policy = recipe.train, member("sync", plan.sync)
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
     try:
-        assignment = assign(
-            train.global_batch // (train.micro_batch or 1), shape, Members.first(shape.world), speeds
+        leaves, branches = (
+            train.global_batch // (train.micro_batch or 1),
+            policy is not None and policy.leafwise,
         )
+        assignment = assign(leaves, shape, Members.first(shape.world), speeds, branches)
     except ValueError:
         return None
     counts = {len(leaves) for leaves in assignment.values()}

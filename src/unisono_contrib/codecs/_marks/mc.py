@@ -40,7 +40,7 @@ class MomentumCorrection(Mark):
     )
 
     def misfit(self, member: Any) -> str:
-        inner = member.inner if isinstance(member, FedCodec) else member
+        inner = _bare(member)
         if inner.owed:
             return "it has another memory of what was not sent already"
         if not (inner.sparse and inner.tells):
@@ -52,7 +52,7 @@ class MomentumCorrection(Mark):
         return ""
 
     def around(self, member: Any) -> "CorrectedCodec":
-        inner = member.inner if isinstance(member, FedCodec) else member
+        inner = _bare(member)
         return CorrectedCodec(inner=inner, momentum=self.momentum, warmup=self.warmup)
 
 
@@ -128,3 +128,8 @@ class CorrectedCoder(AroundCoder):
 
 def _without(plan: Any) -> str:
     return plan.codec.partition("+")[0]
+
+
+def _bare(member: Any) -> Any:
+    """A codec without error feedback that loses nothing, which momentum correction has itself."""
+    return member.inner if isinstance(member, FedCodec) and member.beta == 1.0 else member

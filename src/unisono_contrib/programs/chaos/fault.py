@@ -35,7 +35,10 @@ FAULTS: Mapping[str, FaultKind] = {
     "segv": FaultKind("SIGSEGV, as a mistake in native code", {}, True, signal="SIGSEGV"),
     "stop": FaultKind("SIGSTOP, and nobody continues it", {}, True, signal="SIGSTOP"),
     "pause": FaultKind("SIGSTOP, continued after `seconds`", {"seconds": 0.2}),
-    "slow": FaultKind("each step takes `times` as long, for `seconds`", {"times": 10.0, "seconds": 1.0}),
+    "slow": FaultKind(
+        "forwards and backwards take `times` as long, and `leaf` seconds more a micro-batch, for `seconds`",
+        {"times": 10.0, "leaf": 0.0, "seconds": 1.0},
+    ),
     "cut": FaultKind("its TCP connections to other ranks are shut down", {}, True, stays=True),
     "flip": FaultKind("bit `bit` of one number of a weight is the other one", {"bit": 22}),
     "fill": FaultKind("a file of `mib` MiB in the run folder for `seconds`", {"mib": 64.0, "seconds": 1.0}),
@@ -63,6 +66,7 @@ class Fault:
     late: float = 0.0
     seconds: float = 0.0
     times: float = 0.0
+    leaf: float = 0.0
     bit: int = 0
     mib: float = 0.0
 

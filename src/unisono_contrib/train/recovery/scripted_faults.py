@@ -21,7 +21,7 @@ from typing import Any, final
 import torch
 
 from unisono.comm import parting
-from unisono.observe.span import Recorder
+from unisono.observe.span import OpenSpan, Recorder
 from unisono.parallel.player import Leaf
 from unisono.train.recovery.fault_injection import FaultInjector
 from unisono.train.step.run import Run
@@ -59,10 +59,10 @@ class ScriptedFaults(FaultInjector):
         self._samples: _SampleLog | None = None
         self._waiting: list[tuple[int, Fault]] = []
         self._timed = False
-        self._slow_until, self._times, self._loaded = 0.0, 1.0, 0.0
+        self._slowness = _Slowness()
 
     def recorder(self, rank: int) -> Recorder:
-        self._recorder = _PhaseRecorder(rank, self.reached)
+        self._recorder = _PhaseRecorder(rank, self.reached, self._slowness)
         return self._recorder
 
     def trains(self, run: Run, epoch: int) -> None:
@@ -98,14 +98,6 @@ class ScriptedFaults(FaultInjector):
                 _later(fault.late, self._play, number, fault, phase)
             else:
                 self._play(number, fault, phase)
-        if phase == "load":
-            self._lag()
-
-    def _lag(self) -> None:
-        now = time.monotonic()
-        if now < self._slow_until and self._loaded:
-            time.sleep((self._times - 1) * min(1.0, now - self._loaded))
-        self._loaded = time.monotonic()
 
     def _play(self, number: int, fault: Fault, phase: str = "") -> None:
         if fault.what in _MAIN and threading.current_thread() is not threading.main_thread():
@@ -126,7 +118,7 @@ class ScriptedFaults(FaultInjector):
         os.kill(me, signal.SIGSTOP)
 
     def _slow(self, fault: Fault) -> None:
-        self._slow_until, self._times = time.monotonic() + fault.seconds, fault.times
+        self._slowness.begin(fault)
 
     def _cut(self, fault: Fault) -> None:
         self._cut_off += parting.cut()
@@ -174,17 +166,46 @@ def _process(who: int | str) -> int:
     return os.getpid()
 
 
-class _PhaseRecorder(Recorder):
-    """A recorder that says what begins."""
+class _Slowness:
+    """How much longer this rank computes, until when."""
 
-    def __init__(self, rank: int, reached: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
+        self._until, self._times, self._leaf = 0.0, 1.0, 0.0
+
+    def begin(self, fault: Fault) -> None:
+        self._until, self._times, self._leaf = time.monotonic() + fault.seconds, fault.times, fault.leaf
+
+    def lag(self, kind: str, computed_ns: int) -> None:
+        """Sleep as long as a slower rank would still compute. computed_ns: of one micro-batch, waits left out."""
+        if time.monotonic() < self._until:
+            time.sleep((self._times - 1.0) * computed_ns * 1e-9 + (self._leaf if kind == "forward" else 0.0))
+
+
+class _SlowSpan(OpenSpan):
+    """A forward or backward of one micro-batch, longer by what the rank is slow."""
+
+    __slots__ = ("slowness",)
+
+    def __exit__(self, *raised: object) -> None:
+        self.slowness.lag(self.kind, self.recorder.now_ns() - self.start_ns - self.inner_ns)
+        super().__exit__(*raised)
+
+
+class _PhaseRecorder(Recorder):
+    """A recorder that says what begins, and in which a slow rank computes longer."""
+
+    def __init__(self, rank: int, reached: Callable[[str], None], slowness: _Slowness) -> None:
         super().__init__(rank)
-        self._reached = reached
+        self._reached, self._slowness = reached, slowness
 
     def span(self, kind: str, **tags: Any) -> Any:
         if (phase := _PHASES.get(kind)) is not None and threading.current_thread() is threading.main_thread():
             self._reached(phase)
-        return super().span(kind, **tags)
+        if kind not in ("forward", "backward") or "micro" not in tags:
+            return super().span(kind, **tags)
+        span = _SlowSpan(self, kind, tags)
+        span.slowness = self._slowness
+        return span
 
 
 class _SampleLog:

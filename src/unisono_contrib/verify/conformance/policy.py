@@ -12,7 +12,7 @@ from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
-from unisono.sync import POLICIES, Policy
+from unisono.sync import POLICIES, OuterPolicy, Policy
 from unisono.train.build.build import Place, build, feeds, place_of
 from unisono.train.data.load import load
 from unisono.train.state.checkpoint import save
@@ -20,6 +20,7 @@ from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
 from unisono_contrib.comm import threads
+from unisono_contrib.verify.conformance.outer_policy import outer_faults
 
 STEPS = 4  # at least
 NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs
@@ -41,6 +42,9 @@ def faults(policy: Policy, folder: Path, text: str) -> Iterator[str]:
     """1. Loss and request to stop are the same on all replicas. 2. So are weights, if it says `equal`. 3. They are
     as near to one device's as its fidelity says. 4. It sends and keeps what it declares. 5. A run that was saved and
     loaded goes on as one that was not. All under its `steady` self."""
+    if isinstance(policy, OuterPolicy):
+        yield from outer_faults(policy, folder, text)
+        return
     steady = policy.steady(text)
     if steady != text:
         policy, text = POLICIES.read(steady), steady

@@ -16,7 +16,7 @@ from tests.train.test_session import losses, play
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, latest, read_full, save, verify_folder
 from unisono.train.state.checkpoint.find import by_age, step_of
-from unisono_contrib.train.state.checkpoint.depot import FolderDepot, RemoteDepot, bare, depot_at
+from unisono_contrib.comm.depot import FolderDepot, RemoteDepot, bare, depot_at
 from unisono_contrib.train.state.checkpoint.mirror import Mirroring, fetch, place_at
 
 pytestmark = pytest.mark.timeout(120)
@@ -177,15 +177,15 @@ def test_a_copy_that_fails_is_a_note_and_the_next_is_tried(
 
 def test_a_mirror_that_cannot_be_used_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
-        depot_at("nowhere://x/y")
+        depot_at("nowhere://x/y", "train.mirror")
     assert caught.value.code == "C02" and "nowhere://x/y" in caught.value.what
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UsageError) as caught:
-        depot_at("s3://user:secret@bucket/x")
+        depot_at("s3://user:secret@bucket/x", "train.mirror")
     assert caught.value.code == "E01" and "unisono[remote]" in str(caught.value.fix)
     assert "secret" not in caught.value.render()
-    assert isinstance(depot_at("/a"), FolderDepot) and isinstance(depot_at("file:///a%20b"), FolderDepot)
+    assert all(isinstance(depot_at(url, "x"), FolderDepot) for url in ("/a", "file:///a%20b"))
 
 
 def test_no_password_is_told() -> None:

@@ -26,7 +26,7 @@ from unisono.train.state.checkpoint.manifest import MANIFEST, SIZE_LIMIT, decode
 from unisono.train.state.checkpoint.saver import give_way
 from unisono.train.state.checkpoint.tensorfile import Damage
 from unisono.train.state.checkpoint.write import doomed, free_bytes, no_room
-from unisono_contrib.train.state.checkpoint.depot import Depot, bare, depot_at
+from unisono_contrib.comm.depot import Depot, bare, depot_at
 
 _STALLED = 120.0  # seconds without a byte after which the end of a run waits no longer for a copy
 
@@ -51,7 +51,7 @@ class MirrorFolder:
 def place_at(url: str, run_dir: Path) -> MirrorFolder:
     """The place of a run, by its name and id. Raises UsageError E01 or C02."""
     run = run_dir.resolve()
-    return MirrorFolder(depot_at(url), f"{run.parent.name}/{run.name}", bare(url))
+    return MirrorFolder(depot_at(url, "train.mirror"), f"{run.parent.name}/{run.name}", bare(url))
 
 
 @final

@@ -6,23 +6,16 @@ meeting: then a run stops, or is found to be bad.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from unisono.sync import Sync
 from unisono.train.step.numbers import Numbers
 
-if TYPE_CHECKING:
-    from unisono.train.step.run import Run
-
 
 @dataclass(slots=True)
-class Meeting:
+class SharedNumbers:
     """What one rank has to say at the next meeting. stop: a rank of this replica was asked to. spoiled: a step since
     the last meeting was not one of numbers, and was left out here."""
 
@@ -47,23 +40,3 @@ class Meeting:
         largest = math.nan if any(map(math.isnan, norms)) else max(norms)
         self.stop = self.spoiled = False
         return replace(numbers, loss=math.fsum(losses) / len(losses), stop=any(stops), largest=largest)
-
-
-@contextmanager
-def central_weights(run: "Run") -> Iterator[None]:
-    """While it lasts, every rank has "the" weights of the run, those of `Sync.center`, in the place of its replica's
-    own. Every rank calls it, or it hangs."""
-    center = run.sync.center()
-    own = {slot.name: slot.master.clone() for slot in run.local.slots if slot.name in center}
-    try:
-        _fill(run, center)
-        yield
-    finally:
-        _fill(run, own)
-
-
-@torch.no_grad()
-def _fill(run: "Run", values: Mapping[str, Tensor]) -> None:
-    for slot in run.local.slots:
-        if slot.name in values:
-            slot.master.copy_(values[slot.name])

@@ -1,0 +1,33 @@
+"""What all policies with parameter servers have in common: what they refuse, send and keep. No torch."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from unisono.plan.grammar import named
+from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
+from unisono.spec.work import Call, Work
+from unisono.sync import OuterPolicy
+from unisono_contrib.sync._local import usual_problems
+
+
+class ServedPolicy(OuterPolicy):
+    """A policy under which weights and optimiser lie with servers. In a step, a replica pulls all weights and pushes
+    its gradient; a server moves that of all replicas over its one link."""
+
+    alone: ClassVar[bool] = True
+    served: ClassVar[bool] = True
+    repeats: ClassVar[bool] = False
+
+    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
+        yield from usual_problems(self, plan)
+        codec = named("codec", plan.codec)
+        if codec is not None and codec.fidelity is not Fidelity.EXACT:
+            what = f"sync={plan.sync}: gradients go to a server as they are, and codec={plan.codec} would do nothing"
+            yield Problem("P16", what, "plan.sync, plan.codec", "codec=plain")
+
+    def work(self, gradient_bytes: int, dp: int) -> Work:
+        """Of a rank that carries the one server: it receives dp gradients and sends dp copies of the weights, 2·dp·S in
+        all, of which a collective's rank sends half. With more servers the links share it."""
+        calls = (Call("dp", "push", gradient_bytes), Call("dp", "serve", gradient_bytes * dp))
+        return Work(calls, gradient_bytes * 3)
