@@ -24,16 +24,16 @@ class ChocoSync(GossipSync):
     def __init__(self, site: Site, beat: Beat, gamma: float) -> None:
         super().__init__(site, beat, site.coder.called if site.coder.loses else "")
         self.gamma = gamma
-        self.public = {name: x.clone() for name, x in self.own.items()}
+        self.public = {name: x.clone() for name, x in self.local.items()}
         self.copies: dict[int, list[Tensor]] = {}
         """By neighbour, its public copy, packed; none before they were fetched."""
         by: dict[torch.dtype, list[str]] = {}
-        for name, x in self.own.items():
+        for name, x in self.local.items():
             by.setdefault(x.dtype, []).append(name)
         self._names = [tuple(names) for names in by.values()]
 
     def talk(self, number: int) -> None:
-        self._row = (matrix := self.matrix(number))[self.replicas.index]
+        self._row = (matrix := self.matrix(number))[self.group.index]
         to, sources = self.neighbours(matrix)
         public = packed(list(self.public.values()))
         if self.copies.keys() != set(sources):
@@ -45,24 +45,24 @@ class ChocoSync(GossipSync):
             for x, names, memory in zip(differences, self._names, memories, strict=True)
         ]
         said = [x for payload in payloads for x in payload]
-        everybody = {self.replicas.index: said, **self.peers.swap(dict.fromkeys(to, said), sources, said)}
+        everybody = {self.group.index: said, **self.peers.swap(dict.fromkeys(to, said), sources, said)}
         self._news = {j: self._decoded(said, payloads, public, memories) for j, said in everybody.items()}
 
     def take(self) -> None:
-        me = self.replicas.index
-        own = packed(list(self.public.values()))
+        me = self.group.index
+        mine = packed(list(self.public.values()))
         for j, news in self._news.items():
-            for copy, part in zip(own if j == me else self.copies[j], news, strict=True):
+            for copy, part in zip(mine if j == me else self.copies[j], news, strict=True):
                 copy.add_(part)
-        mean = weighted({**self.copies, me: own}, self._row)
+        mean = weighted({**self.copies, me: mine}, self._row)
         for x, to, copy in zip(
             self.masters,
             unpacked(mean, self.masters),
-            unpacked(own, self.masters),
+            unpacked(mine, self.masters),
             strict=True,
         ):
             x.copy_(x + self.gamma * (to - copy))
-        self._publish(unpacked(own, self.masters))
+        self._publish(unpacked(mine, self.masters))
         self._news = {}
 
     def end(self, mean: Sequence[Tensor]) -> None:
@@ -71,6 +71,10 @@ class ChocoSync(GossipSync):
 
     def private_state(self) -> Mapping[str, Tensor]:
         return {f"{name}/public": x for name, x in self.public.items()}
+
+    @property
+    def copied(self) -> Sequence[Tensor]:
+        return [x for parts in self.copies.values() for x in parts]
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -86,7 +90,7 @@ class ChocoSync(GossipSync):
             copy.copy_(value)
 
     def _shapes(self, names: Sequence[str]) -> list[torch.Size]:
-        return [self.own[name].shape for name in names]
+        return [self.local[name].shape for name in names]
 
     def _memory(self, names: tuple[str, ...], number: int) -> BucketMemory:
         """As of a group of one. What a codec draws must be alike for all who play it."""

@@ -39,18 +39,18 @@ class GossipSync(OuterSync):
     def __init__(self, site: Site, beat: Beat, codec: str = "") -> None:
         super().__init__(site)
         self.beat = beat
-        self.own = {slot.name: slot.master.detach() for slot in site.learning()}
-        self.peers = Peers(self.replicas, site.device, codec)
+        self.local = {slot.name: slot.master.detach() for slot in site.learning()}
+        self.peers = Peers(self.group, site.device, codec)
         self._distance: float | None = None
         self._mean: list[Tensor] | None = None  # of all, after the last step
         self._number: int | None = None  # of the round under way
 
     @property
     def masters(self) -> list[Tensor]:
-        return list(self.own.values())
+        return list(self.local.values())
 
     def parts(self) -> list[Tensor]:
-        """Of each of `own`, what this replica brings into the mean over all."""
+        """Of each of `local`, what this replica brings into the mean over all."""
         return self.masters
 
     def mass(self) -> float:
@@ -91,22 +91,22 @@ class GossipSync(OuterSync):
 
     def matrix(self, number: int) -> Matrix:
         """Of a round."""
-        return mixing(self.beat.graph, self.replicas.size, number, self.site.coder.seed)
+        return mixing(self.beat.graph, self.group.size, number, self.site.coder.seed)
 
     def neighbours(self, matrix: Matrix) -> tuple[list[int], list[int]]:
         """The other replicas that hear this one, and those that it hears."""
-        me = self.replicas.index
+        me = self.group.index
         return heard_by(matrix, me), [j for j in matrix[me] if j != me]
 
     def heard(self, flats: Sequence[Tensor], matrix: Matrix) -> dict[int, list[Tensor]]:
         """By replica, what those say whom this one hears in a round, and it itself."""
         to, sources = self.neighbours(matrix)
-        return {self.replicas.index: list(flats), **self.peers.swap(dict.fromkeys(to, flats), sources, flats)}
+        return {self.group.index: list(flats), **self.peers.swap(dict.fromkeys(to, flats), sources, flats)}
 
     @torch.no_grad()
     def mean(self) -> list[Tensor]:
-        """The mean of all replicas, like `own`. Every replica calls it, or it hangs."""
-        group, parts = self.replicas, self.parts()
+        """The mean of all replicas, like `local`. Every replica calls it, or it hangs."""
+        group, parts = self.group, self.parts()
         if group.size == 1:
             return [x / self.mass() if self.mass() != 1.0 else x.clone() for x in parts]
         mass = torch.tensor([self.mass()], dtype=torch.float64, device=self.site.device)
@@ -116,7 +116,8 @@ class GossipSync(OuterSync):
         return unpacked(flats, parts)
 
     def center(self) -> Mapping[str, Tensor]:
-        return {n: x.to(own.dtype) for (n, own), x in zip(self.own.items(), self.mean(), strict=True)}
+        pairs = zip(self.local.items(), self.mean(), strict=True)
+        return {name: x.to(local.dtype) for (name, local), x in pairs}
 
     @torch.no_grad()
     def _meet(self) -> list[Tensor]:
@@ -124,7 +125,7 @@ class GossipSync(OuterSync):
         mean, mass = self.mean(), self.mass()
         apart = [
             torch.sum((x.double() / mass - center.double()) ** 2)
-            for name, x, center in zip(self.own, self.parts(), mean, strict=True)
+            for name, x, center in zip(self.local, self.parts(), mean, strict=True)
             if name in self.site.counted
         ]
         zero = torch.zeros((), dtype=torch.float64, device=self.site.device)

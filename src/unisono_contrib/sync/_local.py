@@ -53,13 +53,13 @@ def rounds_work(
 
 
 def gossip_work(
-    gradient_bytes: int, dp: int, inside: int, messages: float, report: int, kept: int = 0
+    gradient_bytes: int, dp: int, inside: int, report: int, message: int, messages: float, kept: int
 ) -> Work:
-    """What one rank sends in a mean step and keeps. messages: to other replicas, each of all weights. report: steps
-    from one mean over all replicas to the next, whose weights cross as they are."""
+    """What one rank sends in a mean step and keeps. report: steps from one mean over all replicas to the next, whose
+    weights cross as they are. message: its bytes. messages: to other replicas in a mean step."""
     outer = max(1, dp // inside)
     calls = [
-        Call("dp", "send", gradient_bytes, messages),
+        Call("dp", "send", message, messages),
         Call("dp", "reduce", 2 * gradient_bytes * (outer - 1) // outer, 1.0 / report),
     ]
     if inside > 1:

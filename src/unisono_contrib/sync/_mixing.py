@@ -18,7 +18,7 @@ class MixingSync(GossipSync):
 
     def talk(self, number: int) -> None:
         matrix = self.matrix(number)
-        self._mixed = weighted(self.heard(packed(self.masters), matrix), matrix[self.replicas.index])
+        self._mixed = weighted(self.heard(packed(self.masters), matrix), matrix[self.group.index])
 
     def take(self) -> None:
         _fill(self.masters, unpacked(self._mixed, self.masters))
@@ -38,21 +38,21 @@ class PushSync(GossipSync):
     def __init__(self, site: Site, beat: Beat) -> None:
         super().__init__(site, beat)
         self.weight = torch.ones(1, dtype=torch.float64)
-        self.before = {name: x.clone() for name, x in self.own.items()}
+        self.before = {name: x.clone() for name, x in self.local.items()}
 
     def parts(self) -> list[Tensor]:
         """x of each parameter; z itself where w is 1."""
         w = self.mass()
         if w == 1.0:
             return self.masters
-        return [z + (w - 1.0) * self.before[name] for name, z in self.own.items()]
+        return [z + (w - 1.0) * self.before[name] for name, z in self.local.items()]
 
     def mass(self) -> float:
         return float(self.weight)
 
     def talk(self, number: int) -> None:
         matrix = self.matrix(number)
-        row = matrix[self.replicas.index]
+        row = matrix[self.group.index]
         flats = [*packed(self.parts()), self.weight.to(self.site.device)]
         heard = self.heard(flats, matrix)
         *self._mixed, _ = weighted(heard, row)

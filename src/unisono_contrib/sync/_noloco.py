@@ -21,8 +21,8 @@ class NolocoSync(GossipSync):
     def __init__(self, site: Site, beat: Beat, outer_lr: float, momentum: float, drift: float) -> None:
         super().__init__(site, beat)
         self.outer_lr, self.outer_momentum, self.drift = outer_lr, momentum, drift
-        self.slow = {name: x.clone() for name, x in self.own.items()}
-        self.momentum = {name: torch.zeros_like(x) for name, x in self.own.items()}
+        self.slow = {name: x.clone() for name, x in self.local.items()}
+        self.momentum = {name: torch.zeros_like(x) for name, x in self.local.items()}
 
     def parts(self) -> list[Tensor]:
         return list(self.slow.values())
@@ -31,29 +31,27 @@ class NolocoSync(GossipSync):
         matrix = self.matrix(number)
         slow = packed(self.parts())
         learnt = [x - s for x, s in zip(packed(self.masters), slow, strict=True)]
-        means = weighted(self.heard([*slow, *learnt], matrix), matrix[self.replicas.index])
+        means = weighted(self.heard([*slow, *learnt], matrix), matrix[self.group.index])
         self._slow, self._learnt = means[: len(slow)], means[len(slow) :]
 
     def take(self) -> None:
-        self._step(unpacked(self._slow, self.masters), unpacked(self._learnt, self.masters))
+        self._outer_step(unpacked(self._slow, self.masters), unpacked(self._learnt, self.masters))
 
     def exchange(self, step: int) -> None:
         super().exchange(step)
         if self._mean is not None:  # after the last step, all are one pair
             with torch.no_grad():
-                share = 1.0 / self.replicas.size
+                share = 1.0 / self.group.size
                 flats = packed([(x - s) * share for x, s in zip(self.masters, self.parts(), strict=True)])
-                self._learnt = [self.replicas.all_reduce(flat) for flat in flats]
+                self._learnt = [self.group.all_reduce(flat) for flat in flats]
 
     def end(self, mean: Sequence[Tensor]) -> None:
         """An outer step of all together, with the mean of their momentum left out: it is each one's own."""
-        for s, x, d in zip(
-            self.slow.values(), mean, unpacked(self._learnt, self.masters), strict=True
-        ):
+        for s, x, d in zip(self.slow.values(), mean, unpacked(self._learnt, self.masters), strict=True):
             s.copy_(x + self.outer_lr * d)
         self._begin_round()
 
-    def _step(self, slow: Sequence[Tensor], learnt: Sequence[Tensor]) -> None:
+    def _outer_step(self, slow: Sequence[Tensor], learnt: Sequence[Tensor]) -> None:
         states = zip(self.slow.values(), self.momentum.values(), slow, learnt, strict=True)
         for s, m, mean, d in states:
             m.mul_(self.outer_momentum).add_(self.outer_lr * d - self.drift * (s - mean))
@@ -72,6 +70,6 @@ class NolocoSync(GossipSync):
 
     @torch.no_grad()
     def begin(self) -> None:
-        for name, x in self.own.items():
+        for name, x in self.local.items():
             self.slow[name].copy_(x)
             self.momentum[name].zero_()

@@ -28,7 +28,8 @@ def encode(coder: Coder, flat: Tensor, shapes: Sequence[Size], memory: BucketMem
 def decode(
     coder: Coder, payload: Sequence[Tensor], like: Tensor, shapes: Sequence[Size], memory: BucketMemory
 ) -> Tensor:
-    """[n], as `like`: what `encode` made the payload of, but for what the codec loses. The same bits on all replicas."""
+    """[n], as `like`: what `encode` made the payload of, but for what the codec loses. All replicas get the same
+    bits."""
     rest = iter(payload)
 
     def answer(request: Request) -> Tensor:

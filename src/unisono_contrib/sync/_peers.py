@@ -35,9 +35,7 @@ class Peers:
         with recorder.span("comm", axis=self.group.axis, op="send", exposed=True):
             for _, _, _, j, sends in sorted(order):
                 for x in said[j] if sends else places[j]:
-                    pending.append(
-                        self._queues.start_send(x, j) if sends else self._queues.start_recv(x, j)
-                    )
+                    pending.append(self._queues.start_send(x, j) if sends else self._queues.start_recv(x, j))
             recorder.codec = ""
             for each in pending:
                 each.wait()

@@ -1,7 +1,7 @@
 """Gossip: replicas mix their weights with those of a few others, and never all at once.
 
 Decentralised parallel SGD (D-PSGD, Lian et al. 2017, arXiv 1705.09056) on a graph; with `push`, stochastic gradient
-push (Assran et al. 2019, arXiv 1811.10792); with a codec or `gamma`, CHOCO-SGD (Koloskova et al. 2019, arXiv
+push (Assran et al. 2019, arXiv 1811.10792); with `gamma`, and a codec if any, CHOCO-SGD (Koloskova et al. 2019, arXiv
 1902.00340). `graph=pairs` averages random pairs, as AD-PSGD does (Lian et al. 2018, arXiv 1710.06952).
 
 Fidelity: LOSSY. Identities: the same samples on all replicas give what one replica gives; `graph=complete` gives
@@ -18,7 +18,7 @@ from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
-from unisono.sync import OuterPolicy
+from unisono.sync import Identity, OuterPolicy
 from unisono_contrib.sync._graphs import Graph, most_messages
 from unisono_contrib.sync._local import gossip_work, usual_problems
 
@@ -30,6 +30,13 @@ class Gossip(OuterPolicy):
 
     name = "gossip"
     main: ClassVar[str] = "graph"
+    identities = (
+        Identity("gossip:ring", "every_step", alike=True, replicas=4),
+        Identity("gossip:complete", "local_sgd:h=1", replicas=4),
+        Identity("gossip:complete,h=3", "local_sgd:h=3"),
+        Identity("gossip:exponential,push=true", "gossip:exponential", replicas=4),
+        Identity("gossip:ring,gamma=1", "gossip:ring", replicas=4),
+    )
 
     graph: Graph = Field(
         default="ring",
@@ -39,10 +46,15 @@ class Gossip(OuterPolicy):
     h: int = Field(default=1, ge=1, description="steps from one round of mixing to the next")
     push: bool = Field(default=False, description="push-sum: each replica has a weight, which is mixed too")
     gamma: float | None = Field(
-        default=None, gt=0.0, le=1.0, description="CHOCO's step towards neighbours' public copies (0.3)"
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="CHOCO's step towards neighbours' public copies; a codec that loses something needs it",
     )
     report: int = Field(
-        default=16, ge=1, description="steps from one meeting of all, for loss, stop and consensus, to the next"
+        default=16,
+        ge=1,
+        description="steps from one meeting of all, for loss, stop and consensus, to the next",
     )
     inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
 
@@ -65,16 +77,31 @@ class Gossip(OuterPolicy):
             what = f"{said}: with {why} each replica keeps copies of its neighbours, and these change here"
             yield Problem("P16", what, "plan.sync, plan.codec", "graph=ring, or codec=plain without gamma")
         if self.push:
-            what = f"{said}: push-sum sends weights as they are, and {why} asks for differences of public copies"
+            what = (
+                f"{said}: push-sum sends weights as they are, and {why} asks for differences of public copies"
+            )
             yield Problem("P16", what, "plan.sync, plan.codec", "push=false, or codec=plain without gamma")
+        if self.gamma is None:
+            what = f"{said}: how far weights go towards public copies must be said, since codec={plan.codec} loses some"
+            yield Problem(
+                "P23",
+                what,
+                "plan.sync, plan.codec",
+                f"{said.removeprefix('sync=')},gamma=0.3, or codec=plain",
+            )
         if lossy:
             yield from _codec_problems(plan, codec)
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         replicas = max(1, dp // self.inside)
         messages = most_messages(self.graph, replicas)
-        kept = gradient_bytes + 8 if self.push else gradient_bytes if self.gamma is not None else 0
-        return gossip_work(gradient_bytes, dp, self.inside, messages / self.h, self.report, kept)
+        kept = 0  # a copy of what the last round left; or public ones, of oneself and of those that one hears
+        if self.push:
+            kept = gradient_bytes + 8
+        elif self.gamma is not None:
+            kept = gradient_bytes * (1 + messages)
+        message = gradient_bytes + 8 * self.push
+        return gossip_work(gradient_bytes, dp, self.inside, self.report, message, messages / self.h, kept)
 
     def bind_outer(self, site: Any) -> Any:
         from unisono_contrib.sync._choco import ChocoSync
@@ -82,8 +109,8 @@ class Gossip(OuterPolicy):
         from unisono_contrib.sync._mixing import MixingSync, PushSync
 
         beat = Beat(self.graph, self.h, self.report)
-        if site.coder.loses or self.gamma is not None:
-            return ChocoSync(site, beat, 0.3 if self.gamma is None else self.gamma)
+        if self.gamma is not None:
+            return ChocoSync(site, beat, self.gamma)
         return PushSync(site, beat) if self.push else MixingSync(site, beat)
 
 
@@ -98,5 +125,3 @@ def _codec_problems(plan: Any, codec: Any) -> Iterator[Problem]:
     if not codec.contracts:
         what = f"codec={plan.codec} may miss as much as it is given, so public copies under sync={plan.sync} run away"
         yield Problem("P23", what, "plan.sync, plan.codec", "codec=topk")
-
-

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.work import Work
-from unisono.sync import OuterPolicy
+from unisono.sync import Identity, OuterPolicy
 from unisono_contrib.sync._local import gossip_work, plain_problems, usual_problems
 
 
@@ -24,6 +24,10 @@ class Noloco(OuterPolicy):
 
     name = "noloco"
     main: ClassVar[str] = "h"
+    identities = (
+        Identity("noloco:h=3,outer_lr=1,outer_momentum=0", "every_step", alike=True, replicas=4),
+        Identity("noloco:h=3,outer_momentum=0", "diloco:h=3,outer_momentum=0"),
+    )
 
     h: int = Field(default=50, ge=1, description="steps of a round; pairs talk once in it")
     outer_lr: float = Field(default=0.7, gt=0.0, description="learning rate of the outer step")
@@ -57,8 +61,9 @@ class Noloco(OuterPolicy):
             yield Problem("P16", what, "plan.sync", "drift=1")
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
-        messages = (2.0 if dp // self.inside > 1 else 0.0) / self.h
-        return gossip_work(gradient_bytes, dp, self.inside, messages, self.reported, 2 * gradient_bytes)
+        messages = (1.0 if dp // self.inside > 1 else 0.0) / self.h
+        kept = message = 2 * gradient_bytes
+        return gossip_work(gradient_bytes, dp, self.inside, self.reported, message, messages, kept)
 
     def bind_outer(self, site: Any) -> Any:
         from unisono_contrib.sync._gossip import Beat
