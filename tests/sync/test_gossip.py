@@ -33,7 +33,7 @@ def sums(matrix: Matrix) -> tuple[list[Fraction], list[Fraction]]:
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 7, 8, 12])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 12])
 def test_mixing_keeps_the_mean_and_consensus(graph, n) -> None:
     for number in range(4):
         rows, columns = sums(matrix := mixing(graph, n, number, 7))
@@ -229,10 +229,17 @@ def test_after_the_last_step_all_replicas_are_the_mean(source, sync, optimizer) 
     assert first.metrics[-1]["consensus"] > 0
 
 
-@pytest.mark.parametrize("plan", ["dp=3", "dp=2 tp=2", "dp=2 shard=2"])
 @pytest.mark.parametrize(
-    "sync",
-    ["gossip:ring", "gossip:random,push=true", "gossip:ring,gamma=0.5", "noloco:2"],
+    ("plan", "sync"),
+    [
+        ("dp=3", "gossip:ring"),
+        ("dp=3", "gossip:random,push=true"),
+        ("dp=3", "gossip:ring,gamma=0.5"),
+        ("dp=3", "noloco:2"),
+        ("dp=2 tp=2", "gossip:random,push=true"),
+        ("dp=2 tp=2", "noloco:2"),
+        ("dp=2 shard=2", "gossip:ring,gamma=0.5"),
+    ],
 )
 def test_a_run_that_was_saved_goes_on_as_if_it_was_not(source, tmp_path, plan, sync) -> None:
     recipe = recipe_of(source, STEPS, batch=12, optimizer="adamw")
@@ -255,13 +262,20 @@ def test_a_new_replica_begins_with_the_mean_and_the_others_keep_their_weights(so
     masses = [float(got.state["push_weight"]) for got in again]
     assert masses[3] == 1.0
     assert masses[:3] != [1.0] * 3
-    center = sum(w * flat(x) for w, x in zip(masses[:3], begun[:3], strict=True)) / 3
+    center = torch.stack([w * flat(x) for w, x in zip(masses[:3], begun[:3], strict=True)]).sum(0) / 3
     assert distance(flat(begun[3]), center) < 1e-12
     assert distance(flat(again[0].center), center) < 1e-12
 
 
-@pytest.mark.parametrize("sync", ["gossip:ring", "gossip:ring,gamma=0.5", "noloco:2"])
-@pytest.mark.parametrize("inside", ["tp=2", "shard=2"])
+@pytest.mark.parametrize(
+    ("inside", "sync"),
+    [
+        ("tp=2", "gossip:ring"),
+        ("shard=2", "gossip:ring,gamma=0.5"),
+        ("shard=2", "noloco:2"),
+        ("pp=2", "noloco:2"),
+    ],
+)
 def test_the_inside_of_a_replica_may_be_cut_in_any_way(source, inside, sync) -> None:
     recipe = recipe_of(source, STEPS, optimizer="adamw", clip=0.5)
     plain, cut = play(recipe, f"dp=2 sync={sync}"), play(recipe, f"dp=2 {inside} sync={sync}")
@@ -275,6 +289,17 @@ def test_neighbours_in_lock_step_are_one_replica(source) -> None:
     two = play(recipe, "dp=2 sync=gossip:ring")
     for got, want in zip(groups, (two[0], two[0], two[1], two[1]), strict=True):
         assert distance(got.last, want.last) < 1e-12
+
+
+def test_a_step_that_is_not_of_numbers_on_one_replica_is_bad_at_the_next_meeting(source) -> None:
+    def spoil(run, step: int) -> None:
+        if step == 0 and run.mesh.rank == 1:
+            with torch.no_grad():
+                run.local.slots[0].master.fill_(float("nan"))
+
+    ends = play(recipe_of(source, STEPS), "dp=2 sync=gossip:ring,report=3", watch=spoil, steps=3)
+    for end in ends:
+        assert [report.bad != "" for report in end.reports] == [False, False, True]
 
 
 def test_a_request_to_stop_is_heard_at_the_next_meeting(source) -> None:
@@ -312,6 +337,7 @@ def test_a_run_sends_and_keeps_what_it_declares(source, sync, n) -> None:
         ("dp=2 sync=gossip:ring,gamma=0.5,push=true", "P16", "push"),
         ("dp=2 sync=gossip:ring codec=topk", "P23", "gamma"),
         ("dp=2 sync=gossip:ring,gamma=0.3 codec=topk+ef", "P23", "topk"),
+        ("dp=2 sync=gossip:ring,gamma=0.3 codec=randomk:ratio=0.1,unbiased=true", "P23", "run away"),
         ("dp=2 sync=gossip:ring,gamma=0.3 codec=powersgd", "P23", "neighbours"),
         ("dp=3 sync=gossip:ring,inside=2", "P16", "divide"),
         ("dp=2 sync=noloco:2 codec=topk", "P23", "loses"),

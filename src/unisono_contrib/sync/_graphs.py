@@ -56,7 +56,7 @@ def metropolis(n: int, edges: Collection[tuple[int, int]]) -> Matrix:
     for i, j in sorted(edges):
         rows[i][j] = rows[j][i] = Fraction(1, 1 + max(degree[i], degree[j]))
     for i, row in enumerate(rows):
-        if left := 1 - sum(row.values()):
+        if left := 1 - sum(row.values(), Fraction(0)):
             row[i] = left
     return rows
 

@@ -123,5 +123,5 @@ def _codec_problems(plan: Any, codec: Any) -> Iterator[Problem]:
         what = f"codec={plan.codec} needs all replicas for each sum, and under sync={plan.sync} neighbours alone talk"
         yield Problem("P23", what, "plan.sync, plan.codec", "codec=topk")
     if not codec.contracts:
-        what = f"codec={plan.codec} may miss as much as it is given, so public copies under sync={plan.sync} run away"
+        what = f"codec={plan.codec} may miss more than it is given, so public copies under sync={plan.sync} run away"
         yield Problem("P23", what, "plan.sync, plan.codec", "codec=topk")
