@@ -119,3 +119,8 @@ class OuterSync(SyncAround):
     @property
     def outer(self) -> Mapping[str, Tensor]:
         return {}
+
+    @property
+    def copied(self) -> Sequence[Tensor]:
+        """What is kept between steps and is in no checkpoint, since it can be had again from other replicas."""
+        return ()

@@ -5,6 +5,7 @@ from typing import Any
 
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
 from unisono.sync import OuterPolicy
 
@@ -30,6 +31,14 @@ def usual_problems(policy: OuterPolicy, plan: Any, inside: int = 1) -> Iterator[
         yield Problem("P23", what, "plan.sync, plan.codec", "a codec by its name")
 
 
+def plain_problems(plan: Any, why: str) -> Iterator[Problem]:
+    """What speaks against a codec that loses something. why: in words."""
+    codec = named("codec", plan.codec)
+    if codec is not None and codec.fidelity is Fidelity.LOSSY:
+        what = f"sync={plan.sync}: {why}, and codec={plan.codec} loses some"
+        yield Problem("P23", what, "plan.sync, plan.codec", "codec=plain")
+
+
 def rounds_work(
     gradient_bytes: int, dp: int, h: int, inside: int = 1, *, momentum: bool = False, in_flight: int = 0
 ) -> Work:
@@ -41,3 +50,18 @@ def rounds_work(
         calls.append(Call("dp", "reduce", 2 * gradient_bytes * (inside - 1) // inside))
     copies = 1 + momentum + bool(in_flight)
     return Work(tuple(calls), gradient_bytes * copies + 8 * (1 + in_flight))
+
+
+def gossip_work(
+    gradient_bytes: int, dp: int, inside: int, report: int, message: int, messages: float, kept: int
+) -> Work:
+    """What one rank sends in a mean step and keeps. report: steps from one mean over all replicas to the next, whose
+    weights cross as they are. message: its bytes. messages: to other replicas in a mean step."""
+    outer = max(1, dp // inside)
+    calls = [
+        Call("dp", "send", message, messages),
+        Call("dp", "reduce", 2 * gradient_bytes * (outer - 1) // outer, 1.0 / report),
+    ]
+    if inside > 1:
+        calls.append(Call("dp", "reduce", 2 * gradient_bytes * (inside - 1) // inside))
+    return Work(tuple(calls), kept)

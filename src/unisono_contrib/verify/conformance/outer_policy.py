@@ -16,6 +16,7 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import ConfigProblems
 from unisono.sync import Identity, OuterPolicy
+from unisono.sync._outer import OuterSync
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
 from unisono.train.state.checkpoint import save
@@ -136,7 +137,8 @@ def _rank(
         stops.append(report.stop)
         losses.append(report.loss if met else None)
     center = {**_weights(run), **{name: x.detach() for name, x in run.sync.center().items()}}
-    held = sum(x.nbytes for x in (*run.sync.state().values(), *run.sync.outer.values()))
+    copied = run.sync.copied if isinstance(run.sync, OuterSync) else ()
+    held = sum(x.nbytes for x in (*run.sync.state().values(), *run.sync.outer.values(), *copied))
     return OuterPlay(stops, losses, _flat(_weights(run)), _flat(center), held)
 
 
