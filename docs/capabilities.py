@@ -453,7 +453,9 @@ TOGETHER = (
         "Staleness / convergence instrumentation",
         f'{TRAIN} 12 --plan "dp=2 sync=ssp:s=2"',
         "`staleness`, `staleness_counts`, `effective_batch`, `idle_share` of each step",
-        lambda ran: {"staleness", "staleness_counts", "effective_batch", "idle_share"} <= ran.metrics()[5].keys(),
+        lambda ran: (
+            {"staleness", "staleness_counts", "effective_batch", "idle_share"} <= ran.metrics()[5].keys()
+        ),
     ),
 )
 _G = "9 Collectives and topologies"
