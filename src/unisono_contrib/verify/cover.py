@@ -102,7 +102,7 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
     if mesh["tp"] > 1 and not isinstance(mesh["tp"], Grid):
         choices["tp"] = (mesh["tp"], f"{mesh['tp']}:{CHUNKED}")
     for key in NAMED:
-        # Replicas that have weights of their own are proven by identities (`conformance/outer_policy.py`).
+        # Replicas that have weights of their own are proven by identities by `unisono verify --conformance`.
         names = [name for name in played(key) if key != "sync" or POLICIES.find(name).equal]
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names)
         if key == "collective":

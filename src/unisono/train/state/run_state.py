@@ -132,7 +132,7 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
 def refill(run: Run, source: StateSource) -> dict[str, Any]:
     """Fill the run from a source, its step too; returns what was kept beside. What policy or scale keep and the source
     does not have, as of a replica that is new, stays as it is. Raises what the source raises."""
-    state, known = dict(run.sync.state()), _known(run, source)
+    state, known = dict(run.sync.state()), source.names()
     dealt = run.sync.shares and _replicas(known) not in (set(), set(range(_keepers(run))))
     kept = [
         (key, box)
@@ -151,16 +151,6 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
     run.step = int(saved.get("step", run.step))
     run.sync.agree()
     return saved
-
-
-def _known(run: Run, source: StateSource) -> set[str]:
-    """The names that count of a source: weights of replicas' own do not where a checkpoint has those of another number
-    of replicas, so that all begin with the run's."""
-    known, here = source.names(), {str(i) for i in range(run.mesh.dp.size)}
-    places = {name.split("/")[1] for name in known if name.startswith("replica/")}
-    if not isinstance(source, Stored) or places == here:
-        return known
-    return {name for name in known if not name.startswith("replica/")}
 
 
 def _wanted(run: Run, known: set[str]) -> list[Box]:
