@@ -26,7 +26,8 @@ TEXT = "to be or not to be, that is the question: " * 40
 
 @dataclass(slots=True)
 class Trained:
-    """Of one rank: reports and weights of each step, those at the start, "the" weights at the end, bytes sent over dp in each step."""
+    """Of one rank: reports and weights of each step, those at the start, "the" weights at the end, bytes sent over dp in
+    each step."""
 
     reports: list[Report] = field(default_factory=list)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
