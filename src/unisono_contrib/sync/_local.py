@@ -5,6 +5,7 @@ from typing import Any
 
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
 from unisono.sync import OuterPolicy
 
@@ -32,7 +33,8 @@ def usual_problems(policy: OuterPolicy, plan: Any, inside: int = 1) -> Iterator[
 
 def plain_problems(plan: Any, why: str) -> Iterator[Problem]:
     """What speaks against a codec. why: in words."""
-    if plan.codec != "plain":
+    codec = named("codec", plan.codec)
+    if codec is not None and codec.fidelity is not Fidelity.EXACT:
         what = f"sync={plan.sync}: {why}, and not through codec={plan.codec}"
         yield Problem("P23", what, "plan.sync, plan.codec", "codec=plain")
 

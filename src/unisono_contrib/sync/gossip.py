@@ -16,6 +16,7 @@ from pydantic import Field
 
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
 from unisono.sync import Identity, OuterPolicy
 from unisono_contrib.sync._graphs import Graph, most_messages
@@ -67,11 +68,12 @@ class Gossip(OuterPolicy):
         if self.graph == "random" and not self.push:
             what = f"{said}: how many a replica hears differs, and without push the mean of all would drift"
             yield Problem("P16", what, "plan.sync", f"{said.removeprefix('sync=')},push=true, or graph=pairs")
-        coded = plan.codec != "plain"
+        codec = named("codec", plan.codec)
+        coded = codec is not None and codec.fidelity is not Fidelity.EXACT
         if coded or self.gamma is not None:
             yield from self._copies_problems(plan, f"codec={plan.codec}" if coded else f"gamma={self.gamma}")
         if coded:
-            yield from _codec_problems(plan, named("codec", plan.codec))
+            yield from _codec_problems(plan, codec)
 
     def _copies_problems(self, plan: Any, why: str) -> Iterator[Problem]:
         """What speaks against public copies. why: they are there."""
@@ -110,8 +112,6 @@ class Gossip(OuterPolicy):
 
 def _codec_problems(plan: Any, codec: Any) -> Iterator[Problem]:
     """Why one replica cannot decode what another one has encoded by itself, or copies would run away."""
-    if codec is None:
-        return
     if codec.owed:
         what = f"sync={plan.sync}: public copies feed back what codec={plan.codec} has not sent, and it keeps that too"
         yield Problem("P23", what, "plan.sync, plan.codec", f"codec={plan.codec.partition('+')[0]}")
