@@ -122,6 +122,12 @@ def _total(ran: Ran, run: int) -> float:
     return sum(step["bytes_sent"] for step in ran.metrics(run))
 
 
+def _staleness(ran: Ran) -> list[int]:
+    """Gradients by their staleness, over all steps."""
+    counts = [step.get("staleness_counts", []) for step in ran.metrics()]
+    return [sum(line[i] for line in counts if i < len(line)) for i in range(max(map(len, counts)))]
+
+
 def _busiest(ran: Ran, run: int) -> float:
     """Tokens of the busiest expert over the mean, summed over the layers; the least of the last ten steps."""
     return min(sum(step["router"]["busiest"]) for step in ran.metrics(run)[-10:])
@@ -398,6 +404,58 @@ TOGETHER = (
         f'{TRAIN} 8 --plan dp=2 --json && sleep 1 && {TRAIN} 8 --plan "dp=2 sync=period:4" --json',
         "bytes of eight steps fall to a quarter",
         lambda ran: _total(ran, 1) < 0.3 * _total(ran, 0),
+    ),
+    reads(
+        _G,
+        "Backup workers / k-of-n aggregation",
+        f'{TRAIN} 12 --plan "dp=2 sync=quorum:k=1" --launch.servers 2'
+        ' --chaos "slow:who=1:step=1:times=5:seconds=60"',
+        "`effective_batch`: samples of an update, fewer than the global batch",
+        lambda ran: any(line.get("effective_batch", 99) <= 12 for line in ran.metrics()),
+    ),
+    reads(
+        _G,
+        "Asynchronous independent updates",
+        f'{TRAIN} 12 --plan "dp=2 sync=async"',
+        "`staleness_counts`: gradients by their staleness",
+        lambda ran: sum(_staleness(ran)) >= 12,
+    ),
+    reads(
+        _G,
+        "Stale-gradient handling / correction",
+        f'{TRAIN} 12 --plan "dp=2 sync=async:rate=aware,dc=0.04"',
+        "the run ends, with `staleness_counts`",
+        lambda ran: sum(_staleness(ran)) >= 12,
+    ),
+    reads(
+        _G,
+        "Bounded staleness (SSP)",
+        f'{TRAIN} 12 --plan "dp=2 sync=ssp:s=2"',
+        "`staleness_counts` end at the bound",
+        lambda ran: 12 <= sum(_staleness(ran)) == sum(_staleness(ran)[:3]),
+    ),
+    reads(
+        _G,
+        "Local SGD / periodic averaging",
+        f'{TRAIN} 8 --plan dp=2 --json && sleep 1 && {TRAIN} 8 --plan "dp=2 sync=local_sgd:h=4" --json',
+        "bytes of eight steps fall to a quarter",
+        lambda ran: _total(ran, 1) < 0.3 * _total(ran, 0),
+    ),
+    reads(
+        _G,
+        "DiLoCo-style outer optimiser",
+        f'{TRAIN} 8 --plan "dp=2 sync=diloco:h=4,outer_lr=0.7,outer_momentum=0.5"',
+        "`consensus` every fourth step: how far replicas had drifted from their mean",
+        lambda ran: ["consensus" in line for line in ran.metrics()] == [False, False, False, True] * 2,
+    ),
+    reads(
+        _G,
+        "Staleness / convergence instrumentation",
+        f'{TRAIN} 12 --plan "dp=2 sync=ssp:s=2"',
+        "`staleness`, `staleness_counts`, `effective_batch`, `idle_share` of each step",
+        lambda ran: (
+            {"staleness", "staleness_counts", "effective_batch", "idle_share"} <= ran.metrics()[5].keys()
+        ),
     ),
 )
 _G = "9 Collectives and topologies"

@@ -12,8 +12,9 @@ from unisono_contrib.verify.conformance import families, family_of, held, word_o
 OWN = Path(__file__).with_name("own.py")
 STARTERS = OWN.with_name("starters.py")
 MINE = ("policy", "codec", "collective", "starter")
+NEEDS = {"quorum": "quorum:k=2"}  # with the options that it does not begin without
 MEMBERS = [
-    (f, f"{word_of(f)}={name}")
+    (f, f"{word_of(f)}={NEEDS.get(name, name)}")
     for f in families()
     if f.noun in MINE
     for name in f.names()

@@ -124,7 +124,7 @@ def test_fidelity_and_why_are_the_members_own() -> None:
     assert found is Fidelity.LOSSY and why.startswith(f"codec={OWN}:Largest: The largest elements of each")
 
 
-@pytest.mark.parametrize("words", ["sync=local_sgd:h=8", "sync=async"])
+@pytest.mark.parametrize("words", ["sync=hogwild", "sync=delayed"])
 def test_what_nothing_plays_has_no_price(words: str) -> None:
     with pytest.raises(UsageError) as caught:
         dp(words)
@@ -146,7 +146,7 @@ def test_planner_and_prover_promise_the_same() -> None:
     plans = [
         *covering(Recipe(), ranks=4, least=0),
         Plan.parse("dp=2 codec=int8"),
-        Plan.parse("dp=2 sync=async"),
+        Plan.parse("dp=2 sync=local_sgd:h=8"),
     ]
     assert {replicas.fidelity(plan)[0] for plan in plans} == {*Fidelity}
     for plan in plans:

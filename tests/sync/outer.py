@@ -26,11 +26,13 @@ TEXT = "to be or not to be, that is the question: " * 40
 
 @dataclass(slots=True)
 class Trained:
-    """Of one rank: reports and weights of each step, "the" weights at the end, bytes sent over dp in each step."""
+    """Of one rank: reports and weights of each step, those at the start, "the" weights at the end, bytes sent over dp in
+    each step."""
 
     reports: list[Report] = field(default_factory=list)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
     center: dict[str, Tensor] = field(default_factory=dict)
+    start: dict[str, Tensor] = field(default_factory=dict)
     sent: list[int] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -88,7 +90,7 @@ def play(
         feed, _ = feeds(read.recipe, read.plan, corpus, place.device)
         if begin is not None:
             restore(run, begin)
-        out = Trained()
+        out = Trained(start={slot.name: slot.master.detach().clone() for slot in run.local.slots})
         count = run.of_leaves // run.mesh.dp.size
         while (step := run.step) < (steps or recipe.train.steps):
             if step == save_at and folder is not None:

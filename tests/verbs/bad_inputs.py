@@ -232,10 +232,10 @@ PLANS = [
     plan("pp=2 schedule=interleaved:x=2", "P05", "takes no option x", "v", "pp=2 schedule=1f1b"),
     plan("dp=2 collective=rings", "P04", "not known", "one of", "dp=2 collective=auto"),
     plan(
-        "dp=2 sync=gossip",
+        "dp=2 sync=hogwild",
         "P10",
         "not yet in this version",
-        "sync=canonical or every_step",
+        "canonical or diloco or every_step",
         "dp=2 sync=every_step",
         "plan",
     ),

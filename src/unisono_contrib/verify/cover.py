@@ -17,6 +17,7 @@ from unisono.plan import Plan
 from unisono.plan.grammar import NAMED, member, played
 from unisono.plan.grid import Grid
 from unisono.plan.options import SAMPLES
+from unisono.sync import POLICIES
 from unisono.verify.bounds import COMPUTE
 
 SIZES = (1, 2, 3, 4, 8)
@@ -101,7 +102,9 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
     if mesh["tp"] > 1 and not isinstance(mesh["tp"], Grid):
         choices["tp"] = (mesh["tp"], f"{mesh['tp']}:{CHUNKED}")
     for key in NAMED:
-        values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
+        # Replicas that have weights of their own are proven by identities by `unisono verify --conformance`.
+        names = [name for name in played(key) if key != "sync" or POLICIES.find(name).equal]
+        values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names)
         if key == "collective":
             # Mpirun would have to start them.
             values = tuple(name for name in values if member(key, name).threaded)

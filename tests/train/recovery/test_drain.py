@@ -69,7 +69,7 @@ class Rank:
         self.run: Any = SimpleNamespace(
             gate=threading.Lock(), step=step, mesh=SimpleNamespace(rank=rank),
             gradients=SimpleNamespace(overlap=False),
-            sync=SimpleNamespace(state=lambda: kept), local=SimpleNamespace(store=store_of_layers, routers=(), stages={}),
+            sync=SimpleNamespace(state=lambda: kept, equal=True), local=SimpleNamespace(store=store_of_layers, routers=(), stages={}),
         )  # fmt: skip
         settled = threading.Event()
         settled.set()

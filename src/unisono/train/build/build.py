@@ -29,7 +29,7 @@ from unisono.parallel.offload.param_streaming import send_home
 from unisono.parallel.offload.streaming import stream
 from unisono.parallel.precision import dtype_of
 from unisono.parallel.stochastic import Dither
-from unisono.parallelize import parallelize
+from unisono.parallelize import Local, parallelize
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
@@ -144,13 +144,7 @@ def replica_of(
     )
     if begin is not None:
         begin.fill(local.slots, local.owners)
-    if train.loss and (teaching := LOSSES.read(train.loss).teaching()) is not None:
-        teacher = contributed("unisono.train.build.teacher")
-        beside = teacher.TeacherSite(
-            plan, mesh, sample_of(corpus, micro), dtype, place.device, facts_of(corpus),
-            lambda model: initial_values(model, recipe.seed, place.device),
-        )  # fmt: skip
-        teacher.teach(local, teaching, recipe.model, beside)
+    _teach(recipe, plan, mesh, local, place, corpus)
     scaler = scaler_of(plan.precision, plan.arithmetic, place.device)
     dither = Dither(recipe.seed, local.owners)
     update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler, dither=dither)
@@ -174,6 +168,19 @@ def replica_of(
         train.steps,
         recipe.launch.servers or 1,
     )
+
+
+def _teach(recipe: Recipe, plan: Plan, mesh: Mesh, local: Local, place: Place, corpus: Corpus) -> None:
+    """Put the teacher beside this rank's stages, where the loss learns from one."""
+    if not recipe.train.loss or (teaching := LOSSES.read(recipe.train.loss).teaching()) is None:
+        return
+    teacher = contributed("unisono.train.build.teacher")
+    sample, dtype = sample_of(corpus, recipe.train.micro_batch or 1), dtype_of(plan.precision)
+    beside = teacher.TeacherSite(
+        plan, mesh, sample, dtype, place.device, facts_of(corpus),
+        lambda model: initial_values(model, recipe.seed, place.device),
+    )  # fmt: skip
+    teacher.teach(local, teaching, recipe.model, beside)
 
 
 def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callable[[str], Tensor]:
