@@ -171,7 +171,10 @@ def test_a_codec_sends_less_and_what_it_loses_is_sent_later(source) -> None:
         assert public.isfinite().all()
 
 
-def test_public_copies_are_alike_where_the_codec_draws(source) -> None:
+@pytest.mark.parametrize(
+    "codec", ["topk:ratio=0.1", "randomk:ratio=0.5", "qsgd", "int8+crc", "block:ratio=0.5", "threshold"]
+)
+def test_of_a_replica_all_have_the_same_public_copy(source, codec) -> None:
     """What neighbours keep of a replica is what it keeps of itself."""
     recipe, copies, public = recipe_of(source, STEPS, batch=4), {}, {}
 
@@ -182,7 +185,7 @@ def test_public_copies_are_alike_where_the_codec_draws(source) -> None:
             for j, parts in run.sync.copies.items():
                 copies[j, me] = parts[0].clone()
 
-    play(recipe, "dp=4 sync=gossip:ring,gamma=0.3 codec=randomk:ratio=0.5", watch=look)
+    play(recipe, f"dp=4 sync=gossip:ring,gamma=0.3 codec={codec}", watch=look)
     assert len(copies) == 8
     for (j, _), copy in copies.items():
         assert torch.equal(copy, public[j])
@@ -338,9 +341,10 @@ def test_a_run_sends_and_keeps_what_it_declares(source, sync, n) -> None:
         ("dp=2 sync=gossip:ring codec=topk", "P23", "gamma"),
         ("dp=2 sync=gossip:ring,gamma=0.3 codec=topk+ef", "P23", "topk"),
         ("dp=2 sync=gossip:ring,gamma=0.3 codec=randomk:ratio=0.1,unbiased=true", "P23", "run away"),
+        ("dp=2 sync=gossip:ring,gamma=0.3 codec=chunktopk", "P23", "how much"),
         ("dp=2 sync=gossip:ring,gamma=0.3 codec=powersgd", "P23", "neighbours"),
         ("dp=3 sync=gossip:ring,inside=2", "P16", "divide"),
-        ("dp=2 sync=noloco:2 codec=topk", "P23", "loses"),
+        ("dp=2 sync=noloco:2 codec=topk", "P23", "as it is"),
         ("dp=2 sync=noloco:h=2,drift=0.4", "P16", "apart"),
         ("dp=2 precision=fp16 sync=noloco:2", "P16", "scale"),
     ],

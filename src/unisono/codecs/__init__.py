@@ -109,7 +109,8 @@ class Codec(Member, ABC):
     are. diverges: without error feedback, training under it may end nowhere. contracts: what a replica misses is less
     than what it was given, so that what error feedback keeps stays bounded. checked: what is gathered or dealt and
     arrives damaged is an error (U-G03) on who receives it. elementwise: it asks for one sum and keeps nothing, and each
-    element of what it gives depends on that element alone: so gradients may be cut anywhere.
+    element of what it gives depends on that element alone: so gradients may be cut anywhere. varies: how much a
+    replica tells the others depends on its gradient.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
@@ -124,6 +125,7 @@ class Codec(Member, ABC):
     diverges: ClassVar[bool] = False
     checked: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
 
     @property
     def rungs(self) -> "Mapping[str, Codec]":

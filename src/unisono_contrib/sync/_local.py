@@ -32,10 +32,10 @@ def usual_problems(policy: OuterPolicy, plan: Any, inside: int = 1) -> Iterator[
 
 
 def plain_problems(plan: Any, why: str) -> Iterator[Problem]:
-    """What speaks against a codec that loses something. why: in words."""
+    """What speaks against a codec. why: in words."""
     codec = named("codec", plan.codec)
-    if codec is not None and codec.fidelity is Fidelity.LOSSY:
-        what = f"sync={plan.sync}: {why}, and codec={plan.codec} loses some"
+    if codec is not None and codec.fidelity is not Fidelity.EXACT:
+        what = f"sync={plan.sync}: {why}, and not through codec={plan.codec}"
         yield Problem("P23", what, "plan.sync, plan.codec", "codec=plain")
 
 

@@ -49,7 +49,7 @@ class Gossip(OuterPolicy):
         default=None,
         gt=0.0,
         le=1.0,
-        description="CHOCO's step towards neighbours' public copies; a codec that loses something needs it",
+        description="CHOCO's step towards neighbours' public copies; a codec needs it",
     )
     report: int = Field(
         default=16,
@@ -69,28 +69,24 @@ class Gossip(OuterPolicy):
             what = f"{said}: how many a replica hears differs, and without push the mean of all would drift"
             yield Problem("P16", what, "plan.sync", f"{said.removeprefix('sync=')},push=true, or graph=pairs")
         codec = named("codec", plan.codec)
-        lossy = codec is not None and codec.fidelity is Fidelity.LOSSY
-        if not lossy and self.gamma is None:
-            return
-        why = f"codec={plan.codec}" if lossy else f"gamma={self.gamma}"
+        coded = codec is not None and codec.fidelity is not Fidelity.EXACT
+        if coded or self.gamma is not None:
+            yield from self._copies_problems(plan, f"codec={plan.codec}" if coded else f"gamma={self.gamma}")
+        if coded:
+            yield from _codec_problems(plan, codec)
+
+    def _copies_problems(self, plan: Any, why: str) -> Iterator[Problem]:
+        """What speaks against public copies. why: they are there."""
+        said = f"sync={plan.sync}"
         if self.graph not in FIXED:
             what = f"{said}: with {why} each replica keeps copies of its neighbours, and these change here"
             yield Problem("P16", what, "plan.sync, plan.codec", "graph=ring, or codec=plain without gamma")
         if self.push:
-            what = (
-                f"{said}: push-sum sends weights as they are, and {why} asks for differences of public copies"
-            )
+            what = f"{said}: push-sum sends weights as they are, and with {why} differences of public copies cross"
             yield Problem("P16", what, "plan.sync, plan.codec", "push=false, or codec=plain without gamma")
         if self.gamma is None:
-            what = f"{said}: how far weights go towards public copies must be said, since codec={plan.codec} loses some"
-            yield Problem(
-                "P23",
-                what,
-                "plan.sync, plan.codec",
-                f"{said.removeprefix('sync=')},gamma=0.3, or codec=plain",
-            )
-        if lossy:
-            yield from _codec_problems(plan, codec)
+            what = f"{said}: with {why} it must be said how far weights go towards public copies"
+            yield Problem("P23", what, "plan.sync, plan.codec", "gamma=0.3 in sync, or codec=plain")
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         replicas = max(1, dp // self.inside)
@@ -121,6 +117,9 @@ def _codec_problems(plan: Any, codec: Any) -> Iterator[Problem]:
         yield Problem("P23", what, "plan.sync, plan.codec", f"codec={plan.codec.partition('+')[0]}")
     if codec.matrix:
         what = f"codec={plan.codec} needs all replicas for each sum, and under sync={plan.sync} neighbours alone talk"
+        yield Problem("P23", what, "plan.sync, plan.codec", "codec=topk")
+    if codec.varies:
+        what = f"sync={plan.sync}: a neighbour must know how much it gets, and of codec={plan.codec} it would not"
         yield Problem("P23", what, "plan.sync, plan.codec", "codec=topk")
     if not codec.contracts:
         what = f"codec={plan.codec} may miss more than it is given, so public copies under sync={plan.sync} run away"

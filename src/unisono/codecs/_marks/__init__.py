@@ -64,6 +64,10 @@ class Around(Codec):
         return self.inner.contracts
 
     @property
+    def varies(self) -> bool:  # type: ignore[override]
+        return self.inner.varies
+
+    @property
     def checked(self) -> bool:  # type: ignore[override]
         return self.inner.checked
 

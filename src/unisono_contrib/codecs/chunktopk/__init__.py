@@ -41,6 +41,7 @@ class ChunkTopK(Selective):
     biased = True
     tells = True
     sparse = True
+    varies = True
 
     chunk: int = Field(default=CHUNK, ge=BATCH, le=1 << 20, description="elements that are compared together")
     top: int = Field(default=64, ge=1, description="of these, how many are sent")
