@@ -52,7 +52,7 @@ def train(server: rpc.RRef, steps: int, seed: int) -> tuple[float, list[int]]:
 
 
 if rpc.init(workers=3).info.rank == 0:
-    server = rpc.remote("worker0", Server, args=(0.2,))
+    server = rpc.remote("worker0", Server, args=(0.05,))
     runs = [rpc.rpc_async(f"worker{i}", train, args=(server, 300, i)) for i in (1, 2)]
     for loss, stale in rpc.wait_all(runs):
         print(f"loss {loss:.4f}  staleness {sum(stale) / len(stale):.2f} updates", flush=True)
