@@ -886,6 +886,13 @@ HETEROGENEOUS = (
     ),
     reads(
         _G,
+        "Gossip / decentralised averaging",
+        f'{TRAIN} 9 --plan "dp=3 sync=gossip:ring,report=3"',
+        "`consensus` every third step: how far replicas are from their mean",
+        lambda ran: [line["step"] for line in ran.metrics() if "consensus" in line] == [3, 6, 9],
+    ),
+    reads(
+        _G,
         "1000+ accelerators",
         f'{SIMULATE.replace("dgx-a100:8", "dgx-h100:512")} --train.global_batch 4096 --plan "dp=512 tp=8"',
         "a plan of 4,096 devices",

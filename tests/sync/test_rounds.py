@@ -92,6 +92,8 @@ def test_warm_up_is_lock_step_with_any_optimiser(source) -> None:
     plain, local = (play(recipe, f"dp=2 sync={sync}")[0] for sync in ("every_step", "local_sgd:h=2,warmup=4"))
     assert distance(flat(local.weights[3]), flat(plain.weights[3])) < 1e-12
     assert distance(local.last, plain.last) > 1e-9
+    warm = play(recipe, "dp=2 sync=diloco:h=2,warmup=4,outer_lr=0.5", steps=3)[0]
+    assert torch.equal(flat(warm.center), warm.last)  # so the first round begins from there
 
 
 def test_no_size_of_a_bucket_changes_a_bit(source, monkeypatch) -> None:
