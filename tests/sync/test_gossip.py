@@ -12,7 +12,7 @@ from tests.sync.outer import distance, flat, gradients_of, mean, play, recipe_of
 from unisono.config import Recipe, resolve
 from unisono.spec.errors import ConfigProblems
 from unisono.sync import POLICIES
-from unisono_contrib.sync._graphs import Matrix, mixing, pairs, spectral_gap
+from unisono_contrib.sync._graphs import Matrix, metropolis, mixing, pairs, spectral_gap
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -56,6 +56,15 @@ def test_what_a_replica_throws_adds_up_to_what_it_had(n) -> None:
 def test_undirected_graphs_are_symmetric(graph) -> None:
     matrix = mixing(graph, 6, 2, 7)
     assert all(matrix[j][i] == weight for i, row in enumerate(matrix) for j, weight in row.items())
+
+
+def test_an_edge_counts_by_the_busier_of_its_ends() -> None:
+    third = Fraction(1, 3)
+    assert metropolis(3, {(0, 2), (1, 2)}) == [
+        {2: third, 0: 2 * third},
+        {2: third, 1: 2 * third},
+        {0: third, 1: third, 2: third},
+    ]
 
 
 def test_spectral_gaps_are_those_of_the_books() -> None:
@@ -171,6 +180,21 @@ def test_a_codec_sends_less_and_what_it_loses_is_sent_later(source) -> None:
         assert public.isfinite().all()
 
 
+def test_public_copies_keep_the_mean_of_all_whatever_a_codec_loses(source) -> None:
+    def freeze(run, step: int) -> None:
+        run.update.rate = lambda step: 0.0
+
+    recipe, plan = (
+        recipe_of(source, 8, batch=3),
+        "dp=3 sync=gossip:ring,gamma=0.2,report=100 codec=topk:ratio=0.1",
+    )
+    got = play(recipe, plan, watch=freeze)
+    apart = [distance(flat(got[0].weights[step]), flat(got[1].weights[step])) for step in (0, 6)]
+    first, *later = (flat(mean([one.weights[step] for one in got])) for step in range(7))
+    assert all(distance(other, first) < 1e-12 for other in later)
+    assert apart[1] < apart[0]
+
+
 @pytest.mark.parametrize(
     "codec", ["topk:ratio=0.1", "randomk:ratio=0.5", "qsgd", "int8+crc", "block:ratio=0.5", "threshold"]
 )
@@ -268,6 +292,10 @@ def test_a_new_replica_begins_with_the_mean_and_the_others_keep_their_weights(so
     center = torch.stack([w * flat(x) for w, x in zip(masses[:3], begun[:3], strict=True)]).sum(0) / 3
     assert distance(flat(begun[3]), center) < 1e-12
     assert distance(flat(again[0].center), center) < 1e-12
+    fewer = play(recipe, f"dp=2 sync={sync}", begin=begin, steps=3)
+    left = torch.stack([w * flat(x) for w, x in zip(masses[:2], begun[:2], strict=True)]).sum(0)
+    assert sum(masses[:2]) != 2.0
+    assert distance(flat(fewer[0].center), left / sum(masses[:2])) < 1e-12
 
 
 @pytest.mark.parametrize(
