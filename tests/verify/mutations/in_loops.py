@@ -42,8 +42,9 @@ def shards_added_and_not_averaged(patch):
 
 @bug("dp=4", "not_reduced", loop=loops.accumulating)
 def what_was_held_back_never_meets(patch):
-    """No backward is the last, and at the step nobody asks what is still to be exchanged."""
+    """No backward is the last, and at the step nobody asks what is still to be exchanged, nor what no backward made."""
     patch(LoopGradients, "catch_up", lambda self: None)
+    patch(LoopGradients, "meet_others", lambda self, looking: None)
 
 
 @bug("dp=2 shard=2", "factor", "factor_of_axis", loop=loops.clipped)
@@ -53,7 +54,7 @@ def clipped_by_the_norm_over_replicas_too(patch):
     patch(job, "clip", lambda slots, norm, limit: real(slots, norm * 2**0.5, limit))
 
 
-@bug("dp=3", "forward", loop=loops.batched)
+@bug("dp=3", "forward", "told", loop=loops.batched)
 def batch_norm_over_own_samples(patch):
     """A norm that should see the global batch sees a rank's samples."""
     patch(job, "join_batches", lambda model, group, current_batch: None)
@@ -73,7 +74,7 @@ def padding_counts(patch):
     patch(Job, "weigh", lambda self, count: None)
 
 
-@bug("dp=2", "factor", loop=loops.looking_ahead)
+@bug("dp=2", "factor", "gradient", loop=loops.looking_ahead)
 def the_batch_fetched_last_says_what_counts(patch):
     """A rank's weight is that of the batch that came last, though an earlier one is used."""
     patch(CurrentBatch, "_of", lambda self, inputs: self._recent[-1])
@@ -90,7 +91,7 @@ def shards_have_their_neighbours_rows(patch):
     patch(shard.ShardScatter, "__call__", call)
 
 
-@bug("dp=3", "forward", loop=loops.seeded_by_rank)
+@bug("dp=3", "forward", "refused", loop=loops.seeded_by_rank)
 def weights_stay_each_ranks_own(patch):
     """Nothing is broadcast, and ranks were seeded differently."""
     patch(job, "spread", lambda tensors, group: None)

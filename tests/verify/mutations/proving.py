@@ -11,8 +11,9 @@ from typing import Any
 from tests.threads import ThreadForkServer
 from tests.verify.mutations.planting import Bug, Planting
 from unisono.config import Recipe
-from unisono.library.loop_check import ENTRY, LoopVerdict, prove_loop_on
+from unisono.library.loop_check import ENTRY, LoopVerdict, not_played, prove_loop_on
 from unisono.plan import Plan
+from unisono.spec.errors import UnisonoError
 from unisono.spec.model import kind_of
 from unisono.verify.prover import Proof, prove_on
 
@@ -65,7 +66,11 @@ def _of_plan(proof: Proof) -> Found:
 
 def _of_loop(bug: Bug, steps: int) -> Found:
     assert bug.loop is not None
-    verdict: LoopVerdict = prove_loop_on(Planted(bug), bug.loop, Plan.parse(bug.plan), steps)
+    plan = Plan.parse(bug.plan)
+    try:
+        verdict: LoopVerdict = prove_loop_on(Planted(bug), bug.loop, plan, steps)
+    except UnisonoError as error:  # the run itself found it
+        verdict = not_played(plan, error)
     step, _ = verdict.first or (0, "")
     return Found(not verdict.passed, verdict.cause, verdict.explanation or "", step)
 
