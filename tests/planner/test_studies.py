@@ -139,7 +139,6 @@ def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said_"),
     [
         (["--mtbf", "100"], "--checkpoint-gb-s"),
-        (["--stragglers", "normal:0.1", "--plan", "dp=16 tp=4 sync=gossip micros=4"], "sync=every_step"),
         (["--mtbf", "100/rack"], "HOURS/node"),
         (["--stragglers", "norml:0.1"], "normal"),
         (["--sweep", "devices=12"], "16 devices"),

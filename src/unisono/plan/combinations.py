@@ -18,7 +18,7 @@ def rounded(plan: PlanFields) -> Iterator[Problem]:
     # An overflow is seen in what all replicas sum alike; what each keeps for itself would keep it. Of a codec's memory
     # `sync/_drive.py` takes care.
     policy = named("sync", plan.sync) if plan.precision == "fp16" and plan.dp != 1 else None
-    if policy is not None and policy.fidelity is Fidelity.LOSSY:
+    if policy is not None and policy.equal and policy.fidelity is Fidelity.LOSSY:
         what = f"precision=fp16 with sync={plan.sync}: replicas would not all see an overflow of one"
         fix = f"precision=bf16, or sync={USUAL.sync}"
         yield Problem("P16", what, "plan.precision, plan.sync", fix)

@@ -8,6 +8,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import Model
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import serves
+from unisono.spec.work import Durations
 
 
 class StepTimes(Protocol):
@@ -18,6 +19,11 @@ class StepTimes(Protocol):
 
     def slowest(self, n: int) -> float:
         """Mean of the longest of `n` ranks."""
+        ...
+
+    def durations(self, replicas: int, ranks: int, steps: int) -> Durations:
+        """[replicas][steps], drawn alike each time: how long a step takes each replica, whose `ranks` ranks wait for
+        the slowest of them."""
         ...
 
 

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
+from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner.machines.order import stride
 from unisono.planner.price_parts import Price
-from unisono.planner.request import PlanRequest
+from unisono.planner.request import PlanRequest, StepTimes
 from unisono.planner.work.sample import Sample
-from unisono.spec.errors import UsageError
+
+PLAYED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +78,22 @@ def fed(ask: PlanRequest) -> Loading:
 def with_waits(got: Price, ask: PlanRequest) -> Price:
     """The price with stragglers, where any are asked for, and with what data is waited for beyond all else.
 
-    Random is what ranks do between meetings with other replicas. Raises UsageError for a policy that lets ranks go
-    apart: how long its ranks wait is known when a run plays it.
+    Random is what ranks do between meetings with other replicas. Where replicas do not all meet in every step, the
+    policy plays `PLAYED` steps of a seeded draw.
     """
     plan, late = ask.plan, 0.0
     if ask.stragglers is not None:
-        policy = member("sync", plan.sync)
-        if policy is None or not policy.equal:
-            what = f"sync={plan.sync}: how long ranks wait is priced where all meet in every step"
-            raise UsageError(what, where="--stragglers, plan.sync", fix="sync=every_step", code="C22")
         alone = got.bare.step - (got.comm["dp"].exposed if "dp" in got.comm else 0.0)
-        late = alone * (ask.stragglers.slowest(plan.world) - 1.0)
+        late = alone * (_pace(plan, ask.stragglers) - 1.0)
     data = max(0.0, fed(ask).seconds - got.step - late)
     if not late and not data:
         return got
     return replace(got, step=got.step + late + data, straggling=late, loading=data)
+
+
+def _pace(plan: Plan, times: StepTimes) -> float:
+    """Mean time of a step beside that of a rank by itself."""
+    policy = member("sync", plan.sync)
+    if policy is None or (policy.equal and policy.rhythm == 1):
+        return times.slowest(plan.world)
+    return policy.pace(times.durations(plan.dp, plan.world // plan.dp, PLAYED))

@@ -1,6 +1,10 @@
 """What a technique sends, keeps and computes in one step, as numbers that depend on model and plan alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+Durations = Sequence[Sequence[float]]
+"""[replicas][steps]: how long each step of each replica takes by itself, in any unit."""
 
 
 @dataclass(frozen=True, slots=True)

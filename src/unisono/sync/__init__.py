@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from unisono.spec.errors import Problem
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.work import Work
+from unisono.spec.work import Durations, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +83,11 @@ class Policy(Member, ABC):
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         """What of a plan and its batch (`plan.checks.Batch`) this policy cannot be played with."""
         yield from ()
+
+    def pace(self, durations: "Durations") -> float:
+        """Mean time from one step to the next, given how long each step of each replica takes by itself: how replicas
+        wait for each other. As here: for the slowest one, in every step."""
+        return fmean(map(max, zip(*durations, strict=True)))
 
     @abstractmethod
     def work(self, gradient_bytes: int, dp: int) -> Work:

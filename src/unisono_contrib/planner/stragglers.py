@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, expm1, inf, log, log1p, sqrt
 from pathlib import Path
+from random import Random
 from statistics import NormalDist
 
 from unisono.plan.grammar import meant
 from unisono.spec.errors import UsageError
+from unisono.spec.work import Durations
 
 KINDS = ("normal", "lognormal", "exponential", "measured")
 _ODDS = [0.05 * n for n in range(-680, 681)]  # logarithms of odds
@@ -23,6 +25,15 @@ class Law:
 
     name: str
     tail: Callable[[float], float]
+
+    def durations(self, replicas: int, ranks: int, steps: int) -> Durations:
+        draw = Random(replicas)
+
+        def slowest() -> float:
+            """Of `ranks` ranks: a time that a share q of the ranks exceeds is exceeded with probability 1 - (1-q)^n."""
+            return self.tail(-expm1(log(1.0 - draw.random()) / ranks))
+
+        return [[slowest() for _ in range(steps)] for _ in range(replicas)]
 
     def slowest(self, n: int) -> float:
         """Mean of the maximum over n ranks.

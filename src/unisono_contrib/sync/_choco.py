@@ -12,7 +12,8 @@ from torch import Tensor
 
 from unisono.codecs import BucketMemory
 from unisono.sync._outer import Site
-from unisono_contrib.sync._gossip import Beat, GossipSync, weighted
+from unisono_contrib.sync._gossip import GossipSync, weighted
+from unisono_contrib.sync._graphs import Beat
 from unisono_contrib.sync._payloads import decode, encode
 from unisono_contrib.sync._peers import packed, unpacked
 

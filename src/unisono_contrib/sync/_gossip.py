@@ -7,29 +7,14 @@ run is one of these, and gives all replicas the mean, which is published.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unisono.sync._outer import OuterSync, Site
-from unisono_contrib.sync._graphs import Graph, Matrix, heard_by, mixing
+from unisono_contrib.sync._graphs import Beat, Matrix, heard_by, mixing
 from unisono_contrib.sync._peers import Peers, packed, unpacked
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """When replicas talk. graph: who then hears whom. h: steps from one round to the next. report: steps from one
-    meeting of all to the next."""
-
-    graph: Graph
-    h: int = 1
-    report: int = 16
-
-    def round_after(self, step: int) -> int | None:
-        """The number of the round that step `step` (from 0) ends with; None for a step that ends with none."""
-        return None if (step + 1) % self.h else (step + 1) // self.h - 1
 
 
 class GossipSync(OuterSync):

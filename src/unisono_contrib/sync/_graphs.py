@@ -7,14 +7,20 @@ In every graph but `random`, columns add up to 1 as rows do, so that mixing keep
 ones (ring, torus, star, complete, pairs) are symmetric, with the weights of Metropolis (Xiao and Boyd 2004).
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 from math import isqrt
 from random import Random
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
+
+from unisono.spec.work import Durations
+from unisono_contrib.sync._local import lock_step, played
 
 Graph = Literal["ring", "torus", "exponential", "one_peer", "complete", "star", "pairs", "random"]
 Row = Mapping[int, Fraction]
@@ -23,6 +29,37 @@ Matrix = Sequence[Row]
 
 SEEDED = ("pairs", "random")
 """Graphs that are drawn anew for each round."""
+FIXED = ("ring", "torus", "exponential", "complete", "star")
+"""Graphs that are the same in all rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """When replicas talk. graph: who then hears whom. h: steps from one round to the next. report: steps from one
+    meeting of all to the next."""
+
+    graph: Graph
+    h: int = 1
+    report: int = 16
+
+    def round_after(self, step: int) -> int | None:
+        """The number of the round that step `step` (from 0) ends with; None for a step that ends with none."""
+        return None if (step + 1) % self.h else (step + 1) // self.h - 1
+
+
+def pace_of(beat: Beat, durations: Durations, inside: int) -> float:
+    """Mean time of a step where a replica waits, at the end of a round, for those that it hears; `sync.Policy.pace`."""
+    steps = played(durations)
+    replicas = lock_step([each[:steps] for each in durations], inside)
+    n, now = len(replicas), [0.0] * len(replicas)
+    fixed = mixing(beat.graph, n) if beat.graph in FIXED else None
+    for step, took in enumerate(zip(*replicas, strict=True)):
+        now = [since + more for since, more in zip(now, took, strict=True)]
+        if (step + 1) % beat.report == 0:
+            now = [max(now)] * n
+        elif (number := beat.round_after(step)) is not None:
+            now = [max(now[j] for j in row) for row in fixed or mixing(beat.graph, n, number)]
+    return fmean(now) / steps
 
 
 def mixing(graph: Graph, n: int, number: int = 0, seed: int = 0) -> Matrix:
@@ -51,7 +88,7 @@ def metropolis(n: int, edges: Collection[tuple[int, int]]) -> Matrix:
     """Symmetric: each edge counts 1 / (1 + the larger number of neighbours of its two ends), and a replica keeps what
     its edges leave. An edge from a replica to itself is none."""
     edges = {edge for edge in edges if edge[0] != edge[1]}
-    degree = [sum(i in edge for edge in edges) for i in range(n)]
+    degree = Counter(end for edge in edges for end in edge)
     rows: list[dict[int, Fraction]] = [{} for _ in range(n)]
     for i, j in sorted(edges):
         rows[i][j] = rows[j][i] = Fraction(1, 1 + max(degree[i], degree[j]))

@@ -6,7 +6,7 @@ from typing import Any
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.work import Call, Work
+from unisono.spec.work import Call, Durations, Work
 from unisono.sync import OuterPolicy
 
 
@@ -65,3 +65,23 @@ def gossip_work(
     if inside > 1:
         calls.append(Call("dp", "reduce", 2 * gradient_bytes * (inside - 1) // inside))
     return Work(tuple(calls), kept)
+
+
+def lock_step(durations: Durations, inside: int) -> list[list[float]]:
+    """[replicas / inside][steps]: durations of neighbours that are in lock-step, which wait for each other."""
+    groups = (durations[i : i + inside] for i in range(0, len(durations), inside))
+    return [[max(step) for step in zip(*group, strict=True)] for group in groups]
+
+
+def played(durations: Durations) -> int:
+    """How many steps are looked at where each replica is followed by itself: fewer of many replicas."""
+    return min(len(durations[0]), max(16, 8192 // len(durations)))
+
+
+def pace_of_rounds(durations: Durations, h: int, inside: int = 1) -> float:
+    """Mean time of a step where replicas wait for each other every h-th step. Steps after the last whole round count
+    for one."""
+    replicas = lock_step(durations, inside)
+    steps = len(replicas[0])
+    rounds = (max(sum(each[at : at + h]) for each in replicas) for at in range(0, steps, h))
+    return sum(rounds) / steps

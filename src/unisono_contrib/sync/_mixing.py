@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from unisono.sync._outer import Site
-from unisono_contrib.sync._gossip import Beat, GossipSync, weighted
+from unisono_contrib.sync._gossip import GossipSync, weighted
+from unisono_contrib.sync._graphs import Beat
 from unisono_contrib.sync._peers import packed, unpacked
 
 

@@ -1,14 +1,16 @@
 """What all policies with parameter servers have in common: what they refuse, send and keep. No torch."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.work import Call, Work
+from unisono.spec.work import Call, Durations, Work
 from unisono.sync import OuterPolicy
-from unisono_contrib.sync._local import usual_problems
+from unisono_contrib.sync._local import played, usual_problems
+from unisono_contrib.sync._servers.rules import Rule
 
 
 class ServedPolicy(OuterPolicy):
@@ -25,6 +27,16 @@ class ServedPolicy(OuterPolicy):
         if codec is not None and codec.fidelity is not Fidelity.EXACT:
             what = f"sync={plan.sync}: gradients go to a server as they are, and codec={plan.codec} would do nothing"
             yield Problem("P16", what, "plan.sync, plan.codec", "codec=plain")
+
+    @abstractmethod
+    def rule(self, replicas: int) -> Rule:
+        """When a replica may read, and what makes an update."""
+
+    def pace(self, durations: Durations) -> float:
+        from unisono_contrib.sync._servers.simulate import play
+
+        steps = played(durations)
+        return play(self.rule(len(durations)), durations, steps).seconds / steps
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         """Of a rank that carries the one server: it receives dp gradients and sends dp copies of the weights, 2·dp·S in

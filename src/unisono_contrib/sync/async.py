@@ -14,6 +14,7 @@ from pydantic import Field
 
 from unisono.sync import Identity
 from unisono_contrib.sync._served import ServedPolicy
+from unisono_contrib.sync._servers.rules import Rule, Unbounded
 
 
 class Async(ServedPolicy):
@@ -30,8 +31,10 @@ class Async(ServedPolicy):
     )
     dc: float = Field(default=0.0, ge=0.0, description="delay compensation, the factor of DC-ASGD; 0: none")
 
+    def rule(self, replicas: int) -> Rule:
+        return Unbounded(replicas, self.rate == "aware")
+
     def bind_outer(self, site: Any) -> Any:
-        from unisono_contrib.sync._servers.rules import Unbounded
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(Unbounded(site.dp.size, self.rate == "aware"), self.dc))
+        return ServerSync(site, Offer(self.rule(site.dp.size), self.dc))

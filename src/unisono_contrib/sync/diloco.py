@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from unisono.spec.errors import Problem
-from unisono.spec.work import Work
+from unisono.spec.work import Durations, Work
 from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._local import rounds_work, usual_problems
+from unisono_contrib.sync._local import pace_of_rounds, rounds_work, usual_problems
 
 
 class Diloco(OuterPolicy):
@@ -62,6 +62,9 @@ class Diloco(OuterPolicy):
         if self.alpha is not None and not self.delay:
             what = f"sync={plan.sync}: without a delay own weights have learnt nothing since they were sent"
             yield Problem("P16", what, "plan.sync", "delay=1, or leave alpha out")
+
+    def pace(self, durations: Durations) -> float:
+        return pace_of_rounds(durations, max(1, self.h // self.fragments), self.inside)
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         late, kept = self.fragments if self.delay else 0, self.outer_momentum > 0.0

@@ -17,12 +17,10 @@ from pydantic import Field
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.work import Work
+from unisono.spec.work import Durations, Work
 from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._graphs import Graph, most_messages
+from unisono_contrib.sync._graphs import FIXED, Beat, Graph, most_messages, pace_of
 from unisono_contrib.sync._local import gossip_work, usual_problems
-
-FIXED = ("ring", "torus", "exponential", "complete", "star")
 
 
 class Gossip(OuterPolicy):
@@ -88,6 +86,13 @@ class Gossip(OuterPolicy):
             what = f"{said}: with {why} it must be said how far weights go towards public copies"
             yield Problem("P23", what, "plan.sync, plan.codec", "gamma=0.3 in sync, or codec=plain")
 
+    @property
+    def beat(self) -> Beat:
+        return Beat(self.graph, self.h, self.report)
+
+    def pace(self, durations: Durations) -> float:
+        return pace_of(self.beat, durations, self.inside)
+
     def work(self, gradient_bytes: int, dp: int) -> Work:
         replicas = max(1, dp // self.inside)
         messages = most_messages(self.graph, replicas)
@@ -101,13 +106,11 @@ class Gossip(OuterPolicy):
 
     def bind_outer(self, site: Any) -> Any:
         from unisono_contrib.sync._choco import ChocoSync
-        from unisono_contrib.sync._gossip import Beat
         from unisono_contrib.sync._mixing import MixingSync, PushSync
 
-        beat = Beat(self.graph, self.h, self.report)
         if self.gamma is not None:
-            return ChocoSync(site, beat, self.gamma)
-        return PushSync(site, beat) if self.push else MixingSync(site, beat)
+            return ChocoSync(site, self.beat, self.gamma)
+        return PushSync(site, self.beat) if self.push else MixingSync(site, self.beat)
 
 
 def _codec_problems(plan: Any, codec: Any) -> Iterator[Problem]:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from unisono.spec.errors import Problem
-from unisono.spec.work import Work
+from unisono.spec.work import Durations, Work
 from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._local import rounds_work, usual_problems
+from unisono_contrib.sync._local import pace_of_rounds, rounds_work, usual_problems
 
 
 class LocalSgd(OuterPolicy):
@@ -38,6 +38,9 @@ class LocalSgd(OuterPolicy):
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         return usual_problems(self, plan, self.inside)
+
+    def pace(self, durations: Durations) -> float:
+        return pace_of_rounds(durations, self.h, self.inside)
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         return rounds_work(gradient_bytes, dp, self.h, self.inside)

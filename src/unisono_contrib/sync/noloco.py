@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from unisono.spec.errors import Problem
-from unisono.spec.work import Work
+from unisono.spec.work import Durations, Work
 from unisono.sync import Identity, OuterPolicy
+from unisono_contrib.sync._graphs import Beat, pace_of
 from unisono_contrib.sync._local import gossip_work, plain_problems, usual_problems
 
 
@@ -60,14 +61,19 @@ class Noloco(OuterPolicy):
             )
             yield Problem("P16", what, "plan.sync", "drift=1")
 
+    @property
+    def beat(self) -> Beat:
+        return Beat("pairs", self.h, self.reported)
+
+    def pace(self, durations: Durations) -> float:
+        return pace_of(self.beat, durations, self.inside)
+
     def work(self, gradient_bytes: int, dp: int) -> Work:
         messages = (1.0 if dp // self.inside > 1 else 0.0) / self.h
         kept = message = 2 * gradient_bytes
         return gossip_work(gradient_bytes, dp, self.inside, self.reported, message, messages, kept)
 
     def bind_outer(self, site: Any) -> Any:
-        from unisono_contrib.sync._gossip import Beat
         from unisono_contrib.sync._noloco import NolocoSync
 
-        beat = Beat("pairs", self.h, self.reported)
-        return NolocoSync(site, beat, self.outer_lr, self.outer_momentum, self.drift)
+        return NolocoSync(site, self.beat, self.outer_lr, self.outer_momentum, self.drift)

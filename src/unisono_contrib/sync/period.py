@@ -20,9 +20,10 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.work import Call, Work
+from unisono.spec.work import Call, Durations, Work
 from unisono.sync import Policy, Sync, Verdict
 from unisono.sync.every_step import EveryStepSync
+from unisono_contrib.sync._local import pace_of_rounds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,9 @@ class EveryPeriod(Policy):
         if self.rhythm > 1 and plan.precision == "fp16":
             why = f"{what}, whose scale precision=fp16 changes between them"
             yield Problem("P16", why, "plan.sync, plan.precision", "precision=bf16, or sync=every_step")
+
+    def pace(self, durations: Durations) -> float:
+        return pace_of_rounds(durations, self.steps)
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         nbytes = 2 * gradient_bytes * (dp - 1) // dp

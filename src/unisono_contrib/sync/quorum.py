@@ -16,6 +16,7 @@ from pydantic import Field
 from unisono.spec.errors import Problem
 from unisono.sync import Identity
 from unisono_contrib.sync._served import ServedPolicy
+from unisono_contrib.sync._servers.rules import Quorum, Rule
 
 
 class QuorumPolicy(ServedPolicy):
@@ -40,8 +41,10 @@ class QuorumPolicy(ServedPolicy):
             what = f"sync={plan.sync}: {self.k} gradients never come from dp={plan.dp} replicas"
             yield Problem("P16", what, "plan.sync, plan.dp", f"k={plan.dp}, or less")
 
+    def rule(self, replicas: int) -> Rule:
+        return Quorum(self.k, self.patience)
+
     def bind_outer(self, site: Any) -> Any:
-        from unisono_contrib.sync._servers.rules import Quorum
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(Quorum(self.k, self.patience), keeps_late=self.late == "keep"))
+        return ServerSync(site, Offer(self.rule(site.dp.size), keeps_late=self.late == "keep"))

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from unisono.sync import Identity
 from unisono_contrib.sync._served import ServedPolicy
+from unisono_contrib.sync._servers.rules import Bounded, Rule
 
 
 class Ssp(ServedPolicy):
@@ -23,8 +24,10 @@ class Ssp(ServedPolicy):
 
     s: int = Field(default=4, ge=0, description="steps that a replica may be ahead of the slowest")
 
+    def rule(self, replicas: int) -> Rule:
+        return Bounded(self.s)
+
     def bind_outer(self, site: Any) -> Any:
-        from unisono_contrib.sync._servers.rules import Bounded
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(Bounded(self.s)))
+        return ServerSync(site, Offer(self.rule(site.dp.size)))
