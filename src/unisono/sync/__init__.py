@@ -225,12 +225,13 @@ class Sync(ABC):
 class Identity:
     """A case in which an outer policy computes what another one computes, by which it is proven: under `sync` replicas
     get the weights that they get under `equals`, up to rounding. Where replicas are `alike`, both of them have the same
-    samples, and `equals` is played by one replica. replicas: under `sync`."""
+    samples, and `equals` is played by one replica. replicas, codec: under `sync`."""
 
     sync: str
     equals: str
     alike: bool = False
     replicas: int = 2
+    codec: str = "plain"
 
 
 class OuterPolicy(Policy, ABC):

@@ -26,6 +26,11 @@ class Diloco(OuterPolicy):
     alone = True
     identities = (
         Identity("diloco:h=3,outer_lr=1,outer_momentum=0", "local_sgd:h=3"),
+        Identity(
+            "diloco:h=3,outer_lr=1,outer_momentum=0",
+            "local_sgd:h=3",
+            codec="chunktopk:chunk=64,top=64,values=plain+ef:beta=0.95",
+        ),
         Identity("diloco:h=3", "diloco:h=3", alike=True),
         Identity("diloco:h=3,fragments=2,delay=1", "diloco:h=3,fragments=2,delay=1", alike=True),
         Identity("diloco:h=3,outer_lr=1,outer_momentum=0", "every_step", replicas=1),

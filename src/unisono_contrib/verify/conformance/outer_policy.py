@@ -77,7 +77,9 @@ def outer_faults(policy: OuterPolicy, folder: Path, text: str) -> Iterator[str]:
 
 def _identity_faults(source: Path, identity: Identity) -> Iterator[str]:
     count = identity.replicas
-    first = _play(source, f"dp={count} sync={identity.sync}", count, alike=identity.alike)
+    first = _play(
+        source, f"dp={count} sync={identity.sync} codec={identity.codec}", count, alike=identity.alike
+    )
     if identity.alike:
         second = _play(source, f"dp=1 sync={identity.equals}", 1, batch=4 // count, alike=True)
     else:
@@ -85,8 +87,9 @@ def _identity_faults(source: Path, identity: Identity) -> Iterator[str]:
     wanted = second[0].center
     off = max(float((play.center - wanted).norm() / wanted.norm()) for play in first)
     if not off <= NEAR:
+        coded = "" if identity.codec == "plain" else f" with codec={identity.codec}"
         same = ", with the same samples on all replicas," if identity.alike else ""
-        yield f"{identity.sync} on {count} replicas{same} is off by {off:.1g} from {identity.equals}"
+        yield f"{identity.sync}{coded} on {count} replicas{same} is off by {off:.1g} from {identity.equals}"
 
 
 def _play(
