@@ -45,6 +45,14 @@ class Ran:
         found = sorted(self.folder.glob("**/metrics.jsonl"), key=lambda path: path.parent.name)
         return [json.loads(line) for line in found[run].read_text().splitlines()]
 
+    def events(self) -> list[list[dict[str, Any]]]:
+        """What each rank of its last run recorded."""
+        last = max(self.folder.glob("**/events"), key=lambda path: path.parent.name)
+        return [
+            [json.loads(line) for line in path.read_text().splitlines()]
+            for path in sorted(last.glob("rank*"))
+        ]
+
 
 @dataclass(frozen=True)
 class Row:
@@ -82,6 +90,9 @@ def shown(row: Row, ran: Ran) -> bool:
 
 PROOF = "unisono verify examples/proof.toml --dtype float64 --steps 2"
 TRAIN = "unisono train examples/proof.toml --no-out.report --train.steps"
+SERVED = (
+    "unisono simulate examples/priced/gpt_1b.toml --json --cluster dgx-a100:4 --train.global_batch 512 --plan"
+)
 
 
 def proven(group: str, name: str, *plans: str, more: str = "", recipe: str = "examples/proof.toml") -> Row:
@@ -122,6 +133,20 @@ def _total(ran: Ran, run: int) -> float:
     return sum(step["bytes_sent"] for step in ran.metrics(run))
 
 
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) < 1e-4
+
+
+def _pushed(steps: Sequence[dict[str, Any]]) -> float:
+    """Bytes that the first rank pushed to servers in these steps."""
+    return sum(step["ledger"].get("dp/push//", 0) for step in steps)
+
+
+def _grows(few: float, many: float, reduced: float) -> bool:
+    """Bytes of a server of 4 and of 32 workers, and of a rank of an all-reduce of 32."""
+    return many > 6 * few and reduced < few
+
+
 def _staleness(ran: Ran) -> list[int]:
     """Gradients by their staleness, over all steps."""
     counts = [step.get("staleness_counts", []) for step in ran.metrics()]
@@ -147,7 +172,45 @@ def _memory(ran: Ran, key: str) -> list[float]:
 
 SIMULATE = "unisono simulate examples/priced/gpt_1b.toml --json --cluster dgx-a100:8"
 _G = "1 Task level and architectures"
-ARCHITECTURES = (proven(_G, "Peer-to-peer all-reduce architecture", "dp=4"),)
+ARCHITECTURES = (
+    reads(
+        _G,
+        "Centralised parameter server",
+        f'{TRAIN} 8 --plan dp=2 --json && sleep 1 && {TRAIN} 8 --plan "dp=2 sync=ssp:s=0" --json',
+        "a server that waits for all workers: `val_loss` of lock-step, and what is pushed to it in `ledger`",
+        lambda ran: _pushed(ran.metrics()) > 0 and _near(*(each["val_loss"] for each in ran.objects)),
+    ),
+    reads(
+        _G,
+        "Sharded / decentralised parameter server",
+        f'{TRAIN} 8 --plan "dp=2 sync=async" --launch.servers 2',
+        "both ranks serve weights: `dp.serve` in the events of each",
+        lambda ran: all(any(step.get("bytes", {}).get("dp.serve") for step in rank) for rank in ran.events()),
+    ),
+    reads(
+        _G,
+        "Worker-server push/pull patterns",
+        'unisono train examples/clicks.toml --no-out.report --train.steps 12 --plan "dp=2 sync=ssp:s=2"',
+        "of tables, the rows that a batch has read are pushed: less than the tables' bytes",
+        lambda ran: 0 < _pushed(ran.metrics()[-1:]) < 4 * 10_000,
+    ),
+    prints(
+        _G,
+        "RPC with distributed autograd",
+        "python examples/parameter_server.py",
+        "two trainers and a server learn by remote calls",
+        r"^loss 0\.0\d+  staleness",
+    ),
+    proven(_G, "Peer-to-peer all-reduce architecture", "dp=4"),
+    reads(
+        _G,
+        "Aggregation bottleneck / scalability analysis",
+        f'{SERVED} "dp=4 sync=async precision=bf16" && {SERVED} "dp=32 sync=async precision=bf16" && '
+        f'{SERVED} "dp=32 precision=bf16"',
+        "`comm.dp`: what one server moves grows with the workers, what a rank of an all-reduce sends does not",
+        lambda ran: _grows(*(each["comm"]["dp"]["bytes"] for each in ran.objects)),
+    ),
+)
 _G = "2 Data parallelism"
 DATA_PARALLEL = (
     proven(_G, "Model replication, identical copies", "dp=2"),
@@ -447,6 +510,13 @@ TOGETHER = (
         f'{TRAIN} 8 --plan "dp=2 sync=diloco:h=4,outer_lr=0.7,outer_momentum=0.5"',
         "`consensus` every fourth step: how far replicas had drifted from their mean",
         lambda ran: ["consensus" in line for line in ran.metrics()] == [False, False, False, True] * 2,
+    ),
+    reads(
+        _G,
+        "Adaptive communication frequency",
+        f'{TRAIN} 12 --plan "dp=2 sync=period:1,most=8"',
+        "`period`: steps to the next meeting, chosen anew by what the last one showed beside computing",
+        lambda ran: len({line["period"] for line in ran.metrics() if "period" in line}) > 1,
     ),
     reads(
         _G,
