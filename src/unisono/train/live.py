@@ -54,6 +54,7 @@ class Live:
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
     clock: Clock = field(default_factory=Clock)
     written: int = 0  # steps of which the journal knows
+    since: float = field(default_factory=time.perf_counter)  # when the step under way began
     cadence: Fixed | Chosen = field(default_factory=Fixed)
 
     def note(self, text: str) -> None:
@@ -72,6 +73,11 @@ class Live:
         self.journal.add(report, self.run.recorder.lap(), seconds, more=self._validates(train, step))
         self.written = step
 
+    def tell_last(self) -> None:
+        """Write down a step that was made, and whose replicas did not come together since one of them was lost."""
+        if (report := self.run.untold) is not None:
+            self.tell(report, time.perf_counter() - self.since)
+
     def tell_codec(self) -> None:
         """Say which codec the policy has chosen by measuring, when that is new."""
         if (codec := self.run.sync.says()) != self.codec:
@@ -81,6 +87,7 @@ class Live:
     def between(self, report: Report) -> None:
         """Validate and save where that falls between this step and the next."""
         train, step = self.order.recipe.train, self.run.step
+        self.since = time.perf_counter()
         with self.run.gate:
             self._announce(self.saver.poll())
         if report.stop or step >= train.steps:

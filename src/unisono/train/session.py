@@ -242,6 +242,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
 def _leave(live: Live, carried: CarriedState) -> None:
     """End what a run has beside itself, before its ranks meet anew."""
     with suppress(OSError):
+        live.tell_last()
         live.journal.close()
     carried.recent = live.journal.recent()
     live.snapshots.end()

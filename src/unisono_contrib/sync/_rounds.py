@@ -142,6 +142,22 @@ class Fragment:
             outer.grad = self._kept_mean[f"{name}/mean"].clone() if self.arrived else None
 
     @torch.no_grad()
+    def take_over(self, group: Group, source: int, sent: int, others_merged: bool) -> None:
+        """Become what replica `source` has. sent: after which step it sent what has arrived there, -1 if nothing has.
+        Every replica calls it, or it hangs."""
+        for name, outer in self.outer.items():
+            group.broadcast(outer.data, source)
+            if others_merged:
+                self.local[name].copy_(outer)
+            if sent >= 0:
+                mean = outer.grad if outer.grad is not None else torch.zeros_like(outer)
+                group.broadcast(mean, source)
+                outer.grad = mean
+        for x in self.momentum.values():
+            group.broadcast(x, source)
+        self.sent, self.arrived = sent, sent >= 0
+
+    @torch.no_grad()
     def adopt(self) -> None:
         """The outer weights are the replica's own from here on."""
         for name, outer in self.outer.items():
@@ -215,19 +231,17 @@ class RoundsSync(OuterSync):
 
     @torch.no_grad()
     def agree(self) -> None:
-        """A rank that was lost may have left some replicas with a merge that others lack: these take it over."""
-        counts = self.group.all_gather(self.rounds.view(1).to(self.site.device))
-        if bool((counts == counts[0]).all()):
+        """A rank that was lost may have left some replicas with a merge that others lack, or with a mean that has
+        arrived: these take it over."""
+        mine = [int(self.rounds), *(f.sent if f.arrived else -1 for f in self.fragments)]
+        rows = self.group.all_gather(torch.tensor([mine], device=self.site.device)).tolist()
+        newest = max(rows)
+        if all(row == newest for row in rows):
             return
-        source, behind = int(counts.argmax()), int(self.rounds) < int(counts.max())
-        for fragment in self.fragments:
-            for name, outer in fragment.outer.items():
-                self.group.broadcast(outer.data, source)
-                if behind:
-                    fragment.local[name].copy_(outer)
-            for x in fragment.momentum.values():
-                self.group.broadcast(x, source)
-        self.rounds.fill_(int(counts.max()))
+        source, behind = rows.index(newest), mine[0] < newest[0]
+        for fragment, sent in zip(self.fragments, newest[1:], strict=True):
+            fragment.take_over(self.group, source, sent, others_merged=behind)
+        self.rounds.fill_(newest[0])
 
     def state(self) -> Mapping[str, Tensor]:
         kept = {name: x for f in self.fragments for name, x in f.drive.state.items() if name != STEPS}

@@ -17,7 +17,7 @@ from unisono.train.step.assigner import Assigner
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.shared_numbers import SharedNumbers
-from unisono.train.step.update import Update
+from unisono.train.step.update import Report, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class Run:
     gate: held while a step changes what is kept in checkpoints, so that another thread may keep it from doing so.
     leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
     is this rank's, `eval_row` its forwards alone. whole: whether weights and states are those after `step` steps: not
-    in the middle of an update. assigner: may change who computes which leaves, between two steps.
+    in the middle of an update. untold: the report of a step after which replicas are still to come together. assigner:
+    may change who computes which leaves, between two steps.
     """
 
     replica: Replica
@@ -67,5 +68,6 @@ class Run:
     recorder: Recorder
     step: int = 0
     whole: bool = True
+    untold: Report | None = None
     assigner: Assigner = field(default_factory=Assigner)
     gate: threading.Lock = field(default_factory=threading.Lock)

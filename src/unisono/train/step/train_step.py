@@ -62,21 +62,23 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
         run.sync.after_update(report.step)
         run.whole = True
     if not run.sync.equal and not report.bad:
-        _come_together(run, report.step)
+        _come_together(run, report)
     if not report.bad and not report.again:
         run.assigner.stepped()
     return report
 
 
-def _come_together(run: Run, step: int) -> None:
-    """After the update of step `step`, where replicas have weights of their own. A rank that is lost while they
-    communicate leaves each of the others with a state after that step."""
+def _come_together(run: Run, report: Report) -> None:
+    """After an update, where replicas have weights of their own. A rank that is lost while they communicate leaves each
+    of the others with a state after that step, and with its report."""
+    run.untold = report
     with run.recorder.span("sync"):
-        run.sync.exchange(step)
+        run.sync.exchange(report.step)
     with run.gate:
         run.whole = False
-        run.sync.merge(step)
+        run.sync.merge(report.step)
         run.whole = True
+    run.untold = None
 
 
 def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
