@@ -15,7 +15,10 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "kill"),
     [
-        ("diloco:h=4,fragments=2,delay=1", "who=2:step=5"),  # in the step that merges what the one before has sent
+        (
+            "diloco:h=4,fragments=2,delay=1",
+            "who=2:step=5",
+        ),  # in the step that merges what the one before has sent
         pytest.param("diloco:h=4", "who=1:step=6", marks=slow),  # within a round
         pytest.param("diloco:h=4", "who=0:step=4", marks=slow),  # the first one, in a step that meets
         pytest.param("local_sgd:h=3", "who=1:step=6", marks=slow),

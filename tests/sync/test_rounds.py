@@ -232,3 +232,23 @@ def test_evaluation_is_of_the_outer_weights(source) -> None:
     assert torch.equal(seen[0][1], seen[1][1])
     assert not torch.equal(seen[0][0], seen[1][0])
     assert not torch.equal(seen[0][0], seen[0][1])
+
+
+def test_a_mean_that_has_arrived_at_one_replica_is_taken_over_by_a_new_one(source) -> None:
+    """A replica was lost while others waited for a fragment: one of them has it, and the one in its place has not."""
+    recipe = recipe_of(source, STEPS)
+
+    def lose(run, step: int) -> None:
+        fragment = run.sync.fragments[0]
+        if fragment.sent != step or step != 2:
+            return
+        fragment.receive()
+        if run.mesh.rank == 1:
+            fragment.sent, fragment.arrived = -1, False
+            for outer in fragment.outer.values():
+                outer.grad = None
+        run.sync.agree()
+
+    plan = "dp=2 sync=diloco:h=3,delay=1"
+    for got, calm in zip(play(recipe, plan, watch=lose), play(recipe, plan), strict=True):
+        assert torch.equal(got.last, calm.last)

@@ -168,6 +168,10 @@ class Sync(ABC):
         does, no loss is summed, no request to stop is heard, no step is judged: the next meeting makes up for it."""
         return True
 
+    def heard(self, step: int, loss: float) -> None:
+        """In a step in which replicas that are not `equal` meet: the mean of their losses, the same on all."""
+        return None
+
     def exchange(self, step: int) -> None:
         """After the update of step `step`, where replicas are not `equal`: what they tell each other of their weights.
         Nothing that is kept changes here, so that a replica that is lost meanwhile takes nothing along."""

@@ -48,6 +48,9 @@ class SyncAround(Sync):
     def meets(self, step: int) -> bool:
         return self.inner.meets(step)
 
+    def heard(self, step: int, loss: float) -> None:
+        self.inner.heard(step, loss)
+
     def exchange(self, step: int) -> None:
         self.inner.exchange(step)
 

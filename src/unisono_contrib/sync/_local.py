@@ -40,16 +40,24 @@ def plain_problems(plan: Any, why: str) -> Iterator[Problem]:
 
 
 def rounds_work(
-    gradient_bytes: int, dp: int, h: int, inside: int = 1, *, momentum: bool = False, in_flight: int = 0
+    gradient_bytes: int,
+    dp: int,
+    h: int,
+    inside: int = 1,
+    *,
+    momentum: bool = False,
+    in_flight: int = 0,
+    chosen: int = 0,
 ) -> Work:
-    """What one rank sends in a mean step and keeps: outer weights, their momentum, a counter, and what has arrived of
-    `in_flight` fragments that travel for some steps. inside: see above."""
+    """What one rank sends in a mean step and keeps: outer weights, their momentum, a counter, what has arrived of
+    `in_flight` fragments that travel for some steps, and `chosen` numbers by which it chooses its rounds. inside: see
+    above."""
     outer = dp // inside
     calls = [Call("dp", "all_reduce", 2 * gradient_bytes * (outer - 1) // outer, 1.0 / h)]
     if inside > 1:
         calls.append(Call("dp", "reduce", 2 * gradient_bytes * (inside - 1) // inside))
     copies = 1 + momentum + bool(in_flight)
-    return Work(tuple(calls), gradient_bytes * copies + 8 * (1 + in_flight))
+    return Work(tuple(calls), gradient_bytes * copies + 8 * (1 + in_flight + chosen))
 
 
 def gossip_work(

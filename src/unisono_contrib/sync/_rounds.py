@@ -226,6 +226,11 @@ class RoundsSync(OuterSync):
         self._due = []
 
     @property
+    def alike(self) -> Sequence[Tensor]:
+        """What a kind of rounds keeps beside these, alike on all replicas, and changes in merges alone."""
+        return ()
+
+    @property
     def outer(self) -> Mapping[str, Tensor]:
         return {name: p.data for f in self.fragments for name, p in f.outer.items()}
 
@@ -241,6 +246,8 @@ class RoundsSync(OuterSync):
         source, behind = rows.index(newest), mine[0] < newest[0]
         for fragment, sent in zip(self.fragments, newest[1:], strict=True):
             fragment.take_over(self.group, source, sent, others_merged=behind)
+        for x in self.alike:
+            x.copy_(self.group.broadcast(x.to(self.site.device), source))
         self.rounds.fill_(newest[0])
 
     def state(self) -> Mapping[str, Tensor]:

@@ -39,4 +39,6 @@ class SharedNumbers:
         losses, norms, stops = table.T.tolist()
         largest = math.nan if any(map(math.isnan, norms)) else max(norms)
         self.stop = self.spoiled = False
-        return replace(numbers, loss=math.fsum(losses) / len(losses), stop=any(stops), largest=largest)
+        loss = math.fsum(losses) / len(losses)
+        self.sync.heard(step, loss)
+        return replace(numbers, loss=loss, stop=any(stops), largest=largest)
