@@ -34,16 +34,33 @@ class Verdict(Enum):
     LATER = "later"  # it counts, and its gradient is still on its way: the update of a later step applies it
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A case in which a policy computes what another one computes, by which it is proven: under `sync` replicas
+    get the weights that they get under `equals`, up to rounding. Where replicas are `alike`, both of them have the same
+    samples, and `equals` is played by one replica. replicas, codec: under `sync`."""
+
+    sync: str
+    equals: str
+    alike: bool = False
+    replicas: int = 2
+    codec: str = "plain"
+
+
 class Policy(Member, ABC):
     """A policy's declaration.
 
     fidelity: how close training under it comes to one device. leafwise: it needs the gradient of each micro-batch by
     itself, to add them up in an order that no layout changes. equal: replicas hold equal weights after every step, so
     that copies can be compared and one replica's checkpoint is everybody's. alone: it means something with dp=1.
-    served: weights lie with parameter servers, of which `[launch] servers` says how many.
+    served: weights lie with parameter servers, of which `[launch] servers` says how many. lazy: it sends at most what
+    it declares. identities: by which a policy that is LOSSY is proven; one without any is refused by `unisono verify
+    --conformance`.
     """
 
     fidelity: ClassVar[Fidelity]
+    identities: ClassVar[tuple[Identity, ...]] = ()
+    lazy: ClassVar[bool] = False
     leafwise: ClassVar[bool] = False
     equal: ClassVar[bool] = True
     alone: ClassVar[bool] = False
@@ -120,8 +137,10 @@ class Sync(ABC):
     replicas: "Group | None" = None
     keeps_weights: bool = True
 
-    def among(self, world: "Group") -> None:
-        """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
+    def among(self, world: "Group", counted: frozenset[str] = frozenset()) -> None:
+        """Before the first step. world: all ranks of the run, with whom a decision is taken that all must take alike.
+        counted: names of the parameters of which this rank's box counts, since another of its replica may hold the
+        same."""
         return None
 
     def assigned(self, stretches: "Sequence[range]", shards: int) -> None:
@@ -225,30 +244,15 @@ class Sync(ABC):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A case in which an outer policy computes what another one computes, by which it is proven: under `sync` replicas
-    get the weights that they get under `equals`, up to rounding. Where replicas are `alike`, both of them have the same
-    samples, and `equals` is played by one replica. replicas, codec: under `sync`."""
-
-    sync: str
-    equals: str
-    alike: bool = False
-    replicas: int = 2
-    codec: str = "plain"
-
-
 class OuterPolicy(Policy, ABC):
     """A policy under which replicas have weights and optimiser states of their own, and come together between steps.
 
     To the rest of a step, a replica with its `inside - 1` neighbours is a run by itself: lock-step inside, and nothing
-    crosses `dp` but what the live `sync._outer.OuterSync` sends. identities: by which it is proven; one without any is
-    refused by `unisono verify --conformance`. repeats: the same run again has the same weights, since nothing
-    depends on which replica is first.
+    crosses `dp` but what the live `sync._outer.OuterSync` sends. repeats: the same run again has the same weights,
+    since nothing depends on which replica is first.
     """
 
     equal: ClassVar[bool] = False
-    identities: ClassVar[tuple[Identity, ...]] = ()
     repeats: ClassVar[bool] = True
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
 

@@ -15,6 +15,14 @@ from unisono.sync import Sync, Verdict
 from unisono.sync._around import SyncAround
 
 
+def learning(slots: Sequence[Any]) -> Iterator[Any]:
+    """Those of `slots` that are trained, each storage once."""
+    owned = {slot.master.data_ptr() for slot in slots if not slot.alias}
+    for slot in slots:
+        if slot.live.requires_grad and not (slot.alias and slot.master.data_ptr() in owned):
+            yield slot
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What an outer policy finds on one rank.
@@ -50,10 +58,7 @@ class Site:
 
     def learning(self) -> Iterator[Any]:
         """The slots that are trained, each storage once."""
-        owned = {slot.master.data_ptr() for slot in self.slots if not slot.alias}
-        for slot in self.slots:
-            if slot.live.requires_grad and not (slot.alias and slot.master.data_ptr() in owned):
-                yield slot
+        return learning(self.slots)
 
 
 class OuterSync(SyncAround):

@@ -91,14 +91,11 @@ class PeriodSync(Sync):
     def __init__(self, inner: EveryStepSync, slots: Sequence[Any], steps: int, most: int) -> None:
         import torch
 
+        from unisono.sync._outer import learning
+
         self.inner, self.dp, self.cap, self.least, self.most = inner, inner.dp, inner.cap, steps, most
         self.sliced, self.kept = inner.sliced, inner.kept
-        owned = {slot.master.data_ptr() for slot in slots if not slot.alias}
-        self._slots = [
-            slot
-            for slot in slots
-            if slot.live.requires_grad and not (slot.alias and slot.master.data_ptr() in owned)
-        ]
+        self._slots = list(learning(slots))
         if any(slot.sparse for slot in self._slots):
             what = "sync=period keeps gradients of several steps, and those of tables have other rows in each"
             raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
@@ -114,7 +111,7 @@ class PeriodSync(Sync):
         self._new: list[tuple[str, Tensor]] = []
         self._adds = False
 
-    def among(self, world: "Group") -> None:
+    def among(self, world: "Group", counted: frozenset[str] = frozenset()) -> None:
         self._world = world
 
     @property
@@ -123,12 +120,12 @@ class PeriodSync(Sync):
         return int(self._period)
 
     @property
-    def meets(self) -> bool:
+    def is_due(self) -> bool:
         """Whether replicas meet in this step."""
         return int(self._count) == self.steps - 1
 
     def grad_ready(self, bucket: "Bucket") -> None:
-        if not self.meets:
+        if not self.is_due:
             return
         for p, view in zip(bucket.params, bucket.views, strict=True):
             view.add_(self._held[self._names[id(p)]].view_as(view))
@@ -136,7 +133,7 @@ class PeriodSync(Sync):
         self.inner.grad_ready(bucket)
 
     def lacking(self, absent: "Sequence[Any]") -> "Sequence[Any]":
-        if not self.meets:
+        if not self.is_due:
             return absent
         return [p for p in absent if not self._held[self._names[id(p)]].any()]
 
@@ -144,7 +141,7 @@ class PeriodSync(Sync):
         import torch
 
         with torch.no_grad():
-            if self.meets:
+            if self.is_due:
                 self._bring() if self.dp.size == 1 else None
                 self._count.zero_()
                 for held in self._held.values():

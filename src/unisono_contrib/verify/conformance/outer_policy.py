@@ -15,7 +15,8 @@ from torch import Tensor
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import ConfigProblems
-from unisono.sync import Identity, OuterPolicy
+from unisono.spec.fidelity import Fidelity
+from unisono.sync import Identity, OuterPolicy, Policy
 from unisono.sync._outer import OuterSync
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
@@ -45,12 +46,9 @@ def outer_faults(policy: OuterPolicy, folder: Path, text: str) -> Iterator[str]:
     """1. It declares identities, and they hold. 2. "The" weights are the same on all replicas. If the same run again
     has the same weights (`repeats`): 3. All hear of a request to stop in the same step, and report the same loss where
     they meet. 4. It keeps what it declares. 5. A run that was saved within a round goes on as one that was not."""
-    if not policy.identities:
-        yield "it declares no identity, by which it could be held to what it says (OuterPolicy.identities)"
     source = folder / "text.txt"
     source.write_text("to be or not to be, that is the question: " * 40, encoding="utf-8")
-    for identity in policy.identities:
-        yield from _identity_faults(source, identity)
+    yield from identity_faults(policy, source)
     plan = f"dp=2 micros=2 sync={text}"
     try:
         whole = _play(source, plan, 2)
@@ -75,7 +73,15 @@ def outer_faults(policy: OuterPolicy, folder: Path, text: str) -> Iterator[str]:
         yield f"saved and loaded after {SAVED} steps, a run goes on otherwise"
 
 
-def _identity_faults(source: Path, identity: Identity) -> Iterator[str]:
+def identity_faults(policy: Policy, source: Path) -> Iterator[str]:
+    """A policy that is LOSSY declares identities, and they hold. source: a text."""
+    if not policy.identities and policy.fidelity is Fidelity.LOSSY:
+        yield "it declares no identity, by which it could be held to what it says (Policy.identities)"
+    for identity in policy.identities:
+        yield from _compared(source, identity)
+
+
+def _compared(source: Path, identity: Identity) -> Iterator[str]:
     count = identity.replicas
     first = _play(
         source, f"dp={count} sync={identity.sync} codec={identity.codec}", count, alike=identity.alike
