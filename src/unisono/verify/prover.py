@@ -328,6 +328,8 @@ def _beyond_steps(plan: Plan) -> str:
     policy = member("sync", plan.sync)
     if policy is not None and not policy.equal:
         return f"sync={plan.sync}: replicas have weights of their own, which no one device has"
+    if policy is not None and policy.fidelity is Fidelity.LOSSY:
+        return f"sync={plan.sync}: updates are not those of one device; what it equals are its identities"
     steady = None if policy is None else member("sync", policy.steady(plan.sync))
     if policy is None or steady is None or steady.rhythm == policy.rhythm:
         return ""
@@ -338,9 +340,9 @@ def _beyond_steps(plan: Plan) -> str:
 def _beyond_steps_fix(plan: Plan) -> str:
     """What proves a plan whose steps cannot be compared one by one."""
     policy, conformance = member("sync", plan.sync), f"unisono verify --conformance sync={plan.sync}"
-    if policy.equal:
+    if policy.equal and policy.fidelity is not Fidelity.LOSSY:
         return f"sync={policy.steady(plan.sync)}, or {conformance}"
-    inside = replace(plan, dp=policy.neighbours, sync="every_step", codec="plain")
+    inside = replace(plan, dp=1 if policy.equal else policy.neighbours, sync="every_step", codec="plain")
     return f'{conformance} for the policy, --plan "{inside}" for what is inside a replica'
 
 
