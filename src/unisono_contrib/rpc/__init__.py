@@ -12,7 +12,8 @@
     rpc.shutdown()                                 # when all have called it
 
 exports: what may be called · values, messages: what travels · switchboard: links, and who has gone · worker: calls ·
-objects: references and their counts · autograd, optimizer: training over calls · meeting: names and addresses
+objects: references and their counts · autograd, optimizer: training over calls · experts: a mixture over workers that
+come and go · meeting: names and addresses
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from unisono.launch.rank.beside import start_beside
 from unisono_contrib.rpc import autograd
 from unisono_contrib.rpc.current import HERE, here
 from unisono_contrib.rpc.errors import CallTimeout, PeerLost, RemoteError, no_member
+from unisono_contrib.rpc.experts import NoExpert, RemoteExperts, host_experts
 from unisono_contrib.rpc.exports import exported
 from unisono_contrib.rpc.futures import CallFuture, collect_all, wait_all
 from unisono_contrib.rpc.meeting import meet
@@ -40,9 +42,11 @@ __all__ = [
     "CallFuture",
     "CallTimeout",
     "DistributedOptimizer",
+    "NoExpert",
     "PeerLost",
     "RRef",
     "RemoteError",
+    "RemoteExperts",
     "RpcWorker",
     "WorkerInfo",
     "autograd",
@@ -51,6 +55,7 @@ __all__ = [
     "exported",
     "get_worker_info",
     "here",
+    "host_experts",
     "init",
     "remote",
     "rpc_async",
