@@ -33,6 +33,9 @@ class SyncAround(Sync):
     def settle(self) -> Verdict:
         return self.inner.settle()
 
+    def next_gradient(self) -> bool:
+        return self.inner.next_gradient()
+
     def after_update(self, step: int) -> None:
         self.inner.after_update(step)
 
@@ -75,6 +78,12 @@ class SyncAround(Sync):
 
     def is_private(self, key: str) -> bool:
         return self.inner.is_private(key)
+
+    def adds(self, key: str) -> bool:
+        return self.inner.adds(key)
+
+    def land(self) -> None:
+        self.inner.land()
 
     def state(self) -> Mapping[str, Tensor]:
         return self.inner.state()
