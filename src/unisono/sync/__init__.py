@@ -106,7 +106,8 @@ class Sync(ABC):
     host, and do not lie in memory that all see. overlaps: the next forward may begin
     before the update is made. settled: what was measured, as the plan's `sync` would say it. equal: see `Policy`.
     replicas: those that have weights of their own, None where all are equal. keeps_weights: whether a replica's weights
-    and optimiser state between steps are a part of the run; else they lie elsewhere until `center` fetches them."""
+    and optimiser state between steps are a part of the run; else they lie elsewhere until `center` fetches them.
+    one_copy: replicas have the very same weights and optimiser state in memory, which others change at any time."""
 
     dp: "Group"
     kept: "CodecState | None" = None
@@ -119,6 +120,7 @@ class Sync(ABC):
     equal: bool = True
     replicas: "Group | None" = None
     keeps_weights: bool = True
+    one_copy: bool = False
 
     def among(self, world: "Group") -> None:
         """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""

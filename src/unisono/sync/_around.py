@@ -16,7 +16,7 @@ class SyncAround(Sync):
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
         self.equal, self.replicas = inner.equal, inner.replicas
-        self.keeps_weights = inner.keeps_weights
+        self.keeps_weights, self.one_copy = inner.keeps_weights, inner.one_copy
 
     def assigned(self, stretches: Sequence[range], shards: int) -> None:
         self.inner.assigned(stretches, shards)

@@ -34,7 +34,7 @@ def pieces_of(
     for slot in run.local.slots:
         counted = slot.counted(run.mesh.at)
         pieces += _boxes_of(run, slot, center.get(slot.name), counted and first_replica)
-        if not run.sync.equal and run.sync.keeps_weights:
+        if not run.sync.equal and run.sync.keeps_weights and not run.sync.one_copy:
             boxes = _boxes_of(run, slot, None, counted)
             pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in boxes)
         if gradients and slot.master.grad is not None:
