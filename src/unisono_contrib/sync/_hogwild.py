@@ -38,6 +38,9 @@ class HogwildSync(OuterSync):
         """Move weights and states into shared memory; those of the first replica are the run's. Every replica calls
         it, or it hangs."""
         homes = self._homes()
+        uses: dict[int, list[Tensor]] = {}  # of one storage: those of a tied weight move together
+        for slot in self.site.slots:
+            uses.setdefault(slot.master.data_ptr(), []).append(slot.master)
         dtypes = sorted({x.dtype for x in homes}, key=str)
         rooms = {
             dtype: self._room(sum(_span(x) for x in homes if x.dtype == dtype), dtype) for dtype in dtypes
@@ -50,16 +53,13 @@ class HogwildSync(OuterSync):
             used[x.dtype] += _span(x)
             if self.group.index == 0:
                 shared.copy_(x)
-            x.data = shared
+            for use in (x, *uses.get(x.data_ptr(), ())):
+                use.data = shared
         self.group.barrier()
 
     def _homes(self) -> list[Tensor]:
         """What is shared, in one order on all replicas: parameters, then their states; not numbers of steps."""
         slots = list(self.site.learning())
-        twins = [s.master for s in self.site.slots if s.live.requires_grad and s not in slots]
-        if any(all(twin is not slot.master for slot in slots) for twin in twins):
-            what = "sync=hogwild: a tied weight has two parameters here, which cannot move together"
-            raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P16")
         states = [self.site.optimizer.state.get(slot.master, {}) for slot in slots]
         kept = [x for state in states for _, x in sorted(state.items()) if isinstance(x, Tensor) and x.dim()]
         return [*(slot.master for slot in slots), *kept]
