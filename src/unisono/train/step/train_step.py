@@ -77,6 +77,7 @@ def _come_together(run: Run, step: int) -> None:
         run.whole = False
         run.sync.merge(step)
         run.whole = True
+    run.step = run.sync.proceed(run.step)
 
 
 def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
