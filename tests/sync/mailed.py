@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
-from unisono.train.step.update import state_of
 from unisono.train.state.run_state import restore
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
+from unisono.train.step.update import state_of
 from unisono_contrib.comm import threads
+from unisono_contrib.comm.depot import depot_at
 from unisono_contrib.comm.mailbox import Mailbox, open_mailbox
+from unisono_contrib.comm.mailbox.letters import Letter, post, read
 
 Watch = Callable[[Run, int], None]
 FACTS = {"h": 3, "outer lr": 0.7, "outer momentum": 0.5}
@@ -97,13 +100,15 @@ def peer(
 
     def _train(run: Run, recipe: Recipe, out: Peer, rank: int, last: int) -> None:
         resolved = resolve(recipe, parsed, parsed.world)
-        feed, _ = feeds(resolved.recipe, resolved.plan, load(recipe.data, recipe.model), run.local.device, run.sync.lane)
+        feed, _ = feeds(
+            resolved.recipe, resolved.plan, load(recipe.data, recipe.model), run.local.device, run.sync.lane
+        )
         while run.step < last:
             step = run.step
             if step == save_at and folder is not None:
                 save_now(run, folder, rank, parsed.world)
             micros = feed.fetch(step, run.leaves)
-            out.reports.append(train_step(run, micros, lambda: stop(step)))
+            out.reports.append(train_step(run, micros, partial(stop, step)))
             out.steps.append(step)
             out.samples.append([int(x) for micro in micros for x in micro.samples])
             out.weights.append(flat(weights_of(run)))
@@ -157,3 +162,17 @@ def like(weights: Mapping[str, Tensor], value: float) -> dict[str, Tensor]:
 
 def outer_of(run: Run) -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in run.sync.outer.items()}
+
+
+def letter_of(url: str, round: int, name: str) -> Letter:
+    """What a peer has posted in a round."""
+    letter = read(depot_at(url, "test"), f"rounds/{round:08d}", name)
+    assert letter is not None
+    return letter
+
+
+def published(url: str, round: int, outer: Mapping[str, Tensor]) -> None:
+    """zed publishes, in nobody's turn: all weights are 0.25, all momentum 0.125."""
+    momentum = {f"momentum/{name}": x for name, x in like(outer, 0.125).items()}
+    letter = Letter("zed", round, 1.0, {**like(outer, 0.25), **momentum}, FACTS)
+    assert post(depot_at(url, "test"), f"outer/{round:08d}", letter)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,16 +16,19 @@ from tests.sync.mailed import (
     Peer,
     inner_state,
     kept,
+    letter_of,
     like,
     outer_of,
     peer,
+    published,
     together,
     zed,
-)  # fmt: skip
+)
 from tests.sync.outer import distance, flat, play, recipe_of
-from unisono.spec.errors import UsageError
-from unisono_contrib.comm.depot import depot_at
-from unisono_contrib.comm.mailbox.letters import read
+from unisono.config import LaunchConfig, resolve
+from unisono.config.resolve import on_any_ranks
+from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.train.step.run import Run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -62,7 +66,9 @@ def test_two_runs_compute_the_bits_of_two_replicas(source: Path, any_url: str) -
             assert torch.equal(run.state[name], x), name
         assert all(torch.equal(run.center[name], x) for name, x in other.center.items())
         assert all(torch.equal(run.inner[key], x) for key, x in inner[replica, 7].items())
-        assert run.said("consensus") == pytest.approx([m["consensus"] for m in other.metrics if "consensus" in m])
+        assert run.said("consensus") == pytest.approx(
+            [m["consensus"] for m in other.metrics if "consensus" in m]
+        )
         assert run.said("cohort") == [2, 2, 2] and run.said("round") == [1, 2, 3]
 
 
@@ -120,8 +126,8 @@ def test_a_peer_counts_for_its_tokens(source: Path, url: str) -> None:
         lambda: peer(source, "a", url, sync, steps=3, peers=2, watch=first),
         lambda: peer(source, "b", url, sync, steps=3, peers=2, batch=6),
     )
-    a, b = (read(depot_at(url, "test"), "rounds/00000000", name) for name in "ab")
-    assert a is not None and b is not None and b.weight == 3 * a.weight == 3 * 3 * 2 * 8
+    a, b = (letter_of(url, 0, name) for name in "ab")
+    assert b.weight == 3 * a.weight == 3 * 3 * 2 * 8
     for name, x in small.center.items():
         want = start[0][name] - (a.tensors[name] + 3 * b.tensors[name]) / 4
         assert distance(x, want) < 1e-14 and torch.equal(x, large.center[name])
@@ -130,81 +136,75 @@ def test_a_peer_counts_for_its_tokens(source: Path, url: str) -> None:
 def with_zed(url: str, rounds: int, value: float = 0.01, tokens: float = 48.0) -> Callable[..., None]:
     """Before the first step, zed posts for so many rounds; it is further than the run, which need not wait for it."""
 
-    def write(run: object, step: int) -> None:
+    def write(run: Run, step: int) -> None:
         if step < 0:
             box = zed(url)
             for round in range(rounds):
-                box.post(round, like(outer_of(run), value), tokens, FACTS)  # type: ignore[arg-type]
+                box.post(round, like(outer_of(run), value), tokens, FACTS)
 
     return write
 
 
-def test_a_late_delta_counts_in_the_next_round_beside_that_one_s_own(source: Path, url: str) -> None:
-    box, starts = zed(url), []
+def closed_by_zed(url: str, starts: list[dict[str, torch.Tensor]]) -> Callable[..., None]:
+    """Round 0 is over before the run under test posts; in round 1 zed has posted already."""
+    box = zed(url)
 
-    def write(run: object, step: int) -> None:
-        starts.append(outer_of(run))  # type: ignore[arg-type]
-        if step == 1:  # all but the run under test end round 0
+    def write(run: Run, step: int) -> None:
+        starts.append(outer_of(run))
+        if step == 1:
             box.post(0, like(starts[0], 0.01), 48.0, FACTS)
             assert [letter.peer for letter in box.collect(0, quorum=1)] == ["zed"]
             box.post(1, like(starts[0], 0.02), 48.0, FACTS)
 
-    run = peer(source, "c", url, steps=6, watch=write, quorum=1)
-    late, next_one = (read(depot_at(url, "test"), f"rounds/0000000{n}", "c") for n in (0, 1))
-    assert late is not None and next_one is not None
-    assert run.said("cohort") == [1, 2]
-    assert (late.weight, next_one.weight) == (48.0, 96.0)
-    for name, x in starts[4].items():  # after round 0, in which zed alone counted: Nesterov's first step
-        assert torch.equal(x, starts[0][name] - 0.7 * (0.01 + 0.5 * 0.01)) or distance(
-            x, starts[0][name] - 0.7 * 1.5 * 0.01
-        ) < 1e-12
-    alone = peer(source, "d", f"memory://{uuid4().hex}", steps=3, watch=lambda run, step: None)
-    assert alone.steps == [0, 1, 2]
-    assert all(float(x.abs().max()) == 0 for name, x in run.state.items() if name.endswith("/late"))
-    assert float(run.state["late_tokens"]) == 0
-    assert any(not torch.equal(next_one.tensors[name], 2 * late.tensors[name]) for name in late.tensors)
+    return write
 
 
-def test_without_a_quorum_what_is_late_is_dropped(source: Path, url: str) -> None:
-    box = zed(url)
+def test_a_late_delta_counts_in_the_next_round_where_there_is_a_quorum_and_is_dropped_where_not(
+    source: Path,
+) -> None:
+    keeps, drops = (f"memory://{uuid4().hex}" for _ in "ab")
+    starts: list[dict[str, torch.Tensor]] = []
+    kept = peer(source, "c", keeps, steps=6, watch=closed_by_zed(keeps, starts), quorum=1)
+    peer(source, "c", drops, steps=6, watch=closed_by_zed(drops, []))
+    late, both = (letter_of(keeps, round, "c") for round in (0, 1))
+    alone = letter_of(drops, 1, "c")
+    assert kept.said("cohort") == [1, 2]
+    assert (late.weight, both.weight, alone.weight) == (48.0, 96.0, 48.0)
+    for name, x in starts[0].items():  # in round 0 zed alone counts: Nesterov's first step
+        assert distance(starts[4][name], x - 0.7 * 1.5 * 0.01) < 1e-12
+        assert distance(both.tensors[name], (late.tensors[name] + alone.tensors[name]) / 2) < 1e-12
+    assert float(kept.state["late_tokens"]) == 0
+    assert all(not x.any() for name, x in kept.state.items() if name.endswith("/late"))
 
-    def write(run: object, step: int) -> None:
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_run_that_slept_through_rounds_goes_on_from_what_others_have_published(
+    source: Path, url: str, gone: bool
+) -> None:
+    """gone: its round is over and dropped; else others have ended the round, and the next one too."""
+    box, seen, round = zed(url), dict[str, Any](), 4 if gone else 2
+
+    def write(run: Run, step: int) -> None:
         if step == 1:
-            box.post(0, like(outer_of(run), 0.01), 48.0, FACTS)  # type: ignore[arg-type]
-            box.collect(0, quorum=1)
-            box.post(1, like(outer_of(run), 0.02), 48.0, FACTS)  # type: ignore[arg-type]
-
-    run = peer(source, "c", url, steps=6, watch=write)
-    letter = read(depot_at(url, "test"), "rounds/00000001", "c")
-    assert letter is not None and letter.weight == 48.0
-    assert not any(name.endswith("/late") for name in run.state)
-
-
-def test_a_run_that_slept_through_rounds_goes_on_from_what_others_have_published(source: Path, url: str) -> None:
-    box, seen = zed(url), {}
-
-    def write(run: object, step: int) -> None:
-        if step == 1:
-            box.post(0, like(outer_of(run), 0.01), 48.0, FACTS)  # type: ignore[arg-type]
-            box.collect(0, quorum=1)
-            outer = like(outer_of(run), 0.25)  # type: ignore[arg-type]
-            momentum = {f"momentum/{name}": torch.full_like(x, 0.125) for name, x in outer.items()}
-            for round in range(1, 5):
-                box._round = round
-                box.publish(round, outer | momentum, FACTS)
+            if not gone:
+                box.post(0, like(outer_of(run), 0.01), 48.0, FACTS)
+                box.collect(0, quorum=1)
+            published(url, round, outer_of(run))
             box.leave()
         if step == 2:
-            seen["step"], seen["outer"], seen["state"] = run.step, outer_of(run), kept(run)  # type: ignore
+            seen.update(step=run.step, outer=outer_of(run), state=kept(run))
 
-    run = peer(source, "c", url, steps=18, watch=write, until=14)
-    assert run.steps == [0, 1, 2, 12, 13]
+    run = peer(source, "c", url, steps=18, watch=write, until=round * 3 + 2)
+    assert run.steps == [0, 1, 2, round * 3, round * 3 + 1]
     assert all(bool((x == 0.25).all()) for x in seen["outer"].values())
     assert all(bool((x == 0.125).all()) for n, x in seen["state"].items() if n.endswith("outer_momentum"))
-    assert seen["step"] == 12 and int(seen["state"]["rounds"]) == 4
+    assert seen["step"] == round * 3 and int(seen["state"]["rounds"]) == round and not seen["state"]["tokens"]
 
 
 @pytest.mark.parametrize("at", [4, 6])
-def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_ended(source: Path, tmp_path: Path, at: int) -> None:
+def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_ended(
+    source: Path, tmp_path: Path, at: int
+) -> None:
     whole_url, url = (f"memory://{uuid4().hex}" for _ in "ab")
     whole = peer(source, "c", whole_url, watch=with_zed(whole_url, 4))
     folder = tmp_path / "run"
@@ -218,13 +218,14 @@ def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_ended(source: Path
     assert all(torch.equal(again.state[name], x) for name, x in whole.state.items())
 
 
-def test_a_run_that_is_started_again_finds_that_others_are_further(source: Path, tmp_path: Path, url: str) -> None:
+def test_a_run_that_is_started_again_finds_that_others_are_further(
+    source: Path, tmp_path: Path, url: str
+) -> None:
     folder = tmp_path / "run"
     peer(source, "c", url, save_at=4, folder=folder, until=5, leaves=False)
-    box = zed(url)
-    start = box.join()[1]
+    start = zed(url).join()[1]
     assert start is not None
-    box.publish(3, like(start.tensors, 0.25), FACTS)
+    published(url, 3, {name: x for name, x in start.tensors.items() if not name.startswith("momentum/")})
     again = peer(source, "c", url, begin=next((folder / "checkpoints").iterdir()), until=10)
     assert again.steps == [9]
     assert all(bool((x == 0.25).all()) for x in again.center.values())
@@ -236,9 +237,16 @@ def test_a_run_that_stops_at_the_end_of_a_round_posts_and_merges_when_it_comes_b
     whole_url, url, folder = f"memory://{uuid4().hex}", f"memory://{uuid4().hex}", tmp_path / "run"
     whole = peer(source, "c", whole_url, watch=with_zed(whole_url, 4))
     first = peer(
-        source, "c", url, watch=with_zed(url, 4), stop=lambda step: step == 5, until=7, save_at=6, folder=folder
+        source,
+        "c",
+        url,
+        watch=with_zed(url, 4),
+        stop=lambda step: step == 5,
+        until=7,
+        save_at=6,
+        folder=folder,
     )
-    assert first.said("round") == [1] and read(depot_at(url, "test"), "rounds/00000001", "c") is not None
+    assert first.said("round") == [1] and letter_of(url, 1, "c").weight == 48.0
     again = peer(source, "c", url, begin=next((folder / "checkpoints").iterdir()))
     for mine, theirs in zip(again.weights, whole.weights[6:], strict=True):
         assert torch.equal(mine, theirs)
@@ -248,27 +256,66 @@ def test_a_run_that_stops_at_the_end_of_a_round_posts_and_merges_when_it_comes_b
 def test_a_run_may_be_cut_inside_in_any_way(source: Path, plan: str) -> None:
     urls = [f"memory://{uuid4().hex}" for _ in "ab"]
     whole = peer(source, "c", urls[0], steps=6, watch=with_zed(urls[0], 2))
+    for round in range(2):  # letters hold whole parameters
+        zed(urls[1]).post(round, letter_of(urls[0], round, "zed").tensors, 48.0, FACTS)
     sync = f"{SYNC},inside=2" if plan == "dp=2" else SYNC
-    first = lambda run, step: with_zed(urls[1], 2)(run, step) if run.mesh.rank == 0 and plan == "dp=2" else None
-    if plan != "dp=2":  # zed's letters hold whole parameters
-        box = zed(urls[1])
-        letter = read(depot_at(urls[0], "test"), "rounds/00000000", "zed")
-        assert letter is not None
-        for round in range(2):
-            box.post(round, letter.tensors, 48.0, FACTS)
-    cut = peer(source, "c", urls[1], f"{plan} {sync}", steps=6, watch=first)
-    one, other = (read(depot_at(url, "test"), "rounds/00000001", "c") for url in urls)
-    assert one is not None and other is not None and one.weight == other.weight
+    cut = peer(source, "c", urls[1], f"{plan} {sync}", steps=6)
+    one, other = (letter_of(url, 1, "c") for url in urls)
+    assert one.weight == other.weight
     for name, x in one.tensors.items():
         assert distance(other.tensors[name], x) < 1e-9, name
     assert whole.said("round") == cut.said("round") == [1, 2]
 
 
 def test_peers_that_play_something_else_are_refused(source: Path, url: str) -> None:
-    def write(run: object, step: int) -> None:
+    def write(run: Run, step: int) -> None:
         if step < 0:
-            zed(url).post(0, like(outer_of(run), 0.01), 48.0, {**FACTS, "h": 5})  # type: ignore[arg-type]
+            zed(url).post(0, like(outer_of(run), 0.01), 48.0, {**FACTS, "h": 5})
 
     with pytest.raises(UsageError, match="peer zed has h 5, this one, c, 3") as error:
         peer(source, "c", url, watch=write)
     assert error.value.code == "L05"
+
+
+@pytest.mark.parametrize(
+    ("plan", "launch", "says"),
+    [
+        (SYNC, {"mailbox": "memory://x"}, "this run has none"),
+        (SYNC, {"peer": "milan"}, "without a mailbox this run has no peers"),
+        (
+            "sync=every_step",
+            {"mailbox": "memory://x", "peer": "a"},
+            "has nothing to exchange through a mailbox",
+        ),
+        (
+            "dp=2 sync=gossip",
+            {"mailbox": "memory://x", "peer": "a"},
+            "has nothing to exchange through a mailbox",
+        ),
+        (
+            f"dp=2 {SYNC}",
+            {"mailbox": "memory://x", "peer": "a"},
+            "the replicas of a run are in lock-step, and dp=2",
+        ),
+        (f"{SYNC},fragments=2", {"mailbox": "memory://x", "peer": "a"}, "fragments=2 needs a link"),
+        (f"{SYNC},delay=1", {"mailbox": "memory://x", "peer": "a"}, "delay=1 needs a link"),
+        (f"{SYNC},warmup=3", {"mailbox": "memory://x", "peer": "a"}, "warmup=3 needs a link"),
+        (
+            f"dp=2 {SYNC},inside=2 codec=int8",
+            {"mailbox": "memory://x", "peer": "a"},
+            "goes through a mailbox as it is",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(
+    source: Path, plan: str, launch: dict[str, Any], says: str
+) -> None:
+    recipe = recipe_of(source, 6).model_copy(update={"launch": LaunchConfig(**launch)})
+    with pytest.raises(ConfigProblems) as error:
+        resolve(recipe, f"{plan} precision=fp64")
+    assert any(says in problem.what for problem in error.value.problems)
+
+
+def test_a_plan_that_is_only_asked_about_has_no_peers(source: Path) -> None:
+    recipe = recipe_of(source, 6).model_copy(update={"launch": LaunchConfig(mailbox="memory://x", peer="a")})
+    assert resolve(on_any_ranks(recipe), "dp=2 precision=fp64").plan.dp == 2

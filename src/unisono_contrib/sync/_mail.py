@@ -34,7 +34,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What came of a round. round: the one with which this run goes on. tensors: the mean of what peers have posted, or,
+    """What came of a round. round: the one with which this run goes on. tensors: the mean of what peers have posted;
     where this run `skipped` rounds that others had made without it, what was published. cohort: letters that count.
     counted: this run's is among them. alone: no other's is. distance: root mean square, over peers, of the distance of
     their weights from the mean. waited: seconds. sent, received: bytes."""

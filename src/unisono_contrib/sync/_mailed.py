@@ -220,8 +220,11 @@ class MailedSync(RoundsSync):
             x.copy_(boxes[MOMENTUM + name])
         for name, buffer in self._changed.items():
             buffer.copy_(boxes[name])
+        for late in self._late.values():
+            late.zero_()
         self.rounds.fill_(round)
         self._tokens.zero_()
+        self._late_tokens.zero_()
 
     def _publish(self) -> None:
         outer = {name: p.data for name, p in self._fragment.outer.items()}
