@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,23 +32,29 @@ class Arrival:
     published: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Met:
-    """What came of a round. round: the one with which this run goes on. tensors: the mean of what peers have posted;
-    where this run `skipped` rounds that others had made without it, what was published. cohort: letters that count.
-    counted: this run's is among them. alone: no other's is. distance: root mean square, over peers, of the distance of
+class Outcome(NamedTuple):
+    """What came of a round, in numbers, so that ranks can tell each other. round: the one with which this run goes on.
+    skipped: whether it leaves out rounds that others have made without it. cohort: letters that count. counted: whether
+    this run's is among them. alone: whether no other's is. distance: root mean square, over peers, of the distance of
     their weights from the mean. waited: seconds. sent, received: bytes."""
 
-    round: int
-    tensors: Mapping[str, Tensor]
-    skipped: bool
-    cohort: int
-    counted: bool
-    alone: bool
+    round: float
+    skipped: float
+    cohort: float
+    counted: float
+    alone: float
     distance: float
     waited: float
-    sent: int
-    received: int
+    sent: float
+    received: float
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What came of a round. tensors: the mean of what peers have posted; after `skipped` rounds, what was published."""
+
+    outcome: Outcome
+    tensors: Mapping[str, Tensor]
 
 
 class Mail:
@@ -67,9 +73,8 @@ class Mail:
         self._heart = Heartbeats(self._box)
         place = self._take_place()
         round, published = self._box.join()
-        if published is not None:
-            self._check([published])
-        return Arrival(place, round, published.tensors if published else {})
+        self._check([published] if published is not None else [])
+        return Arrival(place, round, published.tensors if published is not None else {})
 
     def _take_place(self) -> int:
         begun, living = time.monotonic(), lambda: [peer.name for peer in self._box.peers()]
@@ -106,13 +111,15 @@ class Mail:
             newest = ahead
         traffic = self._depot.sent - sent, self._depot.received - received
         waited = time.monotonic() - begun
-        if newest is not None and newest[1] is not None:
-            number, published = newest
+        if newest is not None and (published := newest[1]) is not None:
+            number = newest[0]
             self._check([published])
-            return Met(number, published.tensors, True, len(letters), False, False, 0.0, waited, *traffic)
+            outcome = Outcome(number, True, len(letters), False, False, 0.0, waited, *traffic)
+            return Met(outcome, published.tensors)
         average = mean(letters)
         alone, apart = counted and len(letters) == 1, distance(letters, average)
-        return Met(round + 1, average, False, len(letters), counted, alone, apart, waited, *traffic)
+        outcome = Outcome(round + 1, False, len(letters), counted, alone, apart, waited, *traffic)
+        return Met(outcome, average)
 
     def publish(self, round: int, state: Mapping[str, Tensor]) -> int:
         """Have others begin `round` with this state, if it is this run's turn to say so; returns bytes sent."""

@@ -14,7 +14,7 @@ from unisono.comm.group import Group
 from unisono.comm.outside import OutsideWait
 from unisono.sync import Lane
 from unisono.sync._outer import MailboxPlace, Site
-from unisono_contrib.sync._mail import BUFFER, Mail, Met
+from unisono_contrib.sync._mail import BUFFER, Mail, Met, Outcome
 from unisono_contrib.sync._rounds import OuterOptimizer, RoundsSync, Timing
 from unisono_contrib.sync._whole import Boxes, Part
 
@@ -88,9 +88,9 @@ class MailedSync(RoundsSync):
             step = self._arrive(step)
         if (met := self._met) is not None:
             self._met = None
-            step = self._step_of(met.round) if met.skipped else step
-            if not met.skipped:
-                self._publish()
+            if met.outcome.skipped:
+                return self._step_of(int(self.rounds))
+            self._publish()
         return step
 
     def _arrive(self, step: int) -> int:
@@ -106,7 +106,8 @@ class MailedSync(RoundsSync):
         if not self._resumed:  # from the beginning, or from a checkpoint of a run without peers
             self.rounds.fill_(made)
         if newest > int(self.rounds):
-            self._take(arrival.published if arrival else {}, int(newest))
+            boxes = self._boxes_of(arrival.published if arrival else {}, momentum=True)
+            self._adopt(boxes, int(newest))
             return self._step_of(int(newest))
         if made > int(self.rounds):  # it was stopped after it had posted
             self.exchange(step - 1)
@@ -142,25 +143,18 @@ class MailedSync(RoundsSync):
 
     def _share(self, met: Met | None) -> Met:
         """met: on the first rank. On all: with this rank's boxes for tensors."""
-        numbers = [0.0] * 9
-        if met is not None:
-            numbers = [
-                float(x)
-                for x in (
-                    met.round, met.skipped, met.cohort, met.counted, met.alone, met.distance, met.waited, met.sent,
-                    met.received,
-                )
-            ]  # fmt: skip
-        heard = self._heard(numbers)
+        outcome = Outcome(*self._heard([float(x) for x in met.outcome] if met is not None else [0.0] * 9))
         tensors = met.tensors if met is not None else {}
+        return Met(outcome, self._boxes_of(tensors, momentum=bool(outcome.skipped)))
+
+    def _boxes_of(self, tensors: Mapping[str, Tensor], momentum: bool) -> dict[str, Tensor]:
+        """This rank's boxes of weights and buffers, and of the outer momentum if there is some. tensors: on the first
+        rank, whole."""
         boxes = {**self._weights.scatter(tensors), **self._buffers.scatter(tensors)}
-        if heard[1]:
-            more = self._weights.scatter(tensors, MOMENTUM) if self._fragment.momentum else {}
+        if momentum and self._fragment.momentum:
+            more = self._weights.scatter(tensors, MOMENTUM)
             boxes |= {MOMENTUM + name: x for name, x in more.items()}
-        return Met(
-            int(heard[0]), boxes, bool(heard[1]), int(heard[2]), bool(heard[3]), bool(heard[4]), *heard[5:7],
-            int(heard[7]), int(heard[8]),
-        )  # fmt: skip
+        return boxes
 
     def _heard(self, numbers: list[float]) -> list[float]:
         """numbers: the first rank's, on all."""
@@ -173,41 +167,34 @@ class MailedSync(RoundsSync):
     def merge(self, step: int) -> None:
         if (met := self._met) is None:
             return
-        if met.skipped:
-            self._adopt(met.tensors, met.round)
+        outcome = met.outcome
+        if outcome.skipped:
+            self._adopt(met.tensors, int(outcome.round))
         else:
             for name, outer in self._fragment.outer.items():
                 outer.grad = met.tensors[name]
-            self._fragment.alone = met.alone
+            self._fragment.alone = bool(outcome.alone)
             self._due = [self._fragment]
             super().merge(step)
             for name, buffer in self._changed.items():
                 buffer.copy_(met.tensors[name])
-        self._keep_late(met)
-        self.rounds.fill_(met.round)
-        self._distance = None if met.skipped else met.distance
-        self.group.recorder.count("dp", "post", met.sent)
+            self._keep_late(bool(outcome.counted))
+            self._distance = outcome.distance
+        self._posted = {}
+        self.rounds.fill_(int(outcome.round))
+        self.group.recorder.count("dp", "post", int(outcome.sent))
         self._says = {
-            "cohort": met.cohort, "round": met.round, "mailbox_wait_s": met.waited, "posted_bytes": met.sent,
-            "fetched_bytes": met.received,
+            "cohort": int(outcome.cohort), "round": int(outcome.round), "mailbox_wait_s": outcome.waited,
+            "posted_bytes": int(outcome.sent), "fetched_bytes": int(outcome.received),
         }  # fmt: skip
 
-    def _keep_late(self, met: Met) -> None:
-        """What has not counted counts in the next round, if others wait for nobody and it is not older than that."""
-        kept = bool(self._late) and not met.counted and not met.skipped
+    def _keep_late(self, counted: bool) -> None:
+        """What has not counted in this round counts in the next one, where a quorum waits for nobody."""
+        kept = bool(self._late) and not counted
         for name, late in self._late.items():
             late.copy_(self._posted[name]) if kept else late.zero_()
         self._late_tokens.fill_(float(self._tokens + self._late_tokens) if kept else 0.0)
         self._tokens.zero_()
-        self._posted = {}
-
-    def _take(self, published: Mapping[str, Tensor], round: int) -> None:
-        """published: on the first rank, whole."""
-        boxes = {**self._weights.scatter(published), **self._buffers.scatter(published)}
-        if self._fragment.momentum:
-            momentum = self._weights.scatter(published, MOMENTUM)
-            boxes |= {MOMENTUM + name: x for name, x in momentum.items()}
-        self._adopt(boxes, round)
 
     @torch.no_grad()
     def _adopt(self, boxes: Mapping[str, Tensor], round: int) -> None:
