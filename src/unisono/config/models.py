@@ -210,6 +210,28 @@ class LaunchConfig(BaseModel):
         default=None,
         description="parameter servers, for sync=ssp, async and quorum: as many replicas carry one each; absent: 1",
     )
+    mailbox: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder or URL over which this run meets other runs, its peers: s3://bucket/run; for sync=diloco",
+    )
+    peer: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+        description="name of this run among the peers of launch.mailbox; the same one when it is started again",
+    )
+    peers: Count = Field(
+        default=2,
+        description="peers that begin together and share one order of samples; others may join later",
+    )
+    quorum: Natural = Field(
+        default=0,
+        description="deltas of a round after which peers wait for others only launch.quorum_grace more; 0: all",
+    )
+    quorum_grace: NotNegative = Field(default=60.0, description="seconds that a quorum waits for late deltas")
+    peer_timeout: Positive = Field(
+        default=60.0, description="seconds without a sign of life after which a peer is lost"
+    )
     threads_per_rank: Count | None = Field(
         default=None,
         description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",

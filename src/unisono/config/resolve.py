@@ -82,8 +82,10 @@ def _settled(recipe: Recipe, plan: Plan, origins: Mapping[str, str], batch: Batc
 
 
 def on_any_ranks(recipe: Recipe) -> Recipe:
-    """The recipe without its own number of ranks, for plans that are asked about rather than played here."""
-    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"ranks": None})})
+    """The recipe without its own number of ranks and without peers, for plans that are asked about rather than played
+    here."""
+    nobody = {"ranks": None, "mailbox": None, "peer": None}
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update=nobody)})
 
 
 def located(where: str, origins: Mapping[str, str]) -> str:

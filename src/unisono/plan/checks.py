@@ -61,9 +61,9 @@ def check(plan: PlanFields, recipe: RecipeLike | None, cluster: Devices | None) 
         problems += [
             *ranges_on(plan, model), *put_away(plan, recipe), *again(plan, model), *_world(plan, recipe),
             *_precision(plan, recipe), *_encoded(plan, train), *_tensor(plan, model), *_context(plan, model),
-            *_servers(plan, recipe), *_virtual(plan, model), *_experts(plan, model), *kept_whole(plan, model),
-            *chunked(plan, model), *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train),
-            *_stages(plan, model),
+            *_servers(plan, recipe), *_mailed(plan, recipe), *_virtual(plan, model), *_experts(plan, model),
+            *kept_whole(plan, model), *chunked(plan, model),
+            *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train), *_stages(plan, model),
         ]  # fmt: skip
         if plan.dp != -1:
             batch, wrong = batch_of(plan, train)
@@ -148,6 +148,29 @@ def _servers(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
     elif plan.dp != -1 and servers > plan.dp:
         what = f"launch.servers={servers}: a replica carries one server at most, and there are {plan.dp}"
         yield Problem("P16", what, "plan.dp, launch.servers", f"--launch.servers {plan.dp}, or more replicas")
+
+
+def _mailed(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:
+    launch, policy = recipe.launch, named("sync", plan.sync)
+    if getattr(launch, "mailbox", None) is None:
+        if (peer := getattr(launch, "peer", None)) is not None:
+            what = f"launch.peer={peer}: without a mailbox this run has no peers"
+            yield Problem(
+                "P16", what, "launch.peer", "--launch.mailbox s3://bucket/run, or leave launch.peer out"
+            )
+        return
+    if launch.peer is None:
+        what = "launch.mailbox: peers know each other by name, and this run has none"
+        yield Problem(
+            "P16", what, "launch.mailbox, launch.peer", "--launch.peer NAME, another one for each peer"
+        )
+    if policy is not None and not policy.mails:
+        what = f"launch.mailbox: sync={plan.sync} has nothing to exchange through a mailbox"
+        yield Problem(
+            "P16", what, "plan.sync, launch.mailbox", "sync=diloco:h=30, or leave launch.mailbox out"
+        )
+    elif policy is not None:
+        yield from policy.mail_problems(plan)
 
 
 def _precision(plan: PlanFields, recipe: RecipeLike) -> Iterator[Problem]:

@@ -47,15 +47,24 @@ class Identity:
     codec: str = "plain"
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Which samples a run reads that trains beside others. Of every `count` global batches in the order of samples it
+    has number `place`. From `place` = `count` on, batches come from an order of samples with another seed."""
+
+    place: int = 0
+    count: int = 1
+
+
 class Policy(Member, ABC):
     """A policy's declaration.
 
     fidelity: how close training under it comes to one device. leafwise: it needs the gradient of each micro-batch by
     itself, to add them up in an order that no layout changes. equal: replicas hold equal weights after every step, so
     that copies can be compared and one replica's checkpoint is everybody's. alone: it means something with dp=1.
-    served: weights lie with parameter servers, of which `[launch] servers` says how many. lazy: it sends at most what
-    it declares. identities: by which a policy that is LOSSY is proven; one without any is refused by `unisono verify
-    --conformance`.
+    served: weights lie with parameter servers, of which `[launch] servers` says how many. mails: runs of their own can
+    meet under it through a mailbox, `[launch] mailbox`. lazy: it sends at most what it declares. identities: by which
+    a policy that is LOSSY is proven; one without any is refused by `unisono verify --conformance`.
     """
 
     fidelity: ClassVar[Fidelity]
@@ -65,6 +74,7 @@ class Policy(Member, ABC):
     equal: ClassVar[bool] = True
     alone: ClassVar[bool] = False
     served: ClassVar[bool] = False
+    mails: ClassVar[bool] = False
 
     @property
     def rhythm(self) -> int:
@@ -112,6 +122,10 @@ class Policy(Member, ABC):
         wait for each other. As here: for the slowest one, in every step."""
         return fmean(map(max, zip(*durations, strict=True)))
 
+    def mail_problems(self, plan: Any) -> Iterator[Problem]:
+        """What of a plan cannot be played where this run meets others through a mailbox."""
+        yield from ()
+
     @abstractmethod
     def work(self, gradient_bytes: int, dp: int) -> Work:
         """What one rank sends and keeps in a step, given the bytes of its gradients and the number of replicas."""
@@ -128,6 +142,7 @@ class Sync(ABC):
     a bucket between hosts has at most, 0 where that is not the policy's affair. sliced: buckets are as small on one
     host, and do not lie in memory that all see. overlaps: the next forward may begin
     before the update is made. settled: what was measured, as the plan's `sync` would say it. equal: see `Policy`.
+    lane: which samples of a step this run reads, where it is one of several runs.
     replicas: those that have weights of their own, None where all are equal. keeps_weights: whether a replica's weights
     and optimiser state between steps are a part of the run; else they lie elsewhere until `center` fetches them.
     one_copy: replicas have the very same weights and optimiser state in memory, which others change at any time."""
@@ -141,6 +156,7 @@ class Sync(ABC):
     overlaps: bool = False
     settled: str = ""
     equal: bool = True
+    lane: Lane = Lane()
     replicas: "Group | None" = None
     keeps_weights: bool = True
     one_copy: bool = False
@@ -180,6 +196,16 @@ class Sync(ABC):
 
     def after_update(self, step: int) -> None:
         """After the update of step number `step` (from 0)."""
+        return None
+
+    def proceed(self, step: int) -> int:
+        """Before the first step, and after each in which replicas have come together: the step with which this run goes
+        on. step: the one that is next. A run that trains beside others may find that they are further. Every rank
+        calls it, or it hangs."""
+        return step
+
+    def close(self) -> None:
+        """This run ends here, or its ranks meet anew: let go of what lies outside of it. Raises nothing."""
         return None
 
     def before_step(self, step: int) -> None:

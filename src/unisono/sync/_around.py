@@ -16,7 +16,15 @@ class SyncAround(Sync):
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
         self.equal, self.replicas = inner.equal, inner.replicas
-        self.keeps_weights, self.one_copy = inner.keeps_weights, inner.one_copy
+        self.keeps_weights, self.one_copy, self.lane = inner.keeps_weights, inner.one_copy, inner.lane
+
+    def proceed(self, step: int) -> int:
+        step = self.inner.proceed(step)
+        self.lane = self.inner.lane
+        return step
+
+    def close(self) -> None:
+        self.inner.close()
 
     def assigned(self, stretches: Sequence[range], shards: int) -> None:
         self.inner.assigned(stretches, shards)

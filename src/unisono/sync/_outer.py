@@ -24,6 +24,21 @@ def learning(slots: Sequence[Any]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class MailboxPlace:
+    """A run's place among others, as `[launch]` says. url: of the mailbox. peer: this run's name. peers: how many begin
+    together. quorum: letters of a round after which nobody waits longer than `grace_s` seconds; 0: all. alive_s:
+    seconds after which a peer is lost. patience_s: how long to wait for a round at most."""
+
+    url: str
+    peer: str
+    peers: int
+    quorum: int
+    grace_s: float
+    alive_s: float
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """What an outer policy finds on one rank.
 
@@ -34,6 +49,7 @@ class Site:
     buffers: of the model, that steps change, such as running statistics. steps: updates of the whole run, 0 where
     nobody knows. servers: as `[launch] servers` says. batch: samples of a step of all replicas. rate, max_norm: see
     `train.step.update.Update`. optimizer_over(slots): the recipe's optimiser over other tensors.
+    mailbox: where this run meets others, if it does.
     """
 
     slots: Sequence[Any]
@@ -50,6 +66,7 @@ class Site:
     rate: Callable[[int], float] = lambda step: 0.0
     max_norm: float = 0.0
     optimizer_over: Callable[[Sequence[Any]], Optimizer] | None = None
+    mailbox: MailboxPlace | None = None
 
     @property
     def device(self) -> torch.device:

@@ -72,6 +72,7 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
                     raise
     finally:
         if live is not None:
+            live.run.sync.close()
             with suppress(OSError):  # what is under way, if anything, is the better story
                 live.journal.close()
 
@@ -203,7 +204,8 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     recipe, place, tell = order.recipe, order.place, partial(note, order)
     if text := run_ahead(run, recipe.train):
         tell(text)
-    feed, val = feeds(recipe, order.plan, corpus, place.device)
+    _find_peers(order, run)
+    feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))
     check: Callable[[], None] = lambda: None
@@ -239,6 +241,19 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     return live
 
 
+def _find_peers(order: RankOrder, run: Run) -> None:
+    """Go on from where other runs are, if this one trains beside some. Every rank calls it, or it hangs."""
+    launch, before = order.recipe.launch, run.step
+    if launch.mailbox is not None:
+        note(
+            order,
+            f"peer {launch.peer} looks for others in the mailbox, at least {launch.peers} at the beginning",
+        )
+    run.step = run.sync.proceed(before)
+    if run.step != before:
+        note(order, f"peers are further: going on from their weights with step {run.step + 1}")
+
+
 def _leave(live: Live, carried: CarriedState) -> None:
     """End what a run has beside itself, before its ranks meet anew."""
     with suppress(OSError):
@@ -247,6 +262,7 @@ def _leave(live: Live, carried: CarriedState) -> None:
     carried.recent = live.journal.recent()
     live.snapshots.end()
     live.stop_feeds()
+    live.run.sync.close()
     carried.bad = live.bad.state()
 
 

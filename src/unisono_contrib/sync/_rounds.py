@@ -76,6 +76,7 @@ class Fragment:
         self.drive = Drive(coder, group, self.outer)
         self._buckets = [Bucket(run, group.size) for run in deal(list(self.outer.values()))]
         self.sent, self.arrived = -1, False
+        self.alone = group.size == 1  # whether the mean is of this replica's weights and of no other's
         self._kept_mean = (
             {f"{name}/mean": torch.zeros_like(p) for name, p in self.outer.items()} if late else {}
         )
@@ -123,7 +124,7 @@ class Fragment:
     def _is_replacement(self) -> bool:
         """Whether an outer step has one replica's weights as its result, of which not even rounding may be left."""
         plain = self.optimizer.defaults["lr"] == 1.0 and not self.optimizer.defaults.get("momentum")
-        return plain and self.drive.group.size == 1 and not self.drive.coder.loses
+        return plain and self.alone and not self.drive.coder.loses
 
     def in_flight(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of a fragment that has arrived and is not merged yet, by `NAME/mean`, and `sent`.

@@ -15,7 +15,7 @@ from pydantic import Field
 from unisono.spec.errors import Problem
 from unisono.spec.work import Durations, Work
 from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._local import pace_of_rounds, rounds_work, usual_problems
+from unisono_contrib.sync._local import pace_of_rounds, plain_problems, rounds_work, usual_problems
 
 
 class Diloco(OuterPolicy):
@@ -24,6 +24,7 @@ class Diloco(OuterPolicy):
     name = "diloco"
     main: ClassVar[str] = "h"
     alone = True
+    mails = True
     identities = (
         Identity("diloco:h=3,outer_lr=1,outer_momentum=0", "local_sgd:h=3"),
         Identity(
@@ -71,6 +72,18 @@ class Diloco(OuterPolicy):
     def pace(self, durations: Durations) -> float:
         return pace_of_rounds(durations, max(1, self.h // self.fragments), self.inside)
 
+    def mail_problems(self, plan: Any) -> Iterator[Problem]:
+        yield from plain_problems(plan, "what was learnt goes through a mailbox as it is")
+        if plan.dp not in (-1, self.inside):
+            what = f"sync={plan.sync}: with launch.mailbox the replicas of a run are in lock-step, and dp={plan.dp}"
+            yield Problem(
+                "P16", what, "plan.sync, plan.dp, launch.mailbox", f"inside={plan.dp}, or dp={self.inside}"
+            )
+        for key, usual in (("fragments", 1), ("delay", 0), ("warmup", 0)):
+            if (value := getattr(self, key)) != usual:
+                what = f"sync={plan.sync}: {key}={value} needs a link between replicas, and a mailbox is none"
+                yield Problem("P16", what, "plan.sync, launch.mailbox", f"leave {key} out, or launch.mailbox")
+
     def work(self, gradient_bytes: int, dp: int) -> Work:
         late, kept = self.fragments if self.delay else 0, self.outer_momentum > 0.0
         return rounds_work(gradient_bytes, dp, self.h, self.inside, momentum=kept, in_flight=late)
@@ -79,5 +92,9 @@ class Diloco(OuterPolicy):
         from unisono_contrib.sync._rounds import RoundsSync, Timing, nesterov
 
         timing = Timing(self.h, self.delay, self.fragments, self.warmup)
+        if site.mailbox is not None:
+            from unisono_contrib.sync._mailed import MailedSync
+
+            return MailedSync(site, site.mailbox, timing, nesterov(self.outer_lr, self.outer_momentum))
         alpha = 0.5 if self.alpha is None else self.alpha
         return RoundsSync(site, timing, nesterov(self.outer_lr, self.outer_momentum), alpha)

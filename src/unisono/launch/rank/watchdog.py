@@ -23,6 +23,7 @@ from typing import Any
 from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
+from unisono.comm.outside import OutsideWait
 from unisono.launch import error_record, inspect_folder
 from unisono.launch.inspect_folder import RankProcess, home
 from unisono.launch.inspect_schema import RankReport
@@ -132,7 +133,8 @@ class Watchdog:
             if moved != seen or stopped:
                 seen, since, raised, self._stuck = moved, now, 0.0, 0.0
             self._idle = now - since
-            self._sleep.look(now, moved if self._sleep.by_line else self._pace.step, stopped)
+            far = (self._pace.step, _turns(self._main))
+            self._sleep.look(now, moved if self._sleep.by_line else far, stopped)
             if max(self._idle, self._sleep.seconds) < min(self._pace.deadline(), self._pace.asleep() / 2):
                 noted = False
                 continue
@@ -168,7 +170,7 @@ class Watchdog:
         outer = [
             f for f in frames if not f.f_code.co_filename.endswith(("launch/rank/store.py", "launch/wire.py"))
         ]
-        line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
+        line = self._pace.step, _turns(self._main), *((id(frame), frame.f_lasti) for frame in outer)
         return line, begun_collectives() if spins() and self._idle > self._pace.deadline() / 2 else ""
 
     def report(self) -> RankReport:
@@ -319,6 +321,12 @@ def _until_next(period: float) -> float:
 
 def _lines(frames: list[FrameType]) -> list[Frame]:
     return [Frame(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
+
+
+def _turns(thread: threading.Thread) -> int:
+    """Turns of the wait for something outside of the run in which the thread is; 0 where it is in none."""
+    waits = (frame.f_locals.get("self") for frame in _frames(thread)[:12])
+    return next((wait.turns for wait in waits if isinstance(wait, OutsideWait)), 0)
 
 
 def _frames(thread: threading.Thread) -> list[FrameType]:

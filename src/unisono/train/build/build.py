@@ -19,7 +19,7 @@ from unisono.comm.device import beside_cpus, has_numbers, of_rank
 from unisono.comm.group import Group
 from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
-from unisono.config import Recipe
+from unisono.config import LaunchConfig, Recipe
 from unisono.models.build import build as build_model
 from unisono.models.cut_chain import InferredChain
 from unisono.models.init import Rule, draw, rules_of
@@ -35,7 +35,8 @@ from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import Facts, OwnModel
 from unisono.spec.training import LOSSES
-from unisono.sync import POLICIES
+from unisono.sync import POLICIES, Lane
+from unisono.sync._outer import MailboxPlace
 from unisono.train.build.pretrained import beginning
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
@@ -45,6 +46,9 @@ from unisono.train.step.overlap import drains, unflushed
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import scaler_of
 from unisono.train.step.update import update_of
+
+HOUR = 3600.0
+"""Seconds for which a run waits for others at most, where the user has set no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,18 @@ def replica_of(
         recorder,
         train.steps,
         recipe.launch.servers or 1,
+        _mailbox_of(recipe.launch),
     )
+
+
+def _mailbox_of(launch: LaunchConfig) -> MailboxPlace | None:
+    """Where this run meets others, if it does."""
+    if launch.mailbox is None or launch.peer is None:
+        return None
+    return MailboxPlace(
+        launch.mailbox, launch.peer, launch.peers, launch.quorum, launch.quorum_grace, launch.peer_timeout,
+        launch.timeout or HOUR,
+    )  # fmt: skip
 
 
 def _teach(recipe: Recipe, plan: Plan, mesh: Mesh, local: Local, place: Place, corpus: Corpus) -> None:
@@ -214,8 +229,10 @@ def sample_of(corpus: Corpus, micro_batch: int) -> Tensor:
     return torch.empty((micro_batch, *inputs.shape[1:]), dtype=inputs.dtype, device="meta")
 
 
-def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> tuple[FilteredFeed, Permuted]:
-    """(training, validation) batches."""
+def feeds(
+    recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device, lane: Lane = Lane()
+) -> tuple[FilteredFeed, Permuted]:
+    """(training, validation) batches. lane: which ones are this run's; validation is the same for all."""
     train = recipe.train
     of = partial(
         Permuted,
@@ -225,7 +242,8 @@ def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> t
         dtype=dtype_of(plan.precision),
     )
     schedule = unflushed(plan)
-    read = of(corpus.train, recipe.seed, origin=recipe.data.source)
+    turn, place = divmod(lane.place, lane.count)
+    read = of(corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place)
     return (
         FilteredFeed(read, schedule.ahead(plan.pp), drains(train)) if schedule else FilteredFeed(read),
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),

@@ -62,6 +62,7 @@ class Permuted(Feed):
     origin: the data's name, for messages.
     repeat: allow a step to contain a sample twice: validation sets may be smaller than a batch, or empty, which
     `samples` tells.
+    every, first: of each `every` batches of the order, a step is the one numbered `first`; others read the rest.
     prefetch: read one step ahead in a thread; by itself only towards a GPU.
     Raises UsageError D05 where the dataset has fewer samples than a step, unless `repeat`.
     """
@@ -78,6 +79,8 @@ class Permuted(Feed):
         origin: str = "",
         repeat: bool = False,
         prefetch: bool | None = None,
+        every: int = 1,
+        first: int = 0,
     ) -> None:
         if not repeat:
             require_samples(len(dataset), global_batch, origin)
@@ -85,6 +88,7 @@ class Permuted(Feed):
             raise ValueError(f"leaves of {micro_batch} do not fill a batch of {global_batch}")
         self._dataset, self._seed = dataset, seed
         self._global_batch, self._micro_batch = global_batch, micro_batch
+        self._every, self._first = every, first
         self._device, self._dtype = torch.device(device), dtype
         self._stretch = self._whole = _Stretch(range(0), np.zeros(0, dtype=np.int64))
         self._pinned, self._device = is_apart(self._device), numbered(self._device)
@@ -151,7 +155,7 @@ class Permuted(Feed):
         """Read the samples of all these leaves at once: one gather is cheaper than one per leaf."""
         if self._stretch.leaves != leaves:
             self._stretch = self._stretch_of(leaves)
-        positions = self._stretch.offsets + step * self._global_batch
+        positions = self._stretch.offsets + (step * self._every + self._first) * self._global_batch
         chosen = self._numbers(self._stretch, step)
         inputs, targets = self._dataset.fetch(chosen)
         if self._dtype is not None and inputs.is_floating_point():
@@ -172,7 +176,8 @@ class Permuted(Feed):
         block, row = divmod(step, steps)
         if stretch.block != block:
             first = np.arange(block * steps, (block + 1) * steps, dtype=np.int64)
-            positions = first[:, None] * self._global_batch + stretch.offsets
+            batches = first[:, None] * self._every + self._first
+            positions = batches * self._global_batch + stretch.offsets
             order = partial(samples_at, samples=len(self._dataset))
             if isinstance(self._dataset, Ordered):
                 order = self._dataset.numbers_at

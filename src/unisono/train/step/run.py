@@ -13,6 +13,7 @@ from unisono.parallelize import Local
 from unisono.plan import Plan
 from unisono.programs.pipeline import Action, Timetable
 from unisono.sync import Sync
+from unisono.sync._outer import MailboxPlace
 from unisono.train.step.assigner import Assigner
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.gradients import Gradients
@@ -24,7 +25,7 @@ from unisono.train.step.update import Report, Update
 class Replica:
     """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
     in samples. steps: updates of the whole run, 0 where nobody knows.
-    servers: of parameters, where the policy has some."""
+    servers: of parameters, where the policy has some. mailbox: where this run meets others."""
 
     plan: Plan
     mesh: Mesh
@@ -37,6 +38,7 @@ class Replica:
     recorder: Recorder
     steps: int = 0
     servers: int = 1
+    mailbox: MailboxPlace | None = None
 
 
 @dataclass(slots=True)

@@ -89,6 +89,7 @@ def _come_together(run: Run, report: Report) -> None:
         run.whole = False
         run.sync.merge(report.step)
         run.whole = True
+    run.step = run.sync.proceed(run.step)
     run.untold = None
 
 

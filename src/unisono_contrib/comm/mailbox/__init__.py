@@ -21,6 +21,7 @@ nothing is yet. So all compute the same bits, even if a letter comes while some 
 """
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from unisono_contrib.comm.mailbox.letters import (
     read,
     sealed,
     unsealed,
+    whole,
 )
 
 __all__ = ["Letter", "Mailbox", "Peer", "mean", "open_mailbox"]
@@ -97,10 +99,17 @@ class Mailbox:
         self._session, self._beats, self._round = secrets.token_hex(8), 0, 0
         self._beat_at = -float("inf")
         self._seen: dict[str, Heartbeat] = {}
+        self._beating = threading.Lock()
+        self._own: Letter | None = None
 
     def beat(self, round: int | None = None) -> None:
         """Say that this peer lives and, from now on, works for `round`. To be called more often than every `alive_s`
-        seconds; it writes a third as often. Raises UsageError (L05) where another process has this peer's name."""
+        seconds; it writes a third as often. Raises UsageError (L05) where another process has this peer's name. Threads
+        may call it at once."""
+        with self._beating:
+            self._beat(round)
+
+    def _beat(self, round: int | None) -> None:
         now, before = self._clock(), self._round
         self._round = before if round is None else round
         if self._round == before and now - self._beat_at < self.alive_s / 3:
@@ -142,7 +151,10 @@ class Mailbox:
         """Post what this peer has for a round; whether it is its first letter of the round, which counts. weight: what
         it counts for, such as tokens. meta: JSON. Raises UsageError (L05)."""
         self.beat(round)
-        return post(self.depot, _round(round), Letter(self.peer, round, weight, tensors, meta or {}))
+        letter = Letter(self.peer, round, weight, {name: whole(x) for name, x in tensors.items()}, meta or {})
+        first = post(self.depot, _round(round), letter)
+        self._own = letter if first else None
+        return first
 
     def collect(
         self, round: int, quorum: int = 0, grace_s: float = 0.0, patience_s: float = 600.0
@@ -154,7 +166,9 @@ class Mailbox:
         waits longer than `grace_s` seconds more; 0 for all. Raises HangError (H01) after `patience_s` seconds, and
         PeerGone (R03) where the round is over and gone, so that this peer has to join anew.
         """
-        begun, letters, enough = self._clock(), {}, None
+        begun, letters, enough = self._clock(), dict[str, Letter](), None
+        if self._own is not None and self._own.round == round:
+            letters[self.peer] = self._own  # as it lies there, and need not be fetched
         for pause in chain(POLLS, repeat(POLLS[-1])):
             self.beat(round)
             cohort = self._cohort(round)

@@ -50,7 +50,7 @@ def post(depot: Depot, folder: str, letter: Letter) -> bool:
     for name, x in letter.tensors.items():
         if not x.is_floating_point():
             raise _wrong(f"tensor {name} of peer {letter.peer} is {x.dtype}, of which there is no mean")
-    body = save({name: _whole(x) for name, x in letter.tensors.items()})
+    body = save({name: whole(x) for name, x in letter.tensors.items()})
     head = {
         "peer": letter.peer, "round": letter.round, "weight": letter.weight, "meta": dict(letter.meta),
         "bytes": len(body), "sha256": sha256(body).hexdigest(),
@@ -132,7 +132,7 @@ def mean(letters: Sequence[Letter]) -> dict[str, Tensor]:
     }
 
 
-def _whole(x: Tensor) -> Tensor:
+def whole(x: Tensor) -> Tensor:
     """On the CPU, in memory of its own: views of one buffer cannot be written."""
     return x.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
