@@ -33,7 +33,7 @@ SPARSE = f"dp={RANKS} sync=diloco:h={H},outer_lr={{outer}},outer_momentum={{mome
 OF_FP32, OF_FP32_STEP, GAP = 200, 6000, 0.10
 LR = {"lock-step": 1e-3, "sparse": 1e-3}
 CHOSEN = {"outer": 1, "momentum": 0, "beta": 0.95}
-MUON_LR = 3e-3
+MUON_LR = 1e-3
 GRID = (*({"plan": LOCK_STEP, "lr": lr} for lr in (1e-3, 2e-3)),)
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -104,8 +104,8 @@ def updates_to(target: float, run: Mapping[str, Any]) -> float:
 # What is asked for.
 
 
-def small(plan: str, seed: int, steps: int = 600, **more: Any) -> WholeRun:
-    return WholeRun(plan, seed, steps, more.pop("lr", 3e-3), "small", **{"batch": 8, **more})
+def small(plan: str, seed: int, steps: int = 480, lr: float = 1e-3, **more: Any) -> WholeRun:
+    return WholeRun(plan, seed, steps, lr, "small", **more)
 
 
 def relations(seed: int) -> list[Relation]:
@@ -113,8 +113,8 @@ def relations(seed: int) -> list[Relation]:
     make = partial(small, seed=seed)
     outer = "outer_lr=0.7,outer_momentum=0.5"
     diloco = f"sync=diloco:h={H},{outer}"
-    stale = lambda dp: small(f"dp={dp} sync=async", seed, 960 // dp, lr=1e-3, batch=2 * dp, every=60 // dp)
-    local = {f"h={h}": make(f"dp={RANKS} sync=local_sgd:h={h}", steps=640) for h in (1, 4, 16, 64)}
+    stale = lambda dp: small(f"dp={dp} sync=async", seed, 960 // dp, batch=dp, every=60 // dp)
+    local = {f"h={h}": make(f"dp={RANKS} sync=local_sgd:h={h}") for h in (1, 4, 16, 64)}
     post = make(f"dp={RANKS} sync=local_sgd:h=16,warmup=120")
     whole, parts = make(f"dp={RANKS} {diloco}"), make(f"dp={RANKS} {diloco},fragments=4,delay=2,alpha=0.5")
     found = [

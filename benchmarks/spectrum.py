@@ -5,10 +5,10 @@
 
 The goal is the held-out loss that DDP fp32 has after its last step. Each row is a run of its own, whose cosine is as
 long as it is, with the steps padded to a multiple of h. Steps to the goal are seen off the lab, on four replicas of a
-byte-level GPT of 3 M parameters, one thread each: the first look, every 30 steps, at which the loss of the run's
-weights (the outer ones, the mean, the servers') is no higher. Seconds and bytes of a step are those of 30 steps in the
-lab, one rank a host. The time to the goal is their product. With `--whole`, some runs are played in the lab to the
-goal, so that the product can be compared.
+byte-level GPT of 0.3 M parameters, one thread each: the first look, every 30 steps, at which the loss of the run's
+weights (the outer ones, the mean, the servers') is no higher. Seconds and bytes of a step are those of 30 steps of a
+GPT of 3 M in the lab, one rank a host. The time to the goal is their product. Runs of `--whole` are played in the lab
+with the larger model, to the loss that DDP has there.
 
 bytes: of the host that sends most, with heads of frames and barriers. counted: what its rank counts. torchft's rows
 need it installed: see benchmarks/torchft_diloco.py.
@@ -33,7 +33,10 @@ from unisono_contrib.lab.links import LabLink, rate_of
 from unisono_contrib.lab.network import LabNetwork, require
 from unisono_contrib.measure.benches import columns
 
-DDP, HOSTS, H, SEED, LR = "DDP fp32", 4, 30, 0, 1e-3
+DDP, HOSTS, H, SEED = "DDP fp32", 4, 30, 0
+LOCK_STEP, LOCAL = 1e-3, 1e-3
+"""Learning rates of the small model, each the best of some on another seed."""
+OF_LARGER = {"small": 1.0, "3M": 0.5}
 STEPS = 240
 LOOK = 30
 SOONER, FEWER = 8.0, 100.0
@@ -48,7 +51,7 @@ class Row:
     sync: str = "every_step"
     codec: str = "plain"
     factor: float = 1.0
-    lr: float = LR
+    lr: float = LOCK_STEP
     h: int = 1
     optimizer: str = "adamw"
     servers: int = 0
@@ -61,7 +64,7 @@ class Row:
         inside = "" if self.optimizer == "adamw" else f", {self.optimizer} inside"
         return self.way if self.way != "ours" else f"sync={self.sync}{codec}{inside}"
 
-    def asked(self) -> WholeRun:
+    def asked(self, size: str = "small") -> WholeRun:
         steps = -(-round(STEPS * self.factor) // H) * H
         plan = f"dp={HOSTS} sync={self.sync}" + ("" if self.codec == "plain" else f" codec={self.codec}")
         return WholeRun(
@@ -76,37 +79,38 @@ class Row:
         )
 
 
-SPARSE = "diloco:h=30,outer_lr=1,outer_momentum=0"
+LONG = {"h": H, "lr": LOCAL, "factor": 1.5}
 DILOCO = "diloco:h=30,outer_lr=0.7,outer_momentum=0.5"
+SPARSE = "diloco:h=30,outer_lr=3,outer_momentum=0"
 ROWS = (
     Row(way=DDP),
     Row(),
     Row(codec="cast:bf16"),
     Row(codec="int8"),
-    Row(codec="int4+ef", factor=1.25),
-    Row(codec="powersgd:r=4+ef", factor=1.5),
-    Row(codec="topk:ratio=0.01,kind=chunked+ef", factor=2.5),
-    Row("period:steps=4", factor=2.5),
-    Row("local_sgd:h=30", factor=2, h=H),
-    Row("local_sgd:h=30", "int4+ef", factor=2, h=H),
-    Row("local_sgd:h=30,warmup=60", factor=1.75, h=H),
-    Row(DILOCO, factor=2, h=H),
-    Row(DILOCO, "int8", factor=2, h=H),
-    Row(DILOCO, "int4+ef", factor=2, h=H),
-    Row(f"{DILOCO},fragments=4,delay=2", factor=2, h=H),
-    Row(SPARSE, "chunktopk+ef:beta=0.95", factor=5, h=H),
-    Row(DILOCO, "ternary:clip=1+ef", factor=2, h=H, optimizer="muon"),
-    Row("gossip:ring", factor=1.25),
-    Row("gossip:one_peer", factor=1.25),
-    Row("gossip:pairs", factor=1.25),
-    Row("gossip:one_peer,h=30,report=120", factor=2, h=H),
-    Row("gossip:ring,gamma=0.3", "topk:ratio=0.1", factor=1.5),
-    Row("noloco:h=30,outer_lr=0.7,outer_momentum=0.5", factor=3, h=H),
-    Row("ssp:s=4", factor=1.25, servers=HOSTS),
-    Row("async:rate=aware", factor=1.5, servers=HOSTS),
-    Row("quorum:k=3", factor=1.25, servers=HOSTS),
-    Row(way=f"{TORCHFT} DiLoCo", factor=2, h=H, settings=OUTER),
-    Row(way=f"{TORCHFT} DiLoCo, buckets of 1 MiB", factor=2, h=H, settings={**OUTER, "bucket_mb": 1}),
+    Row(codec="int4+ef", factor=1.125),
+    Row(codec="powersgd:r=4+ef", factor=1.25),
+    Row(codec="topk:ratio=0.01,kind=chunked+ef", factor=2),
+    Row("period:steps=4", factor=2),
+    Row("local_sgd:h=30", **LONG),
+    Row("local_sgd:h=30", "int4+ef", **LONG),
+    Row("local_sgd:h=30,warmup=60", **LONG),
+    Row(DILOCO, **LONG),
+    Row(DILOCO, "int8", **LONG),
+    Row(DILOCO, "int4+ef", **LONG),
+    Row(f"{DILOCO},fragments=4,delay=2", **LONG),
+    Row(SPARSE, "chunktopk+ef:beta=0.95", **{**LONG, "factor": 2.5}),
+    Row(DILOCO, "ternary:clip=1+ef", optimizer="muon", **LONG),
+    Row("gossip:ring", factor=1.125),
+    Row("gossip:one_peer", factor=1.125),
+    Row("gossip:pairs", factor=1.125),
+    Row("gossip:one_peer,h=30,report=120", **LONG),
+    Row("gossip:ring,gamma=0.3", "topk:ratio=0.1", factor=1.25),
+    Row("noloco:h=30,outer_lr=0.7,outer_momentum=0.5", **{**LONG, "factor": 2}),
+    Row("ssp:s=4", factor=1.125, servers=HOSTS),
+    Row("async:rate=aware", factor=1.25, servers=HOSTS),
+    Row("quorum:k=3", factor=1.125, servers=HOSTS),
+    Row(way=f"{TORCHFT} DiLoCo", settings=OUTER, **LONG),
+    Row(way=f"{TORCHFT} DiLoCo, buckets of 1 MiB", settings={**OUTER, "bucket_mb": 1}, **LONG),
 )
 WHOLE = (DDP, f"sync={DILOCO} codec=int4+ef", "sync=async:rate=aware")
 
@@ -136,7 +140,7 @@ def main() -> int:
                     kept.play(nursery, short(row, options.rate), network.doors, **peer(row))
                 for row in there:
                     if row.name in options.whole:
-                        kept.play(nursery, whole(row, kept, options.rate), network.doors, **peer(row))
+                        kept.play(nursery, whole(row, options.rate), network.doors, **peer(row))
     goal = last_loss(kept.known(ROWS[0].asked()))
     rows = [found(row, kept, goal, options.rate) for row in there]
     print(f"{link.says()}, {HOSTS} hosts; goal {goal:.4f}, of DDP fp32 after {STEPS} steps")
@@ -155,14 +159,12 @@ def peer(row: Row) -> dict[str, Any]:
 def short(row: Row, rate: float) -> WholeRun:
     """30 steps in the lab, after as many as make connections and a round."""
     before = max(row.h, 6)
-    return replace(row.asked(), made=before + 30, every=before if row.h > 1 else 6, lab=f"{rate:g}")
+    return replace(row.asked("3M"), made=before + 30, every=before if row.h > 1 else 6, lab=f"{rate:g}")
 
 
-def whole(row: Row, kept: KeptRuns, rate: float) -> WholeRun:
-    """The row's run in the lab, until the goal or to its end."""
-    goal = last_loss(kept.known(ROWS[0].asked()))
-    at = to_goal(kept.known(row.asked()), goal)
-    return replace(row.asked(), made=at or 0, lab=f"{rate:g}, whole")
+def whole(row: Row, rate: float) -> WholeRun:
+    """The row's run in the lab."""
+    return replace(row.asked("3M"), lab=f"{rate:g}, whole")
 
 
 def last_loss(run: Mapping[str, Any] | None) -> float:
@@ -179,11 +181,12 @@ def to_goal(run: Mapping[str, Any] | None, goal: float) -> int | None:
 def found(row: Row, kept: KeptRuns, goal: float, rate: float) -> dict[str, Any]:
     """What is known of a row."""
     run, timed = kept.known(row.asked()), kept.known(short(row, rate))
-    full = kept.known(whole(row, kept, rate))
+    full, base = kept.known(whole(row, rate)), kept.known(whole(ROWS[0], rate))
     at = to_goal(run, goal)
     said: dict[str, Any] = {
         "name": row.name, "steps": run and run["points"][-1][0], "loss": last_loss(run), "at": at,
         "distance": run and run["distance"], "step_s": None, "bytes": None, "counted": None, "whole_s": None,
+        "whole_bytes": None,
     }  # fmt: skip
     if timed is not None:
         made = timed["points"][-1][0]
@@ -191,8 +194,10 @@ def found(row: Row, kept: KeptRuns, goal: float, rate: float) -> dict[str, Any]:
         said["step_s"] = (timed["clock"][-1] - timed["clock"][0]) / (made - first)
         said["bytes"] = timed["device_bytes"] / made
         said["counted"] = timed["payload_bytes"] and timed["payload_bytes"] / made
-    if full is not None:
-        said["whole_s"], said["whole_loss"] = full["clock"][-1], last_loss(full)
+    if full is not None and base is not None and (there := to_goal(full, last_loss(base))):
+        look = [steps for steps, _ in full["points"]].index(there)
+        said["whole_s"] = full["clock"][look]
+        said["whole_bytes"] = full["device_bytes"] * there / full["points"][-1][0]
     for key in ("step_s", "bytes", "counted"):
         each = said[key]
         said[f"{key}_to_it"] = each * at if each and at else None
@@ -202,7 +207,7 @@ def found(row: Row, kept: KeptRuns, goal: float, rate: float) -> dict[str, Any]:
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     head = (
         "way", "steps", "last loss", "to the goal", "a step", "time to it", "sooner", "bytes to it", "fewer",
-        "counted to it", "whole run in the lab", "replicas differ by",
+        "counted to it", "whole run in the lab", "its bytes", "replicas differ by",
     )  # fmt: skip
     return columns(head, [_line(row, rows[0]) for row in rows])
 
@@ -218,7 +223,7 @@ def _line(row: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["name"], str(row["steps"]), f"{row['loss']:.4f}", str(row["at"] or "never"), seconds(row["step_s"]),
         seconds(row["step_s_to_it"]), times("step_s_to_it"), size(row["bytes_to_it"]), times("bytes_to_it"),
-        size(row["counted_to_it"]), seconds(row["whole_s"]), f"{row['distance']:.1e}",
+        size(row["counted_to_it"]), seconds(row["whole_s"]), size(row["whole_bytes"]), f"{row['distance']:.1e}",
     )  # fmt: skip
 
 

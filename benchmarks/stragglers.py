@@ -62,6 +62,7 @@ def ran(sync: str, folder: Path, flags: argparse.Namespace) -> Ran:
         "train.steps": flags.steps, "train.global_batch": flags.micros * flags.ranks, "train.micro_batch": 1,
         "train.eval_every": 0, "train.save_every": 0, "model.n_layer": 1, "model.n_head": 2, "model.d_model": 32,
         "model.context": 16, "out.report": "false", "launch.replan": "false", "out.dir": folder,
+        "launch.threads_per_rank": 1,
     }  # fmt: skip
     command = [
         sys.executable,
