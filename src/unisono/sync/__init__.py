@@ -54,6 +54,12 @@ class Policy(Member, ABC):
         that has the same policy."""
         return 1
 
+    @property
+    def update_lag(self) -> int:
+        """Steps from a gradient to its update. More than 0 changes what a run means, as `rhythm` does. The gradient of
+        step k then makes update k in step `k + update_lag`, at the learning rate of step k."""
+        return 0
+
     def steady(self, text: str) -> str:
         """text: this policy as the plan says it. The same where nothing follows what is measured on the way, so that
         two runs do the same."""
@@ -100,7 +106,8 @@ class Sync(ABC):
     host, and do not lie in memory that all see. overlaps: the next forward may begin
     before the update is made. settled: what was measured, as the plan's `sync` would say it. equal: see `Policy`.
     replicas: those that have weights of their own, None where all are equal. keeps_weights: whether a replica's weights
-    and optimiser state between steps are a part of the run; else they lie elsewhere until `center` fetches them."""
+    and optimiser state between steps are a part of the run; else they lie elsewhere until `center` fetches them.
+    one_copy: replicas have the very same weights and optimiser state in memory, which others change at any time."""
 
     dp: "Group"
     kept: "CodecState | None" = None
@@ -113,6 +120,7 @@ class Sync(ABC):
     equal: bool = True
     replicas: "Group | None" = None
     keeps_weights: bool = True
+    one_copy: bool = False
 
     def among(self, world: "Group") -> None:
         """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
@@ -139,6 +147,11 @@ class Sync(ABC):
     @abstractmethod
     def settle(self) -> Verdict:
         """Before the update: gradients are what the update shall use when this returns."""
+
+    def next_gradient(self) -> bool:
+        """After the update of a run's last step: whether there was one more gradient on its way. The slots have it
+        then, for an update of its own. Every member of `dp` calls it, or it hangs."""
+        return False
 
     def after_update(self, step: int) -> None:
         """After the update of step number `step` (from 0)."""
@@ -202,6 +215,15 @@ class Sync(ABC):
     def is_private(self, key: str) -> bool:
         """Whether this key of the state is each replica's own."""
         return self.private
+
+    def adds(self, key: str) -> bool:
+        """Whether what is kept under this key is a gradient or a part of one: of the uses of a tied weight, the sum
+        counts."""
+        return self.is_private(key)
+
+    def land(self) -> None:
+        """Before `state` is saved or filled: what is on its way between steps arrives."""
+        return None
 
     def state(self) -> "Mapping[str, Tensor]":
         """What the policy keeps between steps; a checkpoint fills these very tensors.

@@ -16,7 +16,7 @@ class SyncAround(Sync):
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
         self.equal, self.replicas = inner.equal, inner.replicas
-        self.keeps_weights = inner.keeps_weights
+        self.keeps_weights, self.one_copy = inner.keeps_weights, inner.one_copy
 
     def assigned(self, stretches: Sequence[range], shards: int) -> None:
         self.inner.assigned(stretches, shards)
@@ -32,6 +32,9 @@ class SyncAround(Sync):
 
     def settle(self) -> Verdict:
         return self.inner.settle()
+
+    def next_gradient(self) -> bool:
+        return self.inner.next_gradient()
 
     def after_update(self, step: int) -> None:
         self.inner.after_update(step)
@@ -75,6 +78,12 @@ class SyncAround(Sync):
 
     def is_private(self, key: str) -> bool:
         return self.inner.is_private(key)
+
+    def adds(self, key: str) -> bool:
+        return self.inner.adds(key)
+
+    def land(self) -> None:
+        self.inner.land()
 
     def state(self) -> Mapping[str, Tensor]:
         return self.inner.state()

@@ -18,7 +18,7 @@ from torch import Tensor
 from unisono.plan import Plan
 from unisono.spec.words import listed
 from unisono.train.state.checkpoint import Box, load, read_full, tensor_names
-from unisono.verify.bounds import rhythm_of
+from unisono.verify.bounds import rhythm_of, steps_of
 from unisono.verify.compare import CompareTerms, Divergence
 from unisono.verify.evidence import Cause, axis_text
 from unisono.verify.stretch import ROW, StretchRecord, met_by, saved_by
@@ -34,11 +34,10 @@ def beyond(
     None if EXACT."""
     (alone,) = met_by(reference, 1)
     (other,) = (alone,) if twin is None else met_by(twin, 1)
-    reach, rhythm = 0.0, rhythm_of(plan)
-    steps_made = (steps + ROW) * rhythm
+    reach, steps_made = 0.0, steps_of(plan, steps + ROW).start
     if twin is not None and terms.bounds.lost:
         reach = _reach(saved_by(reference, steps_made), saved_by(twin, steps_made), alone)
-    look = _Stretch(terms, plan, leaves, steps * rhythm, alone, other, reach)
+    look = _Stretch(terms, plan, leaves, steps_of(plan, steps).start, alone, other, reach)
     seen = met_by(folder, plan.world)
     for rank, met in enumerate(seen):
         yield from look.row(rank, met)
@@ -108,6 +107,7 @@ class _Stretch:
         for name in _read_otherwise(mine, state):
             text = f"{name}, read back in parts, is not what is read as a whole"
             yield self._fault(ROW, "checkpoint", text, Cause("checkpoint", text))
+        state = _added(state, self.terms.owners)
         pushed: Mapping[str, Tensor] = {} if twin is None else read_full(twin)
         wanted = read_full(right)
         learnt = {n.removeprefix("optim/").rpartition("/")[0] for n in wanted if n.startswith("optim/")}
@@ -139,6 +139,18 @@ class _Stretch:
 
     def _fault(self, at: int, kind: str, what: str, cause: Cause) -> Fault:
         return Divergence(self.first + at, kind, "", 0.0, f"in a row: {what}"), cause
+
+
+def _added(state: Mapping[str, Tensor], owners: Mapping[str, str]) -> dict[str, Tensor]:
+    """A checkpoint in which what a policy keeps of the uses of a tied weight is added up, as it is where one rank has
+    both."""
+    whole = dict(state)
+    for alias, owner in owners.items():
+        for name in [name for name in state if name.startswith(f"sync/{alias}/")]:
+            key = name.replace(f"sync/{alias}/", f"sync/{owner}/", 1)
+            if key in whole:
+                whole[key] = whole[key] + whole.pop(name)
+    return whole
 
 
 def _read_otherwise(folder: Path, wholes: Mapping[str, Tensor]) -> list[str]:

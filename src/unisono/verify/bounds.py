@@ -136,7 +136,20 @@ def rhythm_of(plan: Plan) -> int:
     return 1 if policy is None else policy.rhythm
 
 
+def lag_of(plan: Plan) -> int:
+    """Steps from a gradient to its update."""
+    policy = member("sync", plan.sync)
+    return 0 if policy is None else policy.update_lag
+
+
 def steps_of(plan: Plan, at: int) -> range:
-    """Steps of the run that make step `at` of its proof: with `sync=period:4` 8, 9, 10 and 11 make step 2."""
+    """Steps of the run that make step `at` of its proof, which is one update: with `sync=period:4` 8, 9, 10 and 11 make
+    step 2. With `sync=delayed:lag=1` 0 and 1 make step 0, and 3 makes step 2."""
+    rhythm, lag = rhythm_of(plan), lag_of(plan)
+    return range(at * rhythm + (lag if at else 0), (at + 1) * rhythm + lag)
+
+
+def sources_of(plan: Plan, at: int) -> range:
+    """Steps of the run whose gradients make update `at`."""
     rhythm = rhythm_of(plan)
     return range(at * rhythm, (at + 1) * rhythm)

@@ -63,7 +63,8 @@ class Judgement:
 class CompareTerms:
     """What a comparison needs. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
     they have a gradient alone. dither: how parameters without masters are rounded after an update. rhythm: steps of
-    the run that make one step of the proof."""
+    the run that make one step of the proof. lag: steps from
+    a gradient to its update."""
 
     train: TrainConfig
     bounds: Bounds
@@ -72,12 +73,13 @@ class CompareTerms:
     lazy: frozenset[str] = frozenset()
     dither: Dither | None = None
     rhythm: int = 1
+    lag: int = 0
 
     def kept(self, name: str, step: int) -> Keep | None:
         """Return the function that rounds a whole parameter after the update of a step; None if nothing is rounded."""
         if self.dither is None:
             return None
-        dither = replace(self.dither, step=(step + 1) * self.rhythm - 1)
+        dither = replace(self.dither, step=(step + 1) * self.rhythm - 1 + self.lag)
         return lambda x: dither.rounded(x.float(), name, (0,) * x.dim(), x.shape).double()
 
 

@@ -19,7 +19,7 @@ from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.watch.locate_nan import odd_loss
 from unisono.verify.beyond import beyond
-from unisono.verify.bounds import Bounds, bounds_of, rhythm_of
+from unisono.verify.bounds import Bounds, bounds_of, lag_of, rhythm_of
 from unisono.verify.case import Case
 from unisono.verify.cause import diagnose
 from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge, state_before
@@ -41,7 +41,8 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     lazy = frozenset(name for name, _ in model.named_parameters() if name.startswith(tables))
     owners = dict(anatomy.ties)
     dither = Dither(resolved.recipe.seed, owners) if resolved.plan.arithmetic.stochastic else None
-    return CompareTerms(resolved.recipe.train, bounds, exact, owners, lazy, dither, rhythm_of(resolved.plan))
+    rhythm, lag = rhythm_of(resolved.plan), lag_of(resolved.plan)
+    return CompareTerms(resolved.recipe.train, bounds, exact, owners, lazy, dither, rhythm, lag)
 
 
 def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Where several steps make one update, they are one step here (`bounds.steps_of`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,15 +26,15 @@ from unisono.sync import Verdict
 from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
-from unisono.train.state.checkpoint import load, save
-from unisono.train.state.run_state import pieces_of
+from unisono.train.state.checkpoint import Box, load, save
+from unisono.train.state.run_state import Stored, kept_of, pieces_of, refill
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.numbers import Numbers
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import Unscaled
 from unisono.train.step.train_step import train, train_step
 from unisono.train.step.update import Report, Update
-from unisono.verify.bounds import Bounds, steps_of
+from unisono.verify.bounds import Bounds, lag_of, sources_of, steps_of
 from unisono.verify.record import Observed
 from unisono.verify.stretch import play_stretch
 from unisono.verify.twin import make_twin
@@ -109,6 +109,9 @@ def record_of(folder: Path, step: int) -> Path:
 def start(resolved: Resolved, place: Place, corpus: Corpus) -> tuple[Run, Feed]:
     """A run at step 0 and its batches."""
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(place.rank))
+    run.replica = replace(
+        run.replica, steps=0
+    )  # no step is the last, in which more than one update may be made
     return run, feeds(resolved.recipe, resolved.plan, corpus, place.device)[0]
 
 
@@ -147,8 +150,13 @@ def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int,
     run, feed = start(resolved, place, corpus)
     for step in range(steps):
         watched_step(run, feed, steps_of(resolved.plan, step)).write(record_of(folder, step))
-        save(folder, step, pieces_of(run), {}, rank=0, world=1, token="reference")
+        save(folder, step, _state_of(run), {}, rank=0, world=1, token="reference")
     play_stretch(run, resolved, place, corpus, folder)
+
+
+def _state_of(run: Run) -> list[Box]:
+    """What the one device has between two updates; gradients on their way too."""
+    return [*pieces_of(run), *(kept_of(run) if lag_of(run.replica.plan) else ())]
 
 
 def play_plan(
@@ -176,6 +184,8 @@ def play_twin(
     as `bounds` allow."""
     run, feed = start(resolved, place, corpus)
     rewind(run, resolved.plan, reference, steps - 1)
+    if lag_of(resolved.plan) and steps > 1:
+        refill(run, Stored(checkpoint_of(reference, steps - 2)))
     make_twin(run, bounds)
     for _ in train(run, feed, steps_of(resolved.plan, steps).start):
         pass
@@ -191,8 +201,8 @@ def play_leaves(
     room: elements that may be held; without room for all tensors, the small ones are kept.
     """
     run, feed = start(resolved, place, corpus)
-    rewind(run, resolved.plan, reference, step)
-    steps = steps_of(resolved.plan, step)
+    rewind(run, resolved.plan, reference, max(0, step - lag_of(resolved.plan)))
+    steps = sources_of(resolved.plan, step)
     chosen: list[Slot] = []
     for slot in sorted(run.local.slots, key=lambda s: s.live.numel()):
         room -= slot.live.numel() * len(run.leaves) * len(steps)

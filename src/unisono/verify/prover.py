@@ -14,7 +14,7 @@ from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
 from unisono.plan.grammar import member
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.fidelity import Fidelity
-from unisono.verify.bounds import rhythm_of
+from unisono.verify.bounds import lag_of, rhythm_of
 
 ENTRY = "unisono.verify.prover_rank:main"
 KINDS = ("loss", "grad", "param", "optim")
@@ -309,7 +309,7 @@ def _unproven(bound: float, resolved: Resolved) -> dict[str, Any]:
 def one_device(plan: Plan) -> Plan:
     """The plan that all others are held to: the same precision, weights rounded alike, the same policy where it says
     what is computed, one process."""
-    same = beside_like(plan) is Fidelity.EXACT or rhythm_of(plan) > 1
+    same = beside_like(plan) is Fidelity.EXACT or rhythm_of(plan) > 1 or lag_of(plan) > 0
     return Plan(
         zero=f"3:gather={plan.wires.gather}" if plan.wires.gather else 3,  # type: ignore[arg-type]
         precision=plan.text("precision"),

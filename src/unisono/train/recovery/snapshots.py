@@ -217,6 +217,8 @@ def _first(
         why = f"under {plan} parts of the model are updated at different times"
     if not run.sync.keeps_weights:
         why = f"under {plan} weights and optimiser lie with servers"
+    if run.sync.one_copy:
+        why = f"under {plan} replicas change the same weights at any time"
     if every and why:
         fix = "leave launch.snapshot_every out; train.save_every keeps checkpoints"
         what = f"launch.snapshot_every={every}: {why}"

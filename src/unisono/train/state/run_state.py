@@ -34,7 +34,7 @@ def pieces_of(
     for slot in run.local.slots:
         counted = slot.counted(run.mesh.at)
         pieces += _boxes_of(run, slot, center.get(slot.name), counted and first_replica)
-        if not run.sync.equal and run.sync.keeps_weights:
+        if not run.sync.equal and run.sync.keeps_weights and not run.sync.one_copy:
             boxes = _boxes_of(run, slot, None, counted)
             pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in boxes)
         if gradients and slot.master.grad is not None:
@@ -87,6 +87,7 @@ def changed_within(run: Run) -> str:
 def kept_of(run: Run) -> list[Box]:
     """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own; and
     the loss's scale, as `scaler/KEY`."""
+    run.sync.land()
     return [*_scale_of(run), *(box for _, box in _kept(run, run.sync.state()))]
 
 
@@ -132,6 +133,7 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
 def refill(run: Run, source: StateSource) -> dict[str, Any]:
     """Fill the run from a source, its step too; returns what was kept beside. What policy or scale keep and the source
     does not have, as of a replica that is new, stays as it is. Raises what the source raises."""
+    run.sync.land()
     state, known = dict(run.sync.state()), source.names()
     dealt = run.sync.shares and _replicas(known) not in (set(), set(range(_keepers(run))))
     kept = [
@@ -232,7 +234,7 @@ def _second_uses(
     joined, second = _joined(run), []
     for key, box in _kept(run, state, replica):
         name, _, what = key.rpartition("/")
-        for alias in (alias for alias, owner in joined.items() if owner == name and run.sync.is_private(key)):
+        for alias in (alias for alias, owner in joined.items() if owner == name and run.sync.adds(key)):
             other = box.name.replace(f"/{key}", f"/{alias}/{what}", 1)
             if other in known:
                 second.append((key, replace(box, name=other, tensor=torch.zeros_like(box.tensor))))
@@ -248,7 +250,7 @@ def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> 
     kept, joined = [], _joined(run)
     for key, value in state.items():
         slot, private = slots.get(key.rpartition("/")[0]), run.sync.is_private(key)
-        if private and slot is not None and slot.name in joined:
+        if run.sync.adds(key) and slot is not None and slot.name in joined:
             continue
         twin = slot is not None and slot.copy and run.sync.shares
         place = at["dp"] + run.mesh.dp.size * twin if replica is None else replica

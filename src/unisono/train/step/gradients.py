@@ -152,12 +152,24 @@ class Gradients:
         verdict = self.sync.settle()
         self.line.receive(sending)
         self._drop_unused({id(p) for p in lacking})
+        self._join_uses()
+        return verdict
+
+    def _join_uses(self) -> None:
+        """When replicas have met, add up what stages have of one weight. Every rank calls it, or it hangs."""
         (ALONE if self.trees else self.mirror).add_up(self.slots, self.ties)
         for tie in self.ties if self.trees else ():
             tie.add_uses()  # one order for all layouts: replicas first, then the uses
         self._halves = [tie.join() for tie in self.ties]
         self.line.values[-1].fill_(sum(self._halves))
-        return verdict
+
+    def next(self, measure: Measure) -> Numbers | None:
+        """After the update: the numbers of one more gradient that was on its way, which the slots have now; None where
+        there is none. Every rank calls it, or it hangs."""
+        if not self.sync.next_gradient():
+            return None
+        self._join_uses()
+        return self.numbers(measure)
 
     def _close_replica(self) -> None:
         """Finish the sums inside this replica; all buckets are full then, and the early ones have left."""

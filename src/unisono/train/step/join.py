@@ -227,7 +227,8 @@ def _update_of(replica: Replica, mesh: Mesh, leaves: Callable[[], range], count:
     local, flushed = replica.local, unflushed(plan) is None
     votes = router_votes(local, mesh.world, replica.update.scaler)
     after = (*votes, *running_norms(local, mesh, leaves, count, flushed))
-    return replace(replica.update, after=after) if after else replica.update
+    lag = POLICIES.read(replica.plan.sync).update_lag
+    return replace(replica.update, after=after, lag=lag) if after or lag else replica.update
 
 
 def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:

@@ -55,6 +55,8 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
         with run.recorder.span("optim"):
             report = run.update(run.step, verdict, numbers)
             run.gradients.forget()
+            if run.step + 1 == run.replica.steps and not report.bad:
+                _drain(run)
         if report.bad or report.again:
             run.sync.undone()
         if report.verdict is not Verdict.DISCARD or not numbers.met:
@@ -66,6 +68,15 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
     if not report.bad and not report.again:
         run.assigner.stepped()
     return report
+
+
+def _drain(run: Run) -> None:
+    """In the last step of a run: the updates of gradients that are still on their way. Every rank calls it."""
+    step = run.step
+    while (numbers := run.gradients.next(run.measure)) is not None:
+        step += 1
+        run.update.make(step, numbers.norm)
+        run.gradients.forget()
 
 
 def _come_together(run: Run, step: int) -> None:

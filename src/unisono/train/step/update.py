@@ -72,10 +72,10 @@ class Update:
     rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
     scaler: of the losses. dither: how parameters without masters are rounded. crossing: puts around a codec that loses
     something what this optimiser has it given. apart: whether each parameter is stepped by its own gradient alone.
-    by_parts: whether parts of the model may be updated later than others. judge(step, verdict, numbers): why a step is
-    not to be made, in words, "" where it is; from what all ranks have alike. after(verdict): what else follows from
-    the whole step on all ranks, each; returns what there is to tell. optimizer_over(slots): the same optimiser, at its
-    beginning, over other tensors.
+    lag: steps from a gradient to its update. by_parts: whether parts of the model may be updated later than others.
+    judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
+    alike. after(verdict): what else follows from the whole step on all ranks, each; returns what there is to tell.
+    optimizer_over(slots): the same optimiser, at its beginning, over other tensors.
     """
 
     by_parts: ClassVar[bool] = False
@@ -87,6 +87,7 @@ class Update:
     dither: Dither = field(default_factory=partial(Dither, 0))
     crossing: Around = lambda coder: coder
     apart: bool = False
+    lag: int = 0
     judge: Callable[[int, Verdict, Numbers], str] = not_numbers
     after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
     optimizer_over: Callable[[Sequence[Slot]], Optimizer] | None = None
@@ -94,7 +95,7 @@ class Update:
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
         it where something follows, or it hangs."""
-        lr = self.rate(step)
+        lr = self._rate(step)
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
         again = self.scaler.overflowed(finite)
         # What only this replica knows is judged at the next meeting; until then its own bad step is left out.
@@ -102,14 +103,23 @@ class Update:
         if bad or not finite:
             verdict = Verdict.DISCARD
         if verdict is Verdict.APPLY:
-            set_rate(self.optimizer, lr)
-            self.dither.step = step
-            clip_and_step(self.optimizer, self.slots, numbers.norm, self.max_norm)
+            self.make(step, numbers.norm)
         stop, says = numbers.stop and not again, dict[str, Any](self.scaler.says())
         for follow in self.after:
             says.update(follow(verdict))
         finite = finite or again
         return Report(step, numbers.loss, numbers.norm, lr, verdict, stop, finite, again, bad, says=says)
+
+    def make(self, step: int, norm: float) -> None:
+        """The update itself. step: in which it is made, at the learning rate of its gradient's. A gradient that is not
+        one of numbers changes nothing."""
+        if math.isfinite(norm):
+            set_rate(self.optimizer, self._rate(step))
+            self.dither.step = step
+            clip_and_step(self.optimizer, self.slots, norm, self.max_norm)
+
+    def _rate(self, step: int) -> float:
+        return self.rate(max(0, step - self.lag))
 
 
 def update_of(
