@@ -144,6 +144,11 @@ def test_nothing_crosses_dp_in_a_step_without_a_meeting(source) -> None:
         assert [n > 0 for n in got.sent] == [False, False, True] * 2
 
 
+def test_a_fragment_sends_about_its_share_of_the_bytes(source) -> None:
+    whole, parts = (play(recipe_of(source, 7), f"dp=2 sync=diloco:h=3,fragments={n}")[0].sent for n in (1, 3))
+    assert max(parts[:-1]) < 1.15 * max(whole) / 3
+
+
 def test_a_fragment_is_sent_in_its_own_turn() -> None:
     timing = Timing(h=4, count=2, steps=10)
     assert [[i for i in (0, 1) if timing.is_sent(i, step)] for step in range(10)] == [

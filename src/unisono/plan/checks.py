@@ -64,6 +64,7 @@ def check(plan: PlanFields, recipe: RecipeLike | None, cluster: Devices | None) 
             *_servers(plan, recipe), *_mailed(plan, recipe), *_virtual(plan, model), *_experts(plan, model),
             *kept_whole(plan, model), *chunked(plan, model),
             *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train), *_stages(plan, model),
+            *train.optimiser().problems(plan, model),
         ]  # fmt: skip
         if plan.dp != -1:
             batch, wrong = batch_of(plan, train)

@@ -5,12 +5,13 @@ something where the chosen member has them, or stand behind its name (`optimizer
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from unisono.spec.errors import Problem
 from unisono.spec.family import Family, Member
 
 if TYPE_CHECKING:
@@ -43,11 +44,22 @@ class Optimiser(Member, ABC):
     """How a gradient changes a weight. squares: it divides by the root of squares of gradients, of coded ones too, as
     Adam does. apart: each parameter is stepped by its own gradient and state alone, and need not wait for others.
     couples: weight decay times the weight is added to its gradient; otherwise a weight loses `lr · decay` of itself
-    beside its step (decoupled)."""
+    beside its step (decoupled). whole: an element's step depends on all elements of its tensor, so that a rank which
+    holds a part of one cannot make it."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False
     couples: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
+
+    def for_parameter(self, name: str, shape: tuple[int, ...]) -> "Optimiser":
+        """The optimiser of one parameter, by its name and full shape. As here: this one. Another one where some
+        parameters are none for it, as Muon leaves embeddings to AdamW."""
+        return self
+
+    def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
+        """What of a plan and of a `[model]` it cannot be played with."""
+        yield from ()
 
     @property
     def crossing(self) -> float | None:
@@ -62,7 +74,13 @@ class Optimiser(Member, ABC):
     @property
     @abstractmethod
     def kept(self) -> int:
-        """Numbers that it keeps of each parameter: 2 for Adam, 1 for a velocity. The planner's memory counts them."""
+        """Numbers that it keeps of each parameter: 2 for Adam, 1 for a velocity."""
+
+    @property
+    def most_kept(self) -> int:
+        """Numbers that it or another one that steps for it keeps of a parameter at most. The planner's memory counts
+        as many of each."""
+        return self.kept
 
     @abstractmethod
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":

@@ -34,7 +34,7 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
     train, model = got.recipe.train, _model(got, environ)
     if isinstance(model, Transformer) and train.lora_rank:
         model = replace(model, lora=train.lora_rank)
-    return replace(model, states=train.optimiser().kept)
+    return replace(model, states=train.optimiser().most_kept)
 
 
 def _model(got: Loaded, environ: Mapping[str, str]) -> Model:

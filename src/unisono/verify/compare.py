@@ -262,7 +262,7 @@ class _Step:
             raw = self.gradient_tolerance(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
         sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
-        how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step)}
+        how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step), "name": name}
         out = update(self.terms.train, param, moments, grad, error, **sizes, **how)
         return {
             (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value

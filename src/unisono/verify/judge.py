@@ -215,7 +215,8 @@ def _updated(
 ) -> dict[str, Tensor]:
     lazy = name in terms.lazy
     keep = terms.kept(name, step)
-    law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, lazy=lazy, keep=keep)
+    how = {"lazy": lazy, "keep": keep, "name": name}
+    law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, **how)
     return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, (value, _) in law.items()}
 
 

@@ -34,21 +34,27 @@ def update(
     unit: float,
     lazy: bool = False,
     keep: Keep | None = None,
+    name: str = "",
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """key → (value, largest absolute error), float64, for "param" and every tensor of the optimiser's state; nothing
     for an optimiser that has no law.
 
     error: absolute, of `grad`, by element. step: updates made before. unit: roundoff of the run that is predicted.
     lazy: a row without a gradient stays as it is. keep: rounds a parameter, the larger of two never below the other.
+    name: of the parameter.
     """
     decay = train.weight_decay if param.dim() >= 2 else 0.0  # matrices decay, vectors do not
     g = grad.double()
-    after = train.optimiser().law(
-        UpdateSizes(lr, decay, step, OPERATIONS * unit),
-        param.double(),
-        {key: value.double() for key, value in state.items()},
-        g,
-        torch.as_tensor(error, dtype=torch.float64).expand_as(g),
+    after = (
+        train.optimiser()
+        .for_parameter(name, tuple(param.shape))
+        .law(
+            UpdateSizes(lr, decay, step, OPERATIONS * unit),
+            param.double(),
+            {key: value.double() for key, value in state.items()},
+            g,
+            torch.as_tensor(error, dtype=torch.float64).expand_as(g),
+        )
     )
     if keep is not None:
         value, off = after["param"]

@@ -4,8 +4,8 @@ Of each parameter there is an *outer* weight, alike on all replicas. A round end
 weight minus the replica's own, averaged over replicas through the codec; the outer optimiser steps the outer weight by
 it, and the replica's own becomes the outer one (DiLoCo, Douillard et al. 2023; Reddi et al. 2021 for the form).
 
-Parameters lie in fragments. Each has an optimiser and buckets of its own, and its own steps in which it is due
-(Streaming DiLoCo, Douillard et al. 2025).
+Parameters lie in fragments of about as many bytes. Each has an optimiser and buckets of its own, and its own steps in
+which it is due (Streaming DiLoCo, Douillard et al. 2025).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from unisono.sync import Verdict
 from unisono.sync._drive import Drive
 from unisono.sync._kept import STEPS
 from unisono.sync._outer import OuterSync, Site
+from unisono_contrib.sync._servers.shard import shares
 
 OuterOptimizer = Callable[[Sequence[nn.Parameter]], Optimizer]
 MOMENTUM = "momentum_buffer"
@@ -185,11 +186,14 @@ class RoundsSync(OuterSync):
         super().__init__(site)
         self.timing, self.alpha = replace(timing, steps=site.steps), alpha
         masters = [(slot.name, slot.master) for slot in site.learning()]
-        count = max(1, min(timing.count, len(masters)))
-        # Every count-th parameter, so that layers of all depths are in each.
-        parts = [dict(masters[i::count]) for i in range(count)]
+        owned, count = dict(masters), max(1, min(timing.count, len(masters)))
+        # Layers that are alike go to one after the other, so that all depths are in each.
+        parts = shares({name: x.nbytes for name, x in masters}, count)
         self.fragments = [
-            Fragment(part, site.coder, self.group, optimizer, timing.delay > 0) for part in parts
+            Fragment(
+                {name: owned[name] for name in part}, site.coder, self.group, optimizer, timing.delay > 0
+            )
+            for part in parts
         ]
         self.kept = self.fragments[0].drive.kept if count == 1 else None
         self.shares = bool(site.coder.keeps)

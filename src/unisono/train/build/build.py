@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
@@ -38,6 +38,7 @@ from unisono.spec.training import LOSSES
 from unisono.sync import POLICIES, Lane
 from unisono.sync._outer import MailboxPlace
 from unisono.train.build.pretrained import beginning
+from unisono.train.build.stepped_by import stepped_by
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.filtered import FilteredFeed
@@ -129,6 +130,7 @@ def replica_of(
     if isinstance(recipe.model, OwnModel) and has_numbers(place.device):
         check_same(model, mesh.world, place.device)
     values = initial_values(model, recipe.seed, place.device)
+    steps = stepped_by(recipe.train, model)
     begin = beginning(recipe.model, model, values) if filled and has_numbers(place.device) else None
     train, dtype = recipe.train, dtype_of(plan.precision)
     micro = train.micro_batch or 1
@@ -146,6 +148,7 @@ def replica_of(
         compiled=train.compile,
         scratch=place.scratch,
     )
+    local = replace(local, notes=(*local.notes, *steps))
     if begin is not None:
         begin.fill(local.slots, local.owners)
     _teach(recipe, plan, mesh, local, place, corpus)

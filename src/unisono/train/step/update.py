@@ -17,6 +17,7 @@ from unisono.comm.device import has_fused
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot, values_of
 from unisono.parallel.stochastic import Dither
+from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.training import Optimiser
 from unisono.sync import Verdict
@@ -24,6 +25,7 @@ from unisono.train.step.grad_norm import clip, excess
 from unisono.train.step.numbers import Numbers, not_numbers
 from unisono.train.step.padded_params import is_narrow, lanes, line_for, pair, row_for
 from unisono.train.step.scaling import Unscaled
+from unisono.train.step.several_optimizers import SeveralOptimizers
 
 Around = Callable[[Coder], Coder]
 
@@ -162,46 +164,74 @@ def make(
     even: bool = False,
     dither: Dither | None = None,
 ) -> Optimizer:
-    """The recipe's optimiser; matrices decay, vectors do not, as in GPT-2.
+    """The recipe's optimiser, or several that act as one; matrices decay, vectors do not, as in GPT-2.
 
     Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
     same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master.
     """
-    # An alias whose owner lies on this rank shares its storage and must not be stepped twice.
-    owned = {s.master.data_ptr() for s in slots if not s.alias}
-    learning = [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
+    learning, chosen = _learning(slots), train.optimiser()
+    members = {s.master: chosen.for_parameter(s.name, s.shape) for s in learning}
+    _refuse_parts(learning, members)
     ragged = [
         s
         for s in learning
-        if not s.lazy and (is_narrow(s.master) or (even and s.master.numel() % lanes(s.master)))
+        if not (s.lazy or members[s.master].whole)
+        and (is_narrow(s.master) or (even and s.master.numel() % lanes(s.master)))
     ]
     pairs = {s.master: line_for(s.master) for s in ragged}
     lazy = {s.master: row_for(s.master) for s in learning if s.lazy}
     stand_ins = pairs | lazy
-    groups = [
-        {
-            "params": [stand_ins.get(s.master, s.master) for s in learning if (len(s.shape) >= 2) == matrix],
-            "weight_decay": train.weight_decay if matrix else 0.0,
-        }
-        for matrix in (True, False)
-    ]
-    groups = [group for group in groups if group["params"]] or groups[:1]  # a frozen stage has none
-    fused = train.fused and has_fused(device)
-    member = train.optimiser()
-    optimizer = member.bind(groups, train.lr, fused)
-    for parameter in (p for group in groups for p in group["params"]):
-        optimizer.state[parameter] = member.state(parameter)
+    fused, lives = train.fused and has_fused(device), []
+    for member in dict.fromkeys([*members.values()] or [chosen]):  # a frozen stage has none
+        groups = [
+            {
+                "params": [
+                    stand_ins.get(s.master, s.master)
+                    for s in learning
+                    if members[s.master] == member and (len(s.shape) >= 2) == matrix
+                ],
+                "weight_decay": train.weight_decay if matrix else 0.0,
+            }
+            for matrix in (True, False)
+        ]
+        groups = [group for group in groups if group["params"]] or groups[:1]
+        lives.append(member.bind(groups, train.lr, fused))
+        for parameter in (p for group in groups for p in group["params"]):
+            lives[-1].state[parameter] = member.state(parameter)
+    optimizer = lives[0] if len(lives) == 1 else SeveralOptimizers(lives)
     if pairs:
         slot_of = {slot.master: slot for slot in ragged}
         pair(optimizer, pairs, lambda master, x: (dither or Dither(0)).kept(slot_of[master], x))
     for master in lazy:
-        optimizer.state[master] = member.state(master)
+        optimizer.state[master] = members[master].state(master)
     if lazy:
         contributed("unisono.train.step.lazy").step_rows(optimizer, lazy, lanes(next(iter(lazy))))
     # Fused kernels change parameters without a word, by which what is rounded from a master would know (`masters.py`).
     apart = [s.master for s in learning if s.master is not s.live]
     optimizer.register_step_post_hook(lambda *_: increment_version(apart))
     return optimizer
+
+
+def _learning(slots: Sequence[Slot]) -> list[Slot]:
+    """The slots that are stepped. An alias whose owner lies on this rank shares its storage, and must not be stepped
+    twice."""
+    owned = {s.master.data_ptr() for s in slots if not s.alias}
+    return [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
+
+
+def _refuse_parts(slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimiser]) -> None:
+    """Raises UsageError where an optimiser that needs whole tensors is to step a part of one."""
+    for slot in slots:
+        member = members[slot.master]
+        if member.whole and (tuple(slot.master.shape) != slot.shape or is_narrow(slot.master)):
+            here, full = list(slot.master.shape), list(slot.shape)
+            what = f"optimizer={member.name} needs the whole of {slot.name} {full} in the gradient's dtype"
+            raise UsageError(
+                f"{what}, and a rank holds {here} in {slot.master.dtype}",
+                where="plan, train.optimizer",
+                fix="a plan that does not cut it, or --train.optimizer adamw",
+                code="P28",
+            )
 
 
 def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tensor]:

@@ -234,4 +234,4 @@ def _sizes(recipe: Recipe, vocab: int | None) -> Transformer | None:
     if not recipe.model.attends:
         return None
     known = recipe.model.sized(Facts(vocab=vocab)).vocab or 256  # bytes, where only the data knows
-    return replace(transformer(recipe.model, known), states=recipe.train.optimiser().kept)
+    return replace(transformer(recipe.model, known), states=recipe.train.optimiser().most_kept)

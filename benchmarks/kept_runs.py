@@ -1,0 +1,133 @@
+"""Whole runs of a small GPT under plans, each played once and kept in a file: what is there is not run again.
+
+A byte-level GPT learns the standard library's sources, by AdamW in cosine decay to a tenth. A seed draws weights and
+samples; with one seed all runs of a size begin alike and see the same. Losses are in nats a byte, of the same windows
+for all.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from unisono.config import DataConfig, LaunchConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.launch.fork_server import ForkServer
+from unisono.spec.errors import UnisonoError
+
+SIZES = {
+    "3M": ModelConfig(n_layer=4, n_head=4, d_model=256, context=32),
+    "small": ModelConfig(n_layer=3, n_head=4, d_model=88, context=32),
+}
+WINDOWS = 512
+"""Of the held-out text, of which losses are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRun:
+    """What is asked for. way: the plan's own, or a peer's name, see `whole_runs.main`. steps: of the schedule. made:
+    how many of them are made, 0 for all. every: steps from one look at the held-out loss to the next. batch: samples of
+    a step over all ranks. servers: of parameters. lab: the link, where ranks are hosts of a lab."""
+
+    plan: str
+    seed: int
+    steps: int
+    lr: float
+    size: str = "3M"
+    optimizer: str = "adamw"
+    batch: int = 4
+    way: str = "ours"
+    made: int = 0
+    every: int = 0
+    servers: int = 0
+    lab: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """Of the plan, which has no axis but `dp`."""
+        return int(self.plan.split()[0].removeprefix("dp="))
+
+    def recipe(self) -> Recipe:
+        launch = {"launch": LaunchConfig(servers=self.servers)} if self.servers else {}
+        return Recipe(
+            name="whole-runs", seed=self.seed, model=SIZES[self.size],
+            data=DataConfig(source="stdlib", tokenizer="byte"),
+            train=TrainConfig(
+                steps=self.steps, global_batch=self.batch, micro_batch=self.batch // self.ranks,
+                optimizer=self.optimizer, lr=self.lr, min_lr=self.lr / 10, lr_schedule="cosine",
+                warmup_steps=max(1, self.steps // 20), eval_batches=WINDOWS // self.batch,
+            ), **launch,
+        )  # fmt: skip
+
+
+class KeptRuns:
+    """Runs by what was asked, in `path` or in memory alone. Beside each: seconds, and the load of the machine."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = Path(path) if path else None
+        there = self.path is not None and self.path.exists()
+        self.runs: list[dict[str, Any]] = json.loads(self.path.read_text())["runs"] if there else []
+
+    def known(self, asked: WholeRun) -> dict[str, Any] | None:
+        return next((run for run in self.runs if run["asked"] == asdict(asked)), None)
+
+    def play(
+        self,
+        nursery: ForkServer,
+        asked: WholeRun,
+        doors: Sequence[str] = (),
+        timeout: float = 900.0,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """What rank 0 saw of the run, with `payload_bytes` and `payload_peak` of the rank that sent most; or `refused`
+        alone, why there is none. Raises SystemExit where it fails. more: for `whole_runs.main`."""
+        if (run := self.known(asked)) is not None:
+            return run
+        begun = time.perf_counter()
+        try:
+            resolve(asked.recipe(), asked.plan, asked.ranks)
+        except (UnisonoError, ValidationError) as error:
+            why = error.what if isinstance(error, UnisonoError) else error.errors()[0]["msg"]
+            return {"asked": asdict(asked), "refused": why}
+        told = {
+            "recipe": asked.recipe().model_dump_json(exclude_unset=True), "plan": asked.plan, "way": asked.way,
+            "steps": asked.made or asked.steps, "every": asked.every, "doors": list(doors), **more,
+        }  # fmt: skip
+        outcome = nursery.run(told, asked.ranks, 1, timeout=timeout, backend="gloo")
+        if outcome.error is not None or outcome.results[0] is None:
+            raise SystemExit(f"{asked.plan}: {outcome.why()}")
+        run = {"asked": asdict(asked), **seen(outcome.results), "seconds": time.perf_counter() - begun}
+        self.runs.append(run)
+        self.keep()
+        loss, seconds = run["points"][-1][1], run["seconds"]
+        what = asked.way if asked.way != "ours" else asked.plan
+        where = f"{asked.optimizer} lr={asked.lr:g} seed={asked.seed} {asked.made or asked.steps} steps"
+        print(f"{what:<78} {where:<40} {loss:.4f}  {seconds:.0f} s", file=sys.stderr, flush=True)
+        return run
+
+    def keep(self) -> None:
+        if self.path is not None:
+            beside = self.path.with_name(self.path.name + ".part")
+            beside.write_text(json.dumps({"schema_version": 1, "runs": self.runs}) + "\n")
+            beside.replace(self.path)
+
+
+def seen(results: Sequence[Any]) -> dict[str, Any]:
+    """Of all ranks' results what is kept."""
+    first: Mapping[str, Any] = results[0]
+    counted = [result for result in results if result["payload_bytes"] is not None]
+    most = max(counted, key=lambda result: result["payload_bytes"], default=None)
+    return {
+        "points": first["points"], "clock": first["clock"], "took": [round(x, 6) for x in first["took"]],
+        "load": first["load"], "staleness": first["staleness"], "distance": first["distance"],
+        "device_bytes": max(result["device_bytes"] for result in results),
+        "payload_bytes": most and most["payload_bytes"],
+        # The last step of a run is a meeting of all that replicas have, under every policy.
+        "payload_peak": most and max(most["payload_steps"][:-1], default=0),
+        "payload_last": most and most["payload_steps"][-1],
+        "payload_meeting": most and sorted({n for n in most["payload_steps"] if n})[-8:],
+    }  # fmt: skip

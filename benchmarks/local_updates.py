@@ -1,0 +1,258 @@
+"""What local updates send and lose, and which policy ends lower than which: figures of whole runs over three seeds.
+
+    python benchmarks/local_updates.py sparse --json local.json    SparseLoCo beside DDP, about 25 minutes on two cores
+    python benchmarks/local_updates.py orders --json local.json    order relations between policies, about 20 minutes
+    python benchmarks/local_updates.py tune --json local.json      how the settings of `sparse` were chosen
+
+A file is gone on with where it was cut off. Runs are those of `kept_runs`: four replicas as four processes, one thread
+each. `sparse` trains a GPT of 3 M parameters, `orders` one of 0.3 M. Settings were chosen on other seeds than those
+that are printed. Bytes are what ranks count as they send, without heads of frames.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kept_runs import KeptRuns, WholeRun
+
+from unisono.launch.fork_server import ForkServer
+from unisono_contrib.measure.benches import columns
+
+RANKS, H = 4, 30
+SEEDS, TUNING = (0, 1, 2), 10
+
+# SparseLoCo.
+STEPS = 2400
+LOCK_STEP = f"dp={RANKS}"
+SPARSE = f"dp={RANKS} sync=diloco:h={H},outer_lr={{outer}},outer_momentum={{momentum}} codec=chunktopk+ef:beta={{beta}}"
+OF_FP32, OF_FP32_STEP, GAP = 200, 6000, 0.10
+LR = {"lock-step": 1e-3, "sparse": 1e-3}
+CHOSEN = {"outer": 1, "momentum": 0, "beta": 0.95}
+MUON_LR = 1e-3
+GRID = (*({"plan": LOCK_STEP, "lr": lr} for lr in (1e-3, 2e-3)),)
+
+Runs = Mapping[str, Sequence[Mapping[str, Any]]]
+"""By the name of a way, its run of each seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """what: in words. ways: what is played for it, by a name of its own. holds(runs): a sentence of figures, and
+    whether it holds."""
+
+    what: str
+    ways: Mapping[str, WholeRun]
+    holds: Callable[[Runs], tuple[str, bool]]
+
+
+# Medians, and what is asked of them.
+
+
+def loss_of(run: Mapping[str, Any]) -> float:
+    return run["points"][-1][1]
+
+
+def median_loss(runs: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.median(map(loss_of, runs))
+
+
+def no_worse(better: str, than: str, runs: Runs, within: float = 0.0) -> tuple[str, bool]:
+    """Whether the median loss of one is no higher than that of another, up to `within`."""
+    low, high = median_loss(runs[better]), median_loss(runs[than])
+    return f"{better} {low:.4f}, {than} {high:.4f}", low <= high + within
+
+
+def rises(names: Sequence[str], runs: Runs) -> tuple[str, bool]:
+    """Whether median losses rise in this order."""
+    losses = [median_loss(runs[name]) for name in names]
+    told = ", ".join(f"{name} {loss:.4f}" for name, loss in zip(names, losses, strict=True))
+    return told, losses == sorted(losses)
+
+
+def slower(names: Sequence[str], runs: Runs) -> tuple[str, bool]:
+    """Whether more updates are needed in this order to the loss that all of them reach."""
+    target = max(median_loss(runs[name]) for name in names)
+    found = []
+    for name in names:
+        updates = [updates_to(target, run) for run in runs[name]]
+        counts = [
+            sum(i * n for i, n in enumerate(run["staleness"])) / max(1, sum(run["staleness"]))
+            for run in runs[name]
+        ]
+        found.append((name, statistics.median(updates), statistics.median(counts)))
+    told = ", ".join(f"{name} {updates:.0f} (staleness {old:.2f})" for name, updates, old in found)
+    return f"updates to {target:.4f}: {told}", [row[1] for row in found] == sorted(row[1] for row in found)
+
+
+def updates_to(target: float, run: Mapping[str, Any]) -> float:
+    """Updates until the held-out loss is no higher, between two looks in proportion; infinite where it never is. Under
+    `async` each replica's gradient is an update."""
+    before = (0, 0.0)
+    for at, loss in run["points"]:
+        if loss <= target:
+            share = (before[1] - target) / (before[1] - loss) if before[0] else 1.0
+            return (before[0] + share * (at - before[0])) * WholeRun(**run["asked"]).ranks
+        before = (at, loss)
+    return float("inf")
+
+
+# What is asked for.
+
+
+def small(plan: str, seed: int, steps: int = 480, lr: float = 1e-3, **more: Any) -> WholeRun:
+    return WholeRun(plan, seed, steps, lr, "small", **more)
+
+
+def relations(seed: int) -> list[Relation]:
+    """Of one seed's runs."""
+    make = partial(small, seed=seed)
+    outer = "outer_lr=0.7,outer_momentum=0.5"
+    diloco = f"sync=diloco:h={H},{outer}"
+    stale = lambda dp: small(f"dp={dp} sync=async", seed, 960 // dp, batch=dp, every=60 // dp)
+    local = {f"h={h}": make(f"dp={RANKS} sync=local_sgd:h={h}") for h in (1, 4, 16, 64)}
+    post = make(f"dp={RANKS} sync=local_sgd:h=16,warmup=120")
+    whole, parts = make(f"dp={RANKS} {diloco}"), make(f"dp={RANKS} {diloco},fragments=4,delay=2,alpha=0.5")
+    found = [
+        Relation(
+            "DiLoCo with one replica is no worse than plain training",
+            {"diloco": make(f"dp=1 {diloco}"), "plain": make("dp=1")},
+            partial(no_worse, "diloco", "plain"),
+        ),
+        *(
+            Relation(
+                f"Muon inside is no worse than AdamW inside, {dp} replica{'s' * (dp > 1)}",
+                {
+                    "muon": make(f"dp={dp} {diloco}", optimizer="muon", lr=MUON_LR),
+                    "adamw": make(f"dp={dp} {diloco}"),
+                },
+                partial(no_worse, "muon", "adamw"),
+            )
+            for dp in (1, 2, RANKS)
+        ),
+        Relation(
+            "streaming (4 parts, delay 2, alpha 0.5) is within 0.03 of DiLoCo",
+            {"streaming": parts, "diloco": whole},
+            partial(no_worse, "streaming", "diloco", within=0.03),
+        ),
+        Relation(
+            "its most bytes in a step are at most 1/3.5",
+            {"streaming": parts, "diloco": whole},
+            lower_peak,
+        ),
+        Relation(
+            "post-local SGD is no worse than local SGD at equal bytes and steps",
+            {"post-local": post, "local": make(f"dp={RANKS} sync=local_sgd:h=4")},
+            partial(no_worse, "post-local", "local"),
+        ),
+        Relation(
+            "post-local SGD is no worse than local SGD at equal steps and h",
+            {"post-local": post, "local": make(f"dp={RANKS} sync=local_sgd:h=16")},
+            partial(no_worse, "post-local", "local"),
+        ),
+        Relation("the loss rises with h", local, partial(rises, tuple(local))),
+        Relation(
+            "updates to a loss rise with staleness",
+            {f"{dp} replicas": stale(dp) for dp in (1, 2, RANKS)},
+            partial(slower, tuple(f"{dp} replicas" for dp in (1, 2, RANKS))),
+        ),
+    ]
+    return found
+
+
+def lower_peak(runs: Runs) -> tuple[str, bool]:
+    parts, whole = (max(run["payload_peak"] for run in runs[name]) for name in ("streaming", "diloco"))
+    return (
+        f"streaming {parts / 1e6:.3f} MB, diloco {whole / 1e6:.3f} MB: 1/{whole / parts:.2f}",
+        3.5 * parts <= whole,
+    )
+
+
+# The three studies.
+
+
+def orders(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
+    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    refused: dict[str, str] = {}
+    for seed in seeds:
+        for relation in relations(seed):
+            for name, asked in relation.ways.items():
+                run = kept.play(nursery, asked)
+                if "refused" in run:
+                    refused[relation.what] = run["refused"]
+                else:
+                    runs.setdefault((relation.what, name), []).append(run)
+    rows = [("relation", "", f"medians of {len(seeds)} seeds")]
+    for relation in relations(seeds[0]):
+        if relation.what in refused:
+            rows.append((relation.what, "not run", refused[relation.what]))
+            continue
+        told, holds = relation.holds({name: runs[relation.what, name] for name in relation.ways})
+        rows.append((relation.what, "holds" if holds else "FAILED", told))
+    print("\n".join(columns(rows[0], rows[1:])))
+
+
+def sparse(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
+    plans = {"lock-step": LOCK_STEP, "sparse": SPARSE.format(**CHOSEN)}
+    runs = {
+        name: [kept.play(nursery, WholeRun(plan, seed, STEPS, LR[name], every=STEPS // 8)) for seed in seeds]
+        for seed in seeds[:1]
+        for name, plan in plans.items()
+    }
+    gaps = [
+        loss_of(ours) - loss_of(theirs)
+        for ours, theirs in zip(runs["sparse"], runs["lock-step"], strict=True)
+    ]
+    rows = [
+        (str(seed), f"{loss_of(theirs):.4f}", f"{loss_of(ours):.4f}", f"{gap:+.4f}")
+        for seed, theirs, ours, gap in zip(seeds, runs["lock-step"], runs["sparse"], gaps, strict=True)
+    ]
+    print(f"{plans['sparse']}, {STEPS} steps")
+    print("\n".join(columns(("seed", "lock-step", "SparseLoCo", "gap"), rows)))
+    gap = statistics.median(gaps)
+    print(f"gap, median: {gap:+.4f} nat, at most {GAP:g} asked: {'yes' if gap <= GAP else 'NO'}")
+    one, whole = runs["sparse"][0], runs["lock-step"][0]
+    # A ring's all-reduce sends 2 (n-1)/n of what a replica has in fp32; of a gather each replica's message goes to n-1.
+    fp32 = whole["payload_peak"] * RANKS / (2 * (RANKS - 1))
+    message = one["payload_peak"] / (RANKS - 1)
+    step = one["payload_bytes"] / (RANKS - 1) / STEPS
+    for what, ratio, least in (
+        ("a replica's message of an exchange", fp32 / message, OF_FP32),
+        (f"... of a mean step, h={H}", fp32 / step, OF_FP32_STEP),
+    ):
+        print(f"{what}: 1/{ratio:.1f} of fp32, at most 1/{least} asked: {'yes' if ratio >= least else 'NO'}")
+    each, total = (whole[key] / one[key] for key in ("payload_peak", "payload_bytes"))
+    print(f"all that a rank sends, beside lock-step: 1/{each:.1f} of an exchange, 1/{total:.0f} of the run")
+
+
+def tune(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
+    rows = []
+    for settings in GRID:
+        run = kept.play(
+            nursery, WholeRun(settings["plan"], TUNING, STEPS // 2, settings["lr"], every=STEPS // 8)
+        )
+        rows.append((settings["plan"], f"{settings['lr']:g}", f"{loss_of(run):.4f}"))
+    print("\n".join(columns(("plan", "lr", f"loss after {STEPS // 2} steps, seed {TUNING}"), rows)))
+
+
+STUDIES = {"sparse": sparse, "orders": orders, "tune": tune}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("study", choices=tuple(STUDIES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--json", metavar="FILE", help="runs; what is there already is not run again")
+    options = parser.parse_args()
+    with ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
+        STUDIES[options.study](nursery, KeptRuns(options.json), options.seeds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+
+A matrix' step is U Vᵀ of its momentum U S Vᵀ, roughly: some iterations of Newton and Schulz bring all singular values
+near 1. It is scaled by 0.2 · sqrt(longer edge), which gives it the root mean square of an AdamW step, so that both can
+have one learning rate and weight decay (Liu et al. 2025, arXiv 2502.16982). It is meant for matrices inside a network;
+all other parameters are stepped by AdamW.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from unisono.spec.errors import Problem
+from unisono.spec.training import Count, Optimiser, Positive, Share, UpdateSizes
+from unisono.train.optim.adamw import AdamW
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BLOCKS = "blocks."
+"""Names of parameters between a model's embedding and its head begin so."""
+
+
+class Muon(Optimiser):
+    """Matrices of blocks move by their orthogonal momentum; all other parameters, such as embeddings, by AdamW."""
+
+    name: ClassVar[str] = "muon"
+    whole: ClassVar[bool] = True
+    squares: ClassVar[bool] = True
+    betas: tuple[Share, Share] = Field(
+        default=(0.9, 0.95), description="of its AdamW: decay of the two moments"
+    )
+    eps: Positive = Field(default=1e-8, description="of its AdamW: added to the root of the squares")
+    muon_momentum: Share = Field(default=0.95, description="muon: decay of the momentum, which is Nesterov's")
+    muon_iterations: Count = Field(default=5, description="muon: iterations of Newton and Schulz")
+    muon_bf16: bool = Field(
+        default=False,
+        description="muon: iterate in bf16, as torch.optim.Muon does; faster on GPUs, less exact",
+    )
+
+    @property
+    def kept(self) -> int:
+        return 1
+
+    @property
+    def most_kept(self) -> int:
+        return 2
+
+    def for_parameter(self, name: str, shape: tuple[int, ...]) -> Optimiser:
+        inside = name.startswith(BLOCKS) and len(shape) == 2
+        return self if inside else AdamW(betas=self.betas, eps=self.eps)
+
+    def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
+        for axis in ("tp", "shard"):
+            if getattr(plan, axis) > 1:
+                what = f"optimizer=muon needs whole matrices, and {axis}={getattr(plan, axis)} cuts them"
+                yield Problem(
+                    "P28", what, f"plan.{axis}, train.optimizer", "dp or pp, or --train.optimizer adamw"
+                )
+        if plan.arithmetic.stochastic:
+            what = f"optimizer=muon steps masters in float32, and precision={plan.text('precision')} has none"
+            yield Problem("P28", what, "plan.precision, train.optimizer", "precision=bf16")
+
+    def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
+        from unisono_contrib.train.optim._muon_steps import MuonSteps
+
+        plain = [dict(group) for group in groups]
+        return MuonSteps(plain, lr, self.muon_momentum, self.muon_iterations, self.muon_bf16)
+
+    def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
+        import torch
+
+        return {"momentum_buffer": torch.zeros_like(parameter)}
+
+    def law(
+        self,
+        update: UpdateSizes,
+        weight: "Tensor",
+        state: "Mapping[str, Tensor]",
+        grad: "Tensor",
+        error: "Tensor",
+    ) -> "dict[str, tuple[Tensor, Tensor]]":
+        from unisono_contrib.train.optim._muon_steps import orthogonal_within, scale_of
+
+        keep, rounding = self.muon_momentum, update.rounding
+        old = state["momentum_buffer"]
+        momentum, size = keep * old + (1 - keep) * grad, keep * old.abs() + (1 - keep) * grad.abs()
+        off = (1 - keep) * error + rounding * size
+        ahead = keep * momentum + (1 - keep) * grad
+        ahead_off = keep * off + (1 - keep) * error + rounding * (keep * size + (1 - keep) * grad.abs())
+        digits = max(rounding, 2.0**-8) if self.muon_bf16 else rounding
+        move, move_off = orthogonal_within(ahead, ahead_off, self.muon_iterations, digits)
+        rate = update.lr * scale_of(weight.shape)
+        left = weight * (1 - update.lr * update.decay)
+        moved = rate * move_off + rounding * (weight.abs() + rate * move.abs())
+        return {"momentum_buffer": (momentum, off), "param": (left - rate * move, moved)}
