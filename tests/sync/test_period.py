@@ -170,6 +170,6 @@ def half_lost(self: PeriodSync) -> bool:
 
 
 def test_a_replica_that_loses_some_of_its_sum_is_found(text, monkeypatch) -> None:  # noqa: F811
-    monkeypatch.setattr(PeriodSync, "meets", property(half_lost))
+    monkeypatch.setattr(PeriodSync, "is_due", property(half_lost))
     (proof,) = proofs(text, "dp=2 sync=period:3")
     assert proof.verdict == "wrong" and "step 1" in str(proof.first_divergence)

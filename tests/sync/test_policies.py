@@ -20,9 +20,8 @@ from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Verdict
 from unisono_contrib.comm.threads import run
 
-EQUAL = [
-    "delayed:lag=0" if name == "delayed" else name for name in POLICIES.names() if POLICIES.find(name).equal
-]  # the others: test_rounds, test_servers
+SAME = (name for name in POLICIES.names() if POLICIES.find(name).equal and not POLICIES.find(name).lazy)
+EQUAL = ["delayed:lag=0" if name == "delayed" else name for name in SAME]  # the others: test_rounds, test_lag
 
 
 def gradients(rank: int, sizes: list[int]) -> list[torch.Tensor]:

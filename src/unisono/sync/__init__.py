@@ -226,7 +226,7 @@ class Sync(ABC):
         does, no loss is summed, no request to stop is heard, no step is judged: the next meeting makes up for it."""
         return True
 
-    def heard(self, step: int, loss: float) -> None:
+    def take_loss(self, step: int, loss: float) -> None:
         """In a step in which replicas that are not `equal` meet: the mean of their losses, the same on all."""
         return None
 

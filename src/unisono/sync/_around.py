@@ -59,8 +59,8 @@ class SyncAround(Sync):
     def meets(self, step: int) -> bool:
         return self.inner.meets(step)
 
-    def heard(self, step: int, loss: float) -> None:
-        self.inner.heard(step, loss)
+    def take_loss(self, step: int, loss: float) -> None:
+        self.inner.take_loss(step, loss)
 
     def exchange(self, step: int) -> None:
         self.inner.exchange(step)

@@ -33,8 +33,8 @@ class AdaCommSync(RoundsSync):
     def _sent(self, step: int) -> Iterator[Fragment]:
         return iter(self.fragments if step >= int(self.clock[NEXT]) or step + 1 == self.timing.steps else ())
 
-    def heard(self, step: int, loss: float) -> None:
-        super().heard(step, loss)
+    def take_loss(self, step: int, loss: float) -> None:
+        super().take_loss(step, loss)
         self._loss = loss
 
     def merge(self, step: int) -> None:

@@ -75,7 +75,7 @@ class LagSync(Sync):
         self._uploads = len(uploads)
         return Verdict.APPLY
 
-    def _shared(self, parts: Sequence[tuple[str, Tensor]]) -> tuple[list[float], Tensor]:
+    def _shared(self, parts: Sequence[tuple[str, Tensor]]) -> tuple[Sequence[float], Tensor]:
         """(of each replica, the square of its gradient's distance from what it uploaded; `taken` with the last update's
         gradient). A replica's ranks hold parts of both. Every rank calls it, or it hangs."""
         mine = [(name, view) for name, view in parts if name in self._counted]

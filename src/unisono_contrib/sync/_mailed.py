@@ -41,7 +41,7 @@ class MailedSync(RoundsSync):
         self._says: dict[str, Any] = {}
         self.lane = Lane(0, place.peers)
 
-    def among(self, world: Group) -> None:
+    def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
         """Before the first step: all ranks of this run."""
         site, fragment = self.site, self._fragment
         slots = {slot.name: slot for slot in site.learning()}

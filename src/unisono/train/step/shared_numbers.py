@@ -40,5 +40,5 @@ class SharedNumbers:
         largest = math.nan if any(map(math.isnan, norms)) else max(norms)
         self.stop = self.spoiled = False
         loss = math.fsum(losses) / len(losses)
-        self.sync.heard(step, loss)
+        self.sync.take_loss(step, loss)
         return replace(numbers, loss=loss, stop=any(stops), largest=largest)
