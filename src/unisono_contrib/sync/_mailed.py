@@ -82,6 +82,7 @@ class MailedSync(RoundsSync):
         self._counting = 0.0
         super().after_update(step)
 
+    @torch.no_grad()
     def proceed(self, step: int) -> int:
         if not self._arrived:
             self._arrived = True
@@ -121,6 +122,7 @@ class MailedSync(RoundsSync):
         step = round * self.timing.h
         return min(step, self.timing.steps) if self.timing.steps else step
 
+    @torch.no_grad()
     def exchange(self, step: int) -> None:
         if not any(self._sent(step)):
             return
