@@ -45,8 +45,12 @@ class MailedSync(RoundsSync):
         """Before the first step: all ranks of this run."""
         site, fragment = self.site, self._fragment
         slots = {slot.name: slot for slot in site.learning()}
+        # A second use of a tied weight on another rank is posted once, under its owner's name.
+        self._names = {name: site.owners.get(name, name) for name in fragment.local}
         parts = {
-            name: Part(tuple(slots[name].shape), tuple(slots[name].start), tuple(x.shape), x.dtype)
+            self._names[name]: Part(
+                tuple(slots[name].shape), tuple(slots[name].start), tuple(x.shape), x.dtype
+            )
             for name, x in fragment.local.items()
         }
         self._changed = {
@@ -127,13 +131,17 @@ class MailedSync(RoundsSync):
         if not any(self._sent(step)):
             return
         own, tokens, round = self._to_post(), float(self._tokens + self._late_tokens), int(self.rounds)
-        whole = {**self._weights.gather(own), **self._buffers.gather(self._changed)}
+        whole = {**self._gather(own), **self._buffers.gather(self._changed)}
         mail = self._mail
         if self._stops and step + 1 != self.timing.steps:
             self._wait.until(lambda: mail.post(round, whole, tokens) if mail else None)
             return
         met = self._wait.until(lambda: mail.exchange(round, whole, tokens) if mail else None)
         self._met, self._posted = self._share(met), own
+
+    def _gather(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors like the parameters, under their owners' names. own: this rank's boxes."""
+        return self._weights.gather({self._names[name]: x for name, x in own.items()})
 
     def _to_post(self) -> dict[str, Tensor]:
         """By name, what this run has learnt, with what it could not post in time."""
@@ -174,7 +182,7 @@ class MailedSync(RoundsSync):
             self._adopt(met.tensors, int(outcome.round))
         else:
             for name, outer in self._fragment.outer.items():
-                outer.grad = met.tensors[name]
+                outer.grad = met.tensors[self._names[name]]
             self._fragment.alone = bool(outcome.alone)
             self._due = [self._fragment]
             super().merge(step)
@@ -202,11 +210,11 @@ class MailedSync(RoundsSync):
     def _adopt(self, boxes: Mapping[str, Tensor], round: int) -> None:
         """Go on with weights and momentum that others have published; the inner optimiser's state stays."""
         for name, outer in self._fragment.outer.items():
-            outer.copy_(boxes[name])
+            outer.copy_(boxes[self._names[name]])
             outer.grad = None
             self._fragment.local[name].copy_(outer)
         for name, x in self._fragment.momentum.items():
-            x.copy_(boxes[MOMENTUM + name])
+            x.copy_(boxes[MOMENTUM + self._names[name]])
         for name, buffer in self._changed.items():
             buffer.copy_(boxes[name])
         for late in self._late.values():
@@ -217,9 +225,9 @@ class MailedSync(RoundsSync):
 
     def _publish(self) -> None:
         outer = {name: p.data for name, p in self._fragment.outer.items()}
-        state = {**self._weights.gather(outer), **self._buffers.gather(self._changed)}
+        state = {**self._gather(outer), **self._buffers.gather(self._changed)}
         if momentum := self._fragment.momentum:
-            state |= {MOMENTUM + name: x for name, x in self._weights.gather(momentum).items()}
+            state |= {MOMENTUM + name: x for name, x in self._gather(momentum).items()}
         mail, round = self._mail, int(self.rounds)
         sent = self._wait.until(lambda: mail.publish(round, state) if mail else None)
         if self._says and sent:
