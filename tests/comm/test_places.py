@@ -1,6 +1,7 @@
 """Places of peers: one for each name, kept, whoever comes when; heartbeats on a thread; stores that fail for a moment."""
 
 import threading
+from functools import partial
 from io import BytesIO
 from itertools import permutations
 from pathlib import Path
@@ -20,10 +21,10 @@ pytestmark = pytest.mark.timeout(30)
 
 @pytest.mark.parametrize("order", [*permutations("abc")])
 def test_who_begins_together_has_the_places_of_their_names(tmp_path: Path, order: tuple[str, ...]) -> None:
-    depot, living = FolderDepot(tmp_path), list[str]()
-    for name in order[:2]:
-        living = sorted([*living, name])
-        assert take_place(depot, name, lambda: living, 3) is None
+    depot = FolderDepot(tmp_path)
+    for i, name in enumerate(order[:2]):
+        living = partial(sorted, order[: i + 1])
+        assert take_place(depot, name, living, 3) is None
     for name in (order[2], *order):
         assert take_place(depot, name, lambda: sorted(order), 3) == "abc".index(name)
     assert take_place(depot, "0", lambda: ["0", *sorted(order)], 3) == 3
