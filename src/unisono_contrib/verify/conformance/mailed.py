@@ -18,12 +18,13 @@ from unisono.train.step.train_step import train_step
 
 STEPS = 6
 NAMES = ("a", "b")
+NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs
 PATIENCE = 60.0  # seconds
 
 
 def mail_faults(policy: OuterPolicy, text: str, source: Path, wanted: Tensor) -> Iterator[str]:
-    """Two runs that meet through a mailbox have the weights of two replicas of one run. wanted: those. text: the policy
-    as the plan says it."""
+    """Two runs that meet through a mailbox have the weights of two replicas of one run, up to rounding: their threads
+    may add up in another order. wanted: those weights. text: the policy as the plan says it."""
     if policy.neighbours > 1 or any(policy.mail_problems(Plan.parse(f"sync={text}"))):
         return
     results: dict[str, Tensor | Exception] = {}
@@ -45,8 +46,8 @@ def mail_faults(policy: OuterPolicy, text: str, source: Path, wanted: Tensor) ->
                 yield f"a run that meets another one through a mailbox has not ended after {PATIENCE:.0f} s"
             case Exception() as error:
                 yield f"a run that meets another one through a mailbox ends with {error}"
-            case weights if not torch.equal(weights, wanted):
-                yield "two runs that meet through a mailbox have other weights than two replicas of one run"
+            case weights if not (off := float((weights - wanted).norm() / wanted.norm())) <= NEAR:
+                yield f"run {name} of two that meet through a mailbox is off by {off:.1g} from a replica of one run"
 
 
 def _peer(source: Path, text: str, name: str) -> Tensor:

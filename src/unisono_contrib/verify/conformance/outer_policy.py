@@ -23,10 +23,9 @@ from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.train_step import train_step
 from unisono_contrib.comm import threads
-from unisono_contrib.verify.conformance.mailed import STEPS, flat, mail_faults, recipe_of, weights_of
+from unisono_contrib.verify.conformance.mailed import NEAR, STEPS, flat, mail_faults, recipe_of, weights_of
 
 SAVED, ASKED = 4, 2
-NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs
 
 
 @dataclass(frozen=True, slots=True)
