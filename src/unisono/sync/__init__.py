@@ -5,7 +5,7 @@ live part, a `Sync`, when ranks are there.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -188,6 +188,11 @@ class Sync(ABC):
         """Whether anything at all crosses `dp` in step `step`; the same on all replicas. In a step in which nothing
         does, no loss is summed, no request to stop is heard, no step is judged: the next meeting makes up for it."""
         return True
+
+    def heed(self, stop: "Callable[[], bool]") -> None:
+        """Before `exchange`, which may wait for what lies outside of the run. stop(): whether this rank was asked
+        to."""
+        return None
 
     def exchange(self, step: int) -> None:
         """After the update of step `step`, where replicas are not `equal`: what they tell each other of their weights.

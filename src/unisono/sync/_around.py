@@ -1,6 +1,6 @@
 """What stands around a policy and hands on all that it does not do itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -55,6 +55,9 @@ class SyncAround(Sync):
 
     def meets(self, step: int) -> bool:
         return self.inner.meets(step)
+
+    def heed(self, stop: Callable[[], bool]) -> None:
+        self.inner.heed(stop)
 
     def exchange(self, step: int) -> None:
         self.inner.exchange(step)

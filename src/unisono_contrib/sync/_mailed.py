@@ -4,7 +4,7 @@ What `_rounds` does over `dp`, with the mean from the letters of a round instead
 all: it posts and reads whole parameters, so that peers may be cut in different ways inside.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class MailedSync(RoundsSync):
         self._posted: dict[str, Tensor] = {}
         self._mail: Mail | None = None
         self._arrived = False
+        self._asked: Callable[[], bool] = lambda: False
         self._says: dict[str, Any] = {}
         self.lane = Lane(0, place.peers)
 
@@ -77,6 +78,9 @@ class MailedSync(RoundsSync):
         self._stops = stop
         super().deliver(step, norm, stop)
 
+    def heed(self, stop: Callable[[], bool]) -> None:
+        self._asked = stop
+
     def undone(self) -> None:
         self._counting = 0.0
         super().undone()
@@ -115,7 +119,7 @@ class MailedSync(RoundsSync):
             self._adopt(boxes, int(newest))
             return self._step_of(int(newest))
         if made > int(self.rounds):  # it was stopped after it had posted
-            self.exchange(step - 1)
+            self._meet()
             self.merge(step - 1)
         elif newest < int(self.rounds):
             self._publish()
@@ -128,15 +132,20 @@ class MailedSync(RoundsSync):
 
     @torch.no_grad()
     def exchange(self, step: int) -> None:
-        if not any(self._sent(step)):
-            return
+        if any(self._sent(step)):
+            self._meet(posts_alone=self._stops and step + 1 != self.timing.steps)
+
+    def _meet(self, posts_alone: bool = False) -> None:
+        """Post what was learnt and take what counts of all. posts_alone: wait for nobody, since this run ends."""
         own, tokens, round = self._to_post(), float(self._tokens + self._late_tokens), int(self.rounds)
         whole = {**self._gather(own), **self._buffers.gather(self._changed)}
         mail = self._mail
-        if self._stops and step + 1 != self.timing.steps:
+        if posts_alone:
             self._wait.until(lambda: mail.post(round, whole, tokens) if mail else None)
             return
-        met = self._wait.until(lambda: mail.exchange(round, whole, tokens) if mail else None)
+        met = self._wait.until(lambda: mail.exchange(round, whole, tokens) if mail else None, self._asked)
+        if mail is not None and met is None:
+            mail.abandon()
         self._met, self._posted = self._share(met), own
 
     def _gather(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -151,9 +160,11 @@ class MailedSync(RoundsSync):
         share = late / (late + float(self._tokens))
         return {name: x.lerp(self._late[name], share) for name, x in learnt.items()}
 
-    def _share(self, met: Met | None) -> Met:
-        """met: on the first rank. On all: with this rank's boxes for tensors."""
-        outcome = Outcome(*self._heard([float(x) for x in met.outcome] if met is not None else [0.0] * 9))
+    def _share(self, met: Met | None) -> Met | None:
+        """met: on the first rank, None if it was asked to stop. On all: with this rank's boxes for tensors."""
+        outcome = Outcome(*self._heard([float(x) for x in met.outcome] if met is not None else [-1.0] * 9))
+        if outcome.round < 0:
+            return None
         tensors = met.tensors if met is not None else {}
         return Met(outcome, self._boxes_of(tensors, momentum=bool(outcome.skipped)))
 
