@@ -78,7 +78,8 @@ def peer(
 ) -> Peer:
     """Train as one peer. until: the step after which it goes away, without a word unless it `leaves`. watch: after each
     step, and once before the first."""
-    recipe = recipe_of(source, steps, batch, optimizer="adamw", clip=0.5)
+    text = source.with_name(f"{name}.txt")  # of its own: each writes it
+    recipe = recipe_of(text, steps, batch, optimizer="adamw", clip=0.5)
     where = LaunchConfig(mailbox=url, peer=name, **{"peers": 1, "peer_timeout": 20.0, **launch})
     recipe = recipe.model_copy(update={"launch": where})
     parsed = Plan.parse(f"{plan} precision=fp64")
@@ -144,8 +145,8 @@ def together(*peers: Callable[[], Peer]) -> list[Peer]:
     running = [threading.Thread(target=play, args=(i,), daemon=True) for i in range(len(peers))]
     for thread in running:
         thread.start()
-    for thread in running:
-        thread.join(50)
+    while any(thread.is_alive() for thread in running) and not errors:
+        running[0].join(0.05) if running[0].is_alive() else running[-1].join(0.05)
     if errors:
         raise errors[0]
     return [results[i] for i in range(len(peers))]

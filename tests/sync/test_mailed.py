@@ -252,6 +252,29 @@ def test_a_run_that_stops_at_the_end_of_a_round_posts_and_merges_when_it_comes_b
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("plan", ["", "tp=2 "])
+def test_a_request_to_stop_is_heard_while_a_run_waits_for_others(
+    source: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    monkeypatch.setattr("unisono.comm.outside._TURN", 0.05)
+    folder, box, calls = tmp_path / "run", zed(url), list[int]()
+    box.beat(0)
+
+    def stop(step: int) -> bool:
+        calls.append(step)
+        return step > 2 or (step == 2 and calls.count(2) > 2)
+
+    first = peer(source, "c", url, plan + SYNC, stop=stop, until=4, save_at=3, folder=folder)
+    assert [report.stop for report in first.reports] == [False, False, False, True]
+    assert not first.said("cohort") and letter_of(url, 0, "c").weight == 48.0
+    assert [living.name for living in box.peers()] == ["zed"]
+    box.post(0, letter_of(url, 0, "c").tensors, 48.0, FACTS)
+    box.leave()
+    again = peer(source, "c", url, plan + SYNC, begin=next((folder / "checkpoints").iterdir()), steps=6)
+    assert again.steps == [3, 4, 5] and int(again.state["rounds"]) == 2
+    assert {peer.name for peer in zed(url).peers()} == set()
+
+
 @pytest.mark.parametrize("plan", ["tp=2", "shard=2", "pp=2", "dp=2"])
 def test_a_run_may_be_cut_inside_in_any_way(source: Path, plan: str) -> None:
     urls = [f"memory://{uuid4().hex}" for _ in "ab"]

@@ -17,7 +17,7 @@ from unisono_contrib.comm.mailbox.letters import SEAL, read, unsealed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-MARK = "UNISONO_TEST_RUN"
+MARK = "MARK_OF_A_TEST"
 
 
 class Run:

@@ -10,7 +10,11 @@ from unisono.comm.group import Group
 
 T = TypeVar("T")
 _TURN = 1.0  # seconds
-_OVER, _FAILED = 1.0, 2.0
+_OVER, _FAILED, _LEFT = 1.0, 2.0, 3.0
+
+
+def _never() -> bool:
+    return False
 
 
 class OutsideWait:
@@ -21,9 +25,10 @@ class OutsideWait:
         self._world, self._device = world, device
         self.turns = 0
 
-    def until(self, work: Callable[[], T]) -> T | None:
+    def until(self, work: Callable[[], T], leaves: Callable[[], bool] = _never) -> T | None:
         """On the first rank what `work`, on a thread of its own, returns, or the error that it raises; None on others.
-        Where it raises, the others wait to be stopped. Every rank calls it, or it hangs."""
+        Where it raises, the others wait to be stopped. leaves(): whether the first rank gives up, a turn later at most;
+        None there too then, and the thread is left to itself. Every rank calls it, or it hangs."""
         first, over = self._world.index == 0, threading.Event()
         results: list[T] = []
         errors: list[BaseException] = []
@@ -42,6 +47,8 @@ class OutsideWait:
         while not state:
             if first and over.wait(_TURN):
                 state = _FAILED if errors else _OVER
+            elif first and leaves():
+                state = _LEFT
             self.turns += 1
             if self._world.size > 1:
                 said = torch.tensor([state], device=self._device)
@@ -50,4 +57,4 @@ class OutsideWait:
             raise errors[0]
         if state == _FAILED:
             self._world.barrier()  # the first rank has raised, and the supervisor stops the others here
-        return results[0] if first else None
+        return results[0] if first and state == _OVER else None

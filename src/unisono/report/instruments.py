@@ -20,6 +20,7 @@ TITLES: Mapping[str, str] = {
     "consensus": "Consensus distance: of the replicas' weights from their mean",
     "effective_batch": "Effective batch: samples in an update",
     "idle_share": "Idle share: part of a step in which a replica waits",
+    "cohort": "Cohort: peers whose deltas counted in a round",
 }
 COUNTS = "staleness_counts"
 ROWS = 16

@@ -25,6 +25,7 @@ INSTRUMENTS = {
     "consensus": "consensus distance",
     "effective_batch": "effective batch",
     "idle_share": "idle share",
+    "cohort": "peers in the round",
 }
 
 

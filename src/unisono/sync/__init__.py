@@ -5,7 +5,7 @@ live part, a `Sync`, when ranks are there.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
@@ -228,6 +228,11 @@ class Sync(ABC):
 
     def take_loss(self, step: int, loss: float) -> None:
         """In a step in which replicas that are not `equal` meet: the mean of their losses, the same on all."""
+        return None
+
+    def heed(self, stop: "Callable[[], bool]") -> None:
+        """Before `exchange`, which may wait for what lies outside of the run. stop(): whether this rank was asked
+        to."""
         return None
 
     def exchange(self, step: int) -> None:

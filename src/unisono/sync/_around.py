@@ -1,6 +1,6 @@
 """What stands around a policy and hands on all that it does not do itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -61,6 +61,9 @@ class SyncAround(Sync):
 
     def take_loss(self, step: int, loss: float) -> None:
         self.inner.take_loss(step, loss)
+
+    def heed(self, stop: Callable[[], bool]) -> None:
+        self.inner.heed(stop)
 
     def exchange(self, step: int) -> None:
         self.inner.exchange(step)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Site:
     buffers: of the model, that steps change, such as running statistics. steps: updates of the whole run, 0 where
     nobody knows. servers: as `[launch] servers` says. batch: samples of a step of all replicas. rate, max_norm: see
     `train.step.update.Update`. optimizer_over(slots): the recipe's optimiser over other tensors.
-    mailbox: where this run meets others, if it does.
+    mailbox: where this run meets others, if it does. owners: of second uses of tied weights, by name.
     """
 
     slots: Sequence[Any]
@@ -67,6 +67,7 @@ class Site:
     max_norm: float = 0.0
     optimizer_over: Callable[[Sequence[Any]], Optimizer] | None = None
     mailbox: MailboxPlace | None = None
+    owners: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -1,5 +1,6 @@
 """What one rank of a run does in the mailbox for the whole run: arrive, exchange a round, publish, leave."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -64,7 +65,8 @@ class Mail:
     def __init__(self, place: MailboxPlace, facts: Facts) -> None:
         self._place, self._facts = place, facts
         self._depot = SteadyDepot(depot_at(place.url, KEY), KEY)
-        self._box = Mailbox(self._depot, place.peer, alive_s=place.alive_s)
+        self._box = Mailbox(self._depot, place.peer, alive_s=place.alive_s, sleep=self._sleep)
+        self._left = threading.Event()
         self._heart: Heartbeats | None = None
 
     def arrive(self) -> Arrival:
@@ -83,13 +85,21 @@ class Mail:
             place = take_place(self._depot, self._place.peer, living, self._place.peers)
             if place is not None:
                 return place
-            time.sleep(pause)
+            self._sleep(pause)
         raise HangError(
             f"{len(living())} of {self._place.peers} peers have come in {time.monotonic() - begun:.0f} s",
             where=KEY,
             likely="peers that were not started, or with another mailbox",
             fix="start them, or --launch.peers with fewer",
         )
+
+    def _sleep(self, seconds: float) -> None:
+        if self._left.wait(seconds):
+            raise PeerGone("this peer has left", where=KEY)
+
+    def abandon(self) -> None:
+        """End the exchange that is under way on another thread, which nobody waits for any more."""
+        self._left.set()
 
     def post(self, round: int, tensors: Mapping[str, Tensor], tokens: float) -> None:
         """Post what this run has learnt in a round, and wait for nobody."""
@@ -104,6 +114,8 @@ class Mail:
         try:
             letters = self._box.collect(round, place.quorum, place.grace_s, place.patience_s)
         except PeerGone:
+            if self._left.is_set():
+                raise
             newest = self._box.join()
         self._check(letters)
         counted = any(letter.peer == place.peer for letter in letters)

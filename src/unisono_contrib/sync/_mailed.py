@@ -4,7 +4,7 @@ What `_rounds` does over `dp`, with the mean from the letters of a round instead
 all: it posts and reads whole parameters, so that peers may be cut in different ways inside.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class MailedSync(RoundsSync):
         self._posted: dict[str, Tensor] = {}
         self._mail: Mail | None = None
         self._arrived = False
+        self._asked: Callable[[], bool] = lambda: False
         self._says: dict[str, Any] = {}
         self.lane = Lane(0, place.peers)
 
@@ -45,8 +46,12 @@ class MailedSync(RoundsSync):
         """Before the first step: all ranks of this run."""
         site, fragment = self.site, self._fragment
         slots = {slot.name: slot for slot in site.learning()}
+        # A second use of a tied weight on another rank is posted once, under its owner's name.
+        self._names = {name: site.owners.get(name, name) for name in fragment.local}
         parts = {
-            name: Part(tuple(slots[name].shape), tuple(slots[name].start), tuple(x.shape), x.dtype)
+            self._names[name]: Part(
+                tuple(slots[name].shape), tuple(slots[name].start), tuple(x.shape), x.dtype
+            )
             for name, x in fragment.local.items()
         }
         self._changed = {
@@ -73,6 +78,9 @@ class MailedSync(RoundsSync):
         self._stops = stop
         super().deliver(step, norm, stop)
 
+    def heed(self, stop: Callable[[], bool]) -> None:
+        self._asked = stop
+
     def undone(self) -> None:
         self._counting = 0.0
         super().undone()
@@ -82,6 +90,7 @@ class MailedSync(RoundsSync):
         self._counting = 0.0
         super().after_update(step)
 
+    @torch.no_grad()
     def proceed(self, step: int) -> int:
         if not self._arrived:
             self._arrived = True
@@ -110,7 +119,7 @@ class MailedSync(RoundsSync):
             self._adopt(boxes, int(newest))
             return self._step_of(int(newest))
         if made > int(self.rounds):  # it was stopped after it had posted
-            self.exchange(step - 1)
+            self._meet()
             self.merge(step - 1)
         elif newest < int(self.rounds):
             self._publish()
@@ -121,17 +130,27 @@ class MailedSync(RoundsSync):
         step = round * self.timing.h
         return min(step, self.timing.steps) if self.timing.steps else step
 
+    @torch.no_grad()
     def exchange(self, step: int) -> None:
-        if not any(self._sent(step)):
-            return
+        if any(self._sent(step)):
+            self._meet(posts_alone=self._stops and step + 1 != self.timing.steps)
+
+    def _meet(self, posts_alone: bool = False) -> None:
+        """Post what was learnt and take what counts of all. posts_alone: wait for nobody, since this run ends."""
         own, tokens, round = self._to_post(), float(self._tokens + self._late_tokens), int(self.rounds)
-        whole = {**self._weights.gather(own), **self._buffers.gather(self._changed)}
+        whole = {**self._gather(own), **self._buffers.gather(self._changed)}
         mail = self._mail
-        if self._stops and step + 1 != self.timing.steps:
+        if posts_alone:
             self._wait.until(lambda: mail.post(round, whole, tokens) if mail else None)
             return
-        met = self._wait.until(lambda: mail.exchange(round, whole, tokens) if mail else None)
+        met = self._wait.until(lambda: mail.exchange(round, whole, tokens) if mail else None, self._asked)
+        if mail is not None and met is None:
+            mail.abandon()
         self._met, self._posted = self._share(met), own
+
+    def _gather(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors like the parameters, under their owners' names. own: this rank's boxes."""
+        return self._weights.gather({self._names[name]: x for name, x in own.items()})
 
     def _to_post(self) -> dict[str, Tensor]:
         """By name, what this run has learnt, with what it could not post in time."""
@@ -141,9 +160,11 @@ class MailedSync(RoundsSync):
         share = late / (late + float(self._tokens))
         return {name: x.lerp(self._late[name], share) for name, x in learnt.items()}
 
-    def _share(self, met: Met | None) -> Met:
-        """met: on the first rank. On all: with this rank's boxes for tensors."""
-        outcome = Outcome(*self._heard([float(x) for x in met.outcome] if met is not None else [0.0] * 9))
+    def _share(self, met: Met | None) -> Met | None:
+        """met: on the first rank, None if it was asked to stop. On all: with this rank's boxes for tensors."""
+        outcome = Outcome(*self._heard([float(x) for x in met.outcome] if met is not None else [-1.0] * 9))
+        if outcome.round < 0:
+            return None
         tensors = met.tensors if met is not None else {}
         return Met(outcome, self._boxes_of(tensors, momentum=bool(outcome.skipped)))
 
@@ -172,7 +193,7 @@ class MailedSync(RoundsSync):
             self._adopt(met.tensors, int(outcome.round))
         else:
             for name, outer in self._fragment.outer.items():
-                outer.grad = met.tensors[name]
+                outer.grad = met.tensors[self._names[name]]
             self._fragment.alone = bool(outcome.alone)
             self._due = [self._fragment]
             super().merge(step)
@@ -200,11 +221,11 @@ class MailedSync(RoundsSync):
     def _adopt(self, boxes: Mapping[str, Tensor], round: int) -> None:
         """Go on with weights and momentum that others have published; the inner optimiser's state stays."""
         for name, outer in self._fragment.outer.items():
-            outer.copy_(boxes[name])
+            outer.copy_(boxes[self._names[name]])
             outer.grad = None
             self._fragment.local[name].copy_(outer)
         for name, x in self._fragment.momentum.items():
-            x.copy_(boxes[MOMENTUM + name])
+            x.copy_(boxes[MOMENTUM + self._names[name]])
         for name, buffer in self._changed.items():
             buffer.copy_(boxes[name])
         for late in self._late.values():
@@ -215,9 +236,9 @@ class MailedSync(RoundsSync):
 
     def _publish(self) -> None:
         outer = {name: p.data for name, p in self._fragment.outer.items()}
-        state = {**self._weights.gather(outer), **self._buffers.gather(self._changed)}
+        state = {**self._gather(outer), **self._buffers.gather(self._changed)}
         if momentum := self._fragment.momentum:
-            state |= {MOMENTUM + name: x for name, x in self._weights.gather(momentum).items()}
+            state |= {MOMENTUM + name: x for name, x in self._gather(momentum).items()}
         mail, round = self._mail, int(self.rounds)
         sent = self._wait.until(lambda: mail.publish(round, state) if mail else None)
         if self._says and sent:

@@ -206,6 +206,7 @@ def _site(replica: Replica, policy: OuterPolicy, mesh: Mesh, near: Mesh, coder: 
         replica.update.max_norm,
         replica.update.optimizer_over,
         replica.mailbox,
+        replica.local.owners,
     )
 
 

@@ -222,6 +222,8 @@ class Mailbox:
         living = self.peers()
         if not self._is_first(living, self._cohort(round - 1) or [peer.name for peer in living]):
             return False
+        if self._sealed(_outer(round)):  # by a peer that has left since
+            return False
         post(self.depot, _outer(round), Letter(self.peer, round, 1.0, state, meta or {}))
         old = (n for n in self._numbers("rounds") if n < round - self.keep)
         begun = (n for n in self._numbers("outer") if n < round - self.keep + 1)

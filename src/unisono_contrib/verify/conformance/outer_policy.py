@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.config import resolve
 from unisono.observe.span import Recorder
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
@@ -22,12 +22,11 @@ from unisono.train.build.build import build, feeds, place_of
 from unisono.train.data.load import load
 from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
-from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
 from unisono_contrib.comm import threads
+from unisono_contrib.verify.conformance.mailed import NEAR, STEPS, flat, mail_faults, recipe_of, weights_of
 
-STEPS, SAVED, ASKED = 6, 4, 2
-NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs
+SAVED, ASKED = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,8 @@ class OuterPlay:
 def outer_faults(policy: OuterPolicy, folder: Path, text: str) -> Iterator[str]:
     """1. It declares identities, and they hold. 2. "The" weights are the same on all replicas. If the same run again
     has the same weights (`repeats`): 3. All hear of a request to stop in the same step, and report the same loss where
-    they meet. 4. It keeps what it declares. 5. A run that was saved within a round goes on as one that was not."""
+    they meet. 4. It keeps what it declares. 5. A run that was saved within a round goes on as one that was not. 6. If
+    it `mails`: two runs that meet through a mailbox have the weights of two replicas."""
     source = folder / "text.txt"
     source.write_text("to be or not to be, that is the question: " * 40, encoding="utf-8")
     yield from identity_faults(policy, source)
@@ -71,6 +71,8 @@ def outer_faults(policy: OuterPolicy, folder: Path, text: str) -> Iterator[str]:
         torch.equal(a.weights, b.weights) for a, b in zip(again, whole, strict=True)
     ):
         yield f"saved and loaded after {SAVED} steps, a run goes on otherwise"
+    if policy.mails:
+        yield from mail_faults(policy, text, source, _play(source, f"dp=2 sync={text}", 2)[0].weights)
 
 
 def identity_faults(policy: Policy, source: Path) -> Iterator[str]:
@@ -109,14 +111,7 @@ def _rank(
 ) -> OuterPlay:
     """A short training on one rank with plain gradient descent; where `kept` is given, in two lives with a checkpoint
     between them. alike: every replica has the samples of the first, of a global batch of four."""
-    recipe = Recipe(
-        model=ModelConfig(n_layer=1, n_head=2, d_model=32, context=8),
-        data=DataConfig(source=f"text:{source}"),
-        train=TrainConfig(
-            steps=STEPS, global_batch=batch, micro_batch=1, dtype="float64", lr=1e-1, optimizer="sgd",
-            momentum=0.9, clip=0.0,
-        ),
-    )  # fmt: skip
+    recipe = recipe_of(source, batch)
     whole = recipe.model_copy(update={"train": recipe.train.model_copy(update={"global_batch": 4})})
     resolved, read = (
         resolve(recipe, f"{text} precision=fp64", ranks),
@@ -145,17 +140,7 @@ def _rank(
         report = train_step(run, feed.fetch(step, leaves), stop=stop)
         stops.append(report.stop)
         losses.append(report.loss if met else None)
-    center = {**_weights(run), **{name: x.detach() for name, x in run.sync.center().items()}}
+    center = {**weights_of(run), **{name: x.detach() for name, x in run.sync.center().items()}}
     copied = run.sync.copied if isinstance(run.sync, OuterSync) else ()
     held = sum(x.nbytes for x in (*run.sync.state().values(), *run.sync.outer.values(), *copied))
-    return OuterPlay(stops, losses, _flat(_weights(run)), _flat(center), held)
-
-
-def _weights(run: Run) -> dict[str, Tensor]:
-    """By name, this rank's weights, each storage once."""
-    once = {slot.master.data_ptr(): slot for slot in reversed(run.local.slots)}
-    return {slot.name: slot.master.detach() for slot in once.values()}
-
-
-def _flat(weights: dict[str, Tensor]) -> Tensor:
-    return torch.cat([x.flatten() for _, x in sorted(weights.items())]).clone()
+    return OuterPlay(stops, losses, flat(weights_of(run)), flat(center), held)
