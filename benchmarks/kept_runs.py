@@ -51,13 +51,17 @@ class WholeRun:
         """Of the plan, which has no axis but `dp`."""
         return int(self.plan.split()[0].removeprefix("dp="))
 
+    @property
+    def micros(self) -> int:
+        return next((int(word[7:]) for word in self.plan.split() if word.startswith("micros=")), 1)
+
     def recipe(self) -> Recipe:
         launch = {"launch": LaunchConfig(servers=self.servers)} if self.servers else {}
         return Recipe(
             name="whole-runs", seed=self.seed, model=SIZES[self.size],
             data=DataConfig(source="stdlib", tokenizer="byte"),
             train=TrainConfig(
-                steps=self.steps, global_batch=self.batch, micro_batch=self.batch // self.ranks,
+                steps=self.steps, global_batch=self.batch, micro_batch=self.batch // (self.ranks * self.micros),
                 optimizer=self.optimizer, lr=self.lr, min_lr=self.lr / 10, lr_schedule="cosine",
                 warmup_steps=max(1, self.steps // 20), eval_batches=WINDOWS // self.batch,
             ), **launch,

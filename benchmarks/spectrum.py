@@ -6,9 +6,9 @@
 The goal is the held-out loss that DDP fp32 has after its last step. Each row is a run of its own, whose cosine is as
 long as it is, with the steps padded to a multiple of h. Steps to the goal are seen off the lab, on four replicas of a
 byte-level GPT of 0.3 M parameters, one thread each: the first look, every 30 steps, at which the loss of the run's
-weights (the outer ones, the mean, the servers') is no higher. Seconds and bytes of a step are those of 30 steps of a
-GPT of 3 M in the lab, one rank a host. The time to the goal is their product. Runs of `--whole` are played in the lab
-with the larger model, to the loss that DDP has there.
+weights (the outer ones, the mean, the servers') is no higher. Seconds and bytes of a step are those of a GPT of 3 M in
+the lab, one rank a host: of 30 steps, or of 15 where each sends. The time to the goal is their product. Runs of
+`--whole` are played in the lab with the larger model, half as long, to the loss that DDP has there.
 
 bytes: of the host that sends most, with heads of frames and barriers. counted: what its rank counts. torchft's rows
 need it installed: see benchmarks/torchft_diloco.py.
@@ -37,7 +37,9 @@ DDP, HOSTS, H, SEED = "DDP fp32", 4, 30, 0
 LOCK_STEP, LOCAL = 1e-3, 1e-3
 """Learning rates of the small model, each the best of some on another seed."""
 OF_LARGER = {"small": 1.0, "3M": 0.5}
-STEPS = 240
+STEPS, LAB_STEPS = 240, 120
+"""Of DDP: off the lab, and in a whole run in the lab."""
+LOSES_NOTHING = ("every_step", "period")
 LOOK = 30
 SOONER, FEWER = 8.0, 100.0
 OUTER = {"h": H, "outer_lr": 0.7, "outer_momentum": 0.5}
@@ -65,8 +67,17 @@ class Row:
         return self.way if self.way != "ours" else f"sync={self.sync}{codec}{inside}"
 
     def asked(self, size: str = "small") -> WholeRun:
-        steps = -(-round(STEPS * self.factor) // H) * H
+        """Off the lab, what loses nothing is played by one device, which computes the same. In the lab, with the larger
+        model."""
+        steps = -(-round((STEPS if size == "small" else LAB_STEPS) * self.factor) // H) * H
         plan = f"dp={HOSTS} sync={self.sync}" + ("" if self.codec == "plain" else f" codec={self.codec}")
+        if (
+            size == "small"
+            and self.codec == "plain"
+            and self.sync.startswith(LOSES_NOTHING)
+            and self.way == "ours"
+        ):
+            plan = f"dp=1 micros={HOSTS} sync={self.sync}"
         return WholeRun(
             plan,
             SEED,
@@ -129,8 +140,8 @@ def main() -> int:
     ]
     missing = {row.name: MISSING for row in chosen if row.way.startswith(TORCHFT) and not is_there()}
     with ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
-        for row in chosen:
-            if row.name not in missing:
+        for row in sorted(chosen, key=lambda row: row.way != DDP and row.h == 1):
+            if row.name not in missing and not options.lab_alone:
                 run = kept.play(nursery, row.asked(), **peer(row))
                 missing |= {row.name: run["refused"]} if "refused" in run else {}
         there = [row for row in chosen if row.name not in missing]
@@ -141,6 +152,8 @@ def main() -> int:
                 for row in there:
                     if row.name in options.whole:
                         kept.play(nursery, whole(row, options.rate), network.doors, **peer(row))
+    if kept.known(ROWS[0].asked()) is None:
+        return 0
     goal = last_loss(kept.known(ROWS[0].asked()))
     rows = [found(row, kept, goal, options.rate) for row in there]
     print(f"{link.says()}, {HOSTS} hosts; goal {goal:.4f}, of DDP fp32 after {STEPS} steps")
@@ -157,9 +170,9 @@ def peer(row: Row) -> dict[str, Any]:
 
 
 def short(row: Row, rate: float) -> WholeRun:
-    """30 steps in the lab, after as many as make connections and a round."""
-    before = max(row.h, 6)
-    return replace(row.asked("3M"), made=before + 30, every=before if row.h > 1 else 6, lab=f"{rate:g}")
+    """Steps in the lab, after the first ones, in which connections are made: a round of 30, or 15 where all send."""
+    before, timed = (row.h, row.h) if row.h > 1 else (3, 15)
+    return replace(row.asked("3M"), made=before + timed, every=before, lab=f"{rate:g}")
 
 
 def whole(row: Row, rate: float) -> WholeRun:
@@ -259,6 +272,7 @@ def arguments() -> argparse.Namespace:
         "--whole", nargs="*", default=list(WHOLE), metavar="ROW", help="played in the lab to the goal"
     )
     parser.add_argument("--off-lab", action="store_true", help="losses alone")
+    parser.add_argument("--lab-alone", action="store_true", help="what is played in the lab alone")
     parser.add_argument("--json", metavar="FILE", help="runs; what is there already is not run again")
     return parser.parse_args()
 
