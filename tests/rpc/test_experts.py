@@ -134,17 +134,16 @@ def test_who_has_gone_is_left_out_and_the_others_share_its_weight(peers: Peers) 
 def test_training_goes_on_without_a_peer_that_leaves_before_its_gradient_comes(peers: Peers) -> None:
     layer = layer_of()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    losses, drawn = [], torch.Generator().manual_seed(5)
-    for step in range(60):
-        x = torch.randn(30, WIDTH, generator=drawn, dtype=torch.float64)
-        loss = (layer(x) - x.flip(-1)).square().mean()
+    losses, x = [], torch.randn(30, WIDTH, dtype=torch.float64)
+    for step in range(80):
+        loss = (layer(x) - x.flip(-1)).square().sum(1).mean()
         if step == 20:
             peers.leave(2)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert sum(losses[-10:]) < 0.8 * sum(losses[20:30]) and losses[25] < losses[0]
+    assert losses[20] < losses[0] and losses[-1] < 0.8 * losses[21]
     assert layer.counts["lost"] == 2 and not any(p.grad is None for p in layer.parameters())
 
 
