@@ -5,8 +5,8 @@ Every process has one thread. An update is of `--batch` samples, whoever makes i
 updates together as one makes alone. Seconds are those of the steps, without the start and the validations; between two
 validations the loss counts as a straight line. The target is the loss that one process has after `--at` of its run.
 
-Runs take turns, in another order in each round; the ratio is that of the medians. On a machine that does other work,
-look at the rounds one by one.
+Runs take turns, in another order in each round; the ratio is that of the medians. `whole run` is the ratio of the
+seconds of all updates. On a machine that does other work, look at the rounds one by one.
 
 python benchmarks/hogwild.py                  # some four minutes on two cores
 python benchmarks/hogwild.py --processes 4 --rounds 3
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--at", type=float, default=0.5)
     flags = parser.parse_args()
     ones, manys = [], []
-    print(" round    loss   one, s  more, s  ratio staleness  last losses")
+    print(" round    loss   one, s  more, s  ratio  whole run staleness  last losses")
     for number in range(flags.rounds):
         curves = {}
         for processes in (1, flags.processes)[:: 1 - 2 * (number % 2)]:
@@ -108,8 +108,8 @@ def main() -> None:
         target = one.loss_at(flags.at)
         ones.append(one.seconds_to(target))
         manys.append(many.seconds_to(target))
-        ratio = ones[-1] / manys[-1]
-        said = f"{ones[-1]:>8.2f} {manys[-1]:>8.2f} {ratio:>6.2f} {many.staleness:>9.2f}"
+        ratio, whole = ones[-1] / manys[-1], one.points[-1][0] / many.points[-1][0]
+        said = f"{ones[-1]:>8.2f} {manys[-1]:>8.2f} {ratio:>6.2f} {whole:>10.2f} {many.staleness:>9.2f}"
         said += f"  {one.loss_at(1.0):.4f} {many.loss_at(1.0):.4f}"
         print(f"{number + 1:>5} {target:>7.4f} {said}", flush=True)
     ratio = statistics.median(ones) / statistics.median(manys)
