@@ -497,6 +497,14 @@ TOGETHER = (
         "`staleness_counts` end at the bound",
         lambda ran: 12 <= sum(_staleness(ran)) == sum(_staleness(ran)[:3]),
     ),
+    proven(_G, "Delayed gradients", "dp=2 sync=delayed:lag=1"),
+    reads(
+        _G,
+        "Hogwild! / lock-free shared memory",
+        'unisono train examples/clicks.toml --no-out.report --train.steps 12 --plan "dp=2 sync=hogwild:meet=4"',
+        "nothing is sent but at meetings; `staleness_counts`: updates of others between read and write",
+        lambda ran: sum(_staleness(ran)) == 12 and sum(line["bytes_sent"] == 0 for line in ran.metrics()) >= 9,
+    ),
     reads(
         _G,
         "Local SGD / periodic averaging",

@@ -124,11 +124,21 @@ def test_fidelity_and_why_are_the_members_own() -> None:
     assert found is Fidelity.LOSSY and why.startswith(f"codec={OWN}:Largest: The largest elements of each")
 
 
-@pytest.mark.parametrize("words", ["sync=hogwild", "sync=delayed"])
+@pytest.mark.parametrize("words", ["sync=adaptive"])
 def test_what_nothing_plays_has_no_price(words: str) -> None:
     with pytest.raises(UsageError) as caught:
         dp(words)
     assert caught.value.code == "C22" and words in caught.value.what
+
+
+def test_delayed_gradients_hide_behind_the_steps_between() -> None:
+    lockstep, one = dp(""), dp("sync=delayed:lag=1")
+    assert one.seconds == lockstep.seconds and one.exposed <= lockstep.exposed
+    assert dp("sync=delayed:lag=0").exposed == lockstep.exposed
+    cover = replicas.Cover(1.0, 2.0, 0.9)  # seconds of a forward and of a backward
+    shown = [cover.beside_backward(10.0), *(cover.beside_steps(10.0, lag) for lag in (1, 2, 4))]
+    assert shown == pytest.approx([8, 7, 4, 1])
+    assert dp("sync=hogwild").bytes == dp("sync=hogwild").seconds == 0.0
 
 
 def test_what_meets_on_shard_is_covered_by_itself_where_replicas_meet_otherwise(tmp_path: Path) -> None:

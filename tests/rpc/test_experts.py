@@ -1,211 +1,190 @@
-"""Experts on workers that come and go."""
+"""A mixture of experts on peers that come and go: the same layer as on one device while all answer, and training that
+goes on while some do not."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import SGD
 
 import unisono.rpc as rpc
-from tests.rpc.test_rpc import at_once, until
-from unisono.spec.errors import UsageError
+from tests.rpc.test_rpc import at_once
 from unisono_contrib.rpc.current import HERE
-from unisono_contrib.rpc.experts import HostedExpert, NoExpert, RemoteExperts, ask, host_experts
+from unisono_contrib.rpc.experts import Point, expert_name
 from unisono_contrib.rpc.meeting import CallMeeting
 from unisono_contrib.rpc.worker import RpcWorker
 
 pytestmark = pytest.mark.timeout(60)
 
-WIDTH, GRID, LR = 6, (2, 2), 0.5
-HELD = {"w1": ["0.0", "0.1"], "w2": ["1.0", "1.1"]}
+WIDTH = 4
+EXPERTS: dict[Point, str] = {(0, 0): "w1", (0, 1): "w1", (1, 0): "w2", (1, 1): "w2"}
 
 
-class Workers:
-    """A trainer, w0, and two hosts, which may go and come again."""
+class Peers:
+    """Workers of one process that may leave and come back."""
 
     def __init__(self) -> None:
-        self.store, self.now = torch.distributed.HashStore(), 0.0
-        self.alive = dict(
-            zip(("w0", "w1", "w2"), at_once(*(lambda r=r: self._joined(r) for r in range(3))), strict=True)
-        )
+        self.store = dist.HashStore()
+        self.workers = dict(enumerate(at_once(*(lambda rank=rank: self.join(rank) for rank in range(3)))))
+        self.modules: dict[Point, nn.Module] = {}
 
-    def _joined(self, rank: int) -> RpcWorker:
+    def join(self, rank: int) -> RpcWorker:
         meeting = CallMeeting(rank, 3, f"w{rank}", self.store, "token")
-        return RpcWorker(meeting, "", [], 8, 20.0, 30.0, False)
+        return RpcWorker(meeting, "", [], 64, 20.0, 30.0, False)
 
-    def host(self, name: str, experts: dict[str, nn.Module]) -> dict[str, HostedExpert]:
-        with inside(self.alive[name]):
-            return host_experts(experts, lambda params: SGD(params, lr=LR))
+    def serve(self, rank: int, kind: Callable[..., Any] = rpc.Expert) -> None:
+        """Offer this worker's experts, as they are before any update."""
+        token = HERE.set(self.workers[rank])
+        for point, name in EXPERTS.items():
+            if name == f"w{rank}":
+                module = self.modules[point] = expert(point)
+                rpc.offer(expert_name(point), kind(module, torch.optim.SGD(module.parameters(), lr=0.1)))
+        HERE.reset(token)
 
-    def leave(self, name: str) -> None:
-        self.alive.pop(name).shutdown(graceful=False)
-
-    def come(self, name: str) -> None:
-        self.alive[name] = self._joined(int(name[1:]))
-
-    def layer(self, **options: object) -> RemoteExperts:
-        torch.manual_seed(1)
-        options = {"k": 2, "retry_s": 10.0, **options}
-        return RemoteExperts(
-            WIDTH, GRID, ["w1", "w2"], worker=self.alive["w0"], clock=lambda: self.now, **options
-        ).double()
+    def leave(self, rank: int) -> None:
+        self.workers.pop(rank).shutdown(graceful=False)
 
 
-@contextmanager
-def inside(worker: RpcWorker) -> Iterator[None]:
-    token = HERE.set(worker)
-    yield
-    HERE.reset(token)
-
-
-def expert(name: str) -> nn.Module:
-    torch.manual_seed(int(name.replace(".", "")) + 10)
+def expert(point: Point) -> nn.Module:
+    torch.manual_seed(10 * point[0] + point[1])
     return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)).double()
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    made = Workers()
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    token = HERE.set(made.workers[0])
+    made.serve(1)
+    made.serve(2)
     yield made
-    at_once(*(worker.shutdown for worker in made.alive.values()))
+    HERE.reset(token)
+    for worker in made.workers.values():
+        worker.shutdown(graceful=False)
 
 
-def samples(count: int = 7) -> Tensor:
-    return torch.rand(count, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+def layer_of(k: int = 2, **options: Any) -> rpc.UnreliableExperts:
+    torch.manual_seed(3)
+    return rpc.UnreliableExperts(WIDTH, EXPERTS, k=k, **options).double()
 
 
-def on_one_device(layer: RemoteExperts, experts: dict[str, nn.Module], x: Tensor) -> Tensor:
-    """The layer with these experts, dense: each sample's best two by the softmax of their scores."""
-    scores = [gate(x) for gate in layer.gates]
-    table = torch.stack([scores[0][:, int(n[0])] + scores[1][:, int(n[2])] for n in experts], 1)
-    kept = table.topk(min(2, len(experts)), dim=1)
-    weights = torch.zeros_like(table).scatter(1, kept.indices, kept.values.softmax(1))
-    return sum(weights[:, i : i + 1] * module(x) for i, module in enumerate(experts.values()))
+def on_one_device(
+    gate: nn.Module, experts: Mapping[Point, nn.Module], x: Tensor, k: int, alive: list[int]
+) -> Tensor:
+    """The same layer in plain words, over the experts that answer."""
+    scores = gate(x)[:, alive]
+    best, at = scores.topk(min(k, len(alive)), 1)
+    weights = best.softmax(1)
+    outputs = torch.stack([list(experts.values())[i](x) for i in alive], 1)
+    return (weights[..., None] * outputs.gather(1, at[..., None].expand(-1, -1, WIDTH))).sum(1)
 
 
-def test_with_all_hosts_a_step_is_that_of_one_device(workers: Workers) -> None:
-    for host, names in HELD.items():
-        workers.host(host, {name: expert(name) for name in names})
-    layer, x = workers.layer(), samples().requires_grad_()
-    alone, same = (
-        {name: expert(name) for names in HELD.values() for name in names},
-        samples().requires_grad_(),
-    )
-    y, wanted = layer(x), on_one_device(layer, alone, same)
-    torch.testing.assert_close(y, wanted, rtol=1e-12, atol=1e-12)
-    gate = list(layer.parameters())
-    (y**2).sum().backward()
-    got = [p.grad.clone() for p in gate]
-    layer.zero_grad()
-    (wanted**2).sum().backward()
-    torch.testing.assert_close(x.grad, same.grad, rtol=1e-12, atol=1e-12)
-    for mine, p in zip(got, gate, strict=True):
-        torch.testing.assert_close(mine, p.grad, rtol=1e-12, atol=1e-12)
-    optimizer = SGD([p for module in alone.values() for p in module.parameters()], lr=LR)
-    optimizer.step()
-    torch.testing.assert_close(
-        layer(samples()), on_one_device(layer, alone, samples()), rtol=1e-12, atol=1e-12
-    )
-    assert layer.unanswered == layer.untaught == 0
-
-
-def test_the_weights_of_those_who_answer_add_up_to_one(workers: Workers) -> None:
-    """A host goes between two steps. A sample whose best two were with both hosts keeps the one that answers; a sample
-    whose best two were with the host that is gone goes to the best two of the other, as all do from then on."""
-    every = {name: expert(name) for names in HELD.values() for name in names}
-    for host, names in HELD.items():
-        workers.host(host, {name: expert(name) for name in names})
-    layer, x = workers.layer(), samples(40)
-    with torch.no_grad():
-        layer.gates[0].bias.add_(torch.tensor([0.0, 0.6]))
-    layer(x)
-    workers.leave("w2")
-    left = {name: every[name] for name in HELD["w1"]}
-    first, after = layer(x), layer(x)
-    table = torch.stack([layer.gates[0](x)[:, int(n[0])] + layer.gates[1](x)[:, int(n[2])] for n in every], 1)
-    of_two = [sorted(row) for row in table.topk(2, dim=1).indices.tolist()]
-    assert {len({n < 2 for n in two}) for two in of_two} == {1, 2} and [2, 3] in of_two
-    rest = on_one_device(layer, left, x)
-    for row, two in enumerate(of_two):
-        stays = [n for n in two if n < 2]
-        wanted = every[f"0.{stays[0]}"](x[row]) if len(stays) == 1 else rest[row]
-        torch.testing.assert_close(first[row], wanted, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(after, rest, rtol=1e-12, atol=1e-12)
-    assert layer.unanswered > 0
-
-
-def test_a_gradient_that_cannot_be_brought_is_left_out(workers: Workers) -> None:
-    hosted = {
-        host: workers.host(host, {name: expert(name) for name in names}) for host, names in HELD.items()
-    }
-    layer, x = workers.layer(), samples().requires_grad_()
-    y = layer(x)
-    workers.leave("w2")
-    y.sum().backward()
-    assert layer.untaught > 0
-    assert x.grad.isfinite().all()
-    taught = {name: each.updates for host in hosted.values() for name, each in host.items()}
-    assert taught["1.0"] == taught["1.1"] == 0 < taught["0.0"] + taught["0.1"]
-
-
-def test_a_host_that_comes_back_is_used_again(workers: Workers) -> None:
-    for host, names in HELD.items():
-        workers.host(host, {name: expert(name) for name in names})
-    layer = workers.layer()
-    layer(samples())
-    workers.leave("w2")
-    layer(samples())
-    workers.come("w2")
-    workers.host("w2", {name: expert(name) for name in HELD["w2"]})
-    assert set(layer.directory.present()) == set(HELD["w1"])  # not asked yet
-    workers.now = 11.0
-    until(lambda: len(layer.directory.present()) == 4)
-    every = {name: expert(name) for names in HELD.values() for name in names}
-    torch.testing.assert_close(
-        layer(samples()), on_one_device(layer, every, samples()), rtol=1e-12, atol=1e-12
-    )
-
-
-def test_training_goes_on_while_hosts_come_and_go(workers: Workers) -> None:
-    for host, names in HELD.items():
-        workers.host(host, {name: expert(name) for name in names})
-    layer, losses = workers.layer(), []
-    optimizer = SGD(layer.parameters(), lr=0.1)
-    x = samples(64)
-    wanted = torch.sin(3 * x)
-    for step in range(60):
-        workers.now += 1.0
-        if step == 20:
-            workers.leave("w2")
-        if step == 40:
-            workers.come("w2")
-            workers.host("w2", {name: expert(name) for name in HELD["w2"]})
-        loss = nn.functional.mse_loss(layer(x), wanted) + 0.01 * layer.balance_loss(x)
+def trained(layer: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], steps: int) -> list[Tensor]:
+    """Outputs and gradients of inputs, step by step."""
+    optimizer, seen = torch.optim.SGD(parameters, lr=0.1), []
+    drawn = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        x = torch.randn(3, 5, WIDTH, generator=drawn, dtype=torch.float64).requires_grad_()
+        y = layer(x)
         optimizer.zero_grad()
-        (8 * loss).backward()
+        (y - x.detach().flip(-1)).square().mean().backward()
+        optimizer.step()
+        seen += [y.detach(), x.grad]
+    return seen
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_while_all_answer_it_is_the_layer_of_one_device(peers: Peers, k: int) -> None:
+    layer, twin = layer_of(k), layer_of(k)
+    experts = {point: expert(point) for point in EXPERTS}
+    mine = trained(layer, list(layer.parameters()), 3)
+    whole = lambda x: on_one_device(twin.gate, experts, x.view(-1, WIDTH), k, [0, 1, 2, 3]).view_as(x)
+    theirs = [*twin.parameters(), *(p for module in experts.values() for p in module.parameters())]
+    for a, b in zip(mine, trained(whole, theirs, 3), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    for point, module in experts.items():
+        for a, b in zip(peers.modules[point].parameters(), module.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    assert layer.counts["failed"] == layer.counts["lost"] == 0
+
+
+def test_who_has_gone_is_left_out_and_the_others_share_its_weight(peers: Peers) -> None:
+    layer, x = layer_of(), torch.randn(20, WIDTH, dtype=torch.float64)
+    before = layer(x)
+    peers.leave(2)
+    after = layer(x)
+    scores = layer.gate(x)
+    best = scores.topk(2, 1).indices
+    for row in range(len(x)):
+        lives = [i for i in best[row].tolist() if i < 2]
+        lives = lives or scores[row, :2].topk(2).indices.tolist()  # both have gone: the next best
+        weights = scores[row, lives].softmax(0)
+        right = sum(w * peers.modules[list(EXPERTS)[i]](x[row]) for w, i in zip(weights, lives, strict=True))
+        torch.testing.assert_close(after[row], right, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(before, after) and layer.counts["failed"] == 2
+    # From now on those that answer are chosen among.
+    torch.testing.assert_close(
+        layer(x), on_one_device(layer.gate, peers.modules, x, 2, [0, 1]), rtol=1e-12, atol=1e-14
+    )
+    assert layer.counts["failed"] == 2
+
+
+def test_training_goes_on_without_a_peer_that_leaves_before_its_gradient_comes(peers: Peers) -> None:
+    layer = layer_of()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    losses, x = [], torch.randn(30, WIDTH, dtype=torch.float64)
+    for step in range(80):
+        loss = (layer(x) - x.flip(-1)).square().sum(1).mean()
+        if step == 20:
+            peers.leave(2)
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[19] < 0.5 * losses[0]
-    assert losses[39] < losses[20] and losses[59] < 0.5 * losses[0]
+    assert losses[20] < losses[0] and losses[-1] < 0.8 * losses[21]
+    assert layer.counts["lost"] == 2 and not any(p.grad is None for p in layer.parameters())
 
 
-def test_where_nobody_is_there_it_is_a_typed_error(workers: Workers) -> None:
-    layer = workers.layer()
-    with pytest.raises(NoExpert, match="no expert is there for 7 of 7 samples") as caught:
-        layer(samples())
-    assert caught.value.code == "Q07"
+def test_a_peer_that_returns_is_used_again(peers: Peers) -> None:
+    now = [0.0]
+    layer, x = layer_of(4, rest=10.0, clock=lambda: now[0]), torch.randn(6, WIDTH, dtype=torch.float64)
+    whole = layer(x).detach()
+    peers.leave(2)
+    assert not torch.allclose(layer(x), whole)
+    peers.workers[2] = peers.join(2)
+    peers.serve(2)
+    assert not torch.allclose(layer(x), whole)  # it rests
+    now[0] = 11.0
+    torch.testing.assert_close(layer(x), whole, rtol=1e-12, atol=1e-14)
 
 
-def test_an_expert_that_fails_is_no_absence(workers: Workers) -> None:
-    workers.host("w1", {"0.0": nn.Linear(WIDTH + 1, WIDTH).double()})
-    with pytest.raises(rpc.RemoteError, match="shapes cannot be multiplied"):
-        workers.layer()(samples())
+@rpc.exported
+class Hung(rpc.Expert):
+    def forward(self, x: Tensor) -> Tensor:
+        threading.Event().wait(1.0)
+        return x
 
 
-def test_names_are_places_and_experts_are_where_they_are(workers: Workers) -> None:
-    with pytest.raises(UsageError, match="no place of an expert"):
-        workers.host("w1", {"first": expert("0.0")})
-    with inside(workers.alive["w0"]), pytest.raises(UsageError, match="is not here"):
-        rpc.rpc_sync("w1", ask, args=("1.1", samples()))
+def test_who_takes_too_long_is_left_out(peers: Peers) -> None:
+    peers.serve(2, Hung)
+    layer, x = layer_of(4, timeout=0.2), torch.randn(6, WIDTH, dtype=torch.float64)
+    right = on_one_device(layer.gate, peers.modules, x, 4, [0, 1])
+    torch.testing.assert_close(layer(x), right, rtol=1e-12, atol=1e-14)
+
+
+def test_where_none_answers_it_is_a_typed_error(peers: Peers) -> None:
+    layer = layer_of()
+    peers.leave(1)
+    peers.leave(2)
+    with pytest.raises(rpc.NoExperts, match="none of 4 experts") as caught:
+        layer(torch.randn(6, WIDTH, dtype=torch.float64))
+    assert caught.value.code == "Q07" and isinstance(caught.value.__cause__, rpc.PeerLost)
+
+
+def test_objects_are_found_by_the_name_under_which_they_are_offered(peers: Peers) -> None:
+    assert rpc.find("w1", "expert.0.1").owner_name() == "w1"
+    with pytest.raises(Exception, match=r"nothing is offered as expert\.9") as caught:
+        rpc.find("w1", "expert.9")
+    assert caught.value.code == "Q04"  # type: ignore[attr-defined]

@@ -232,7 +232,7 @@ PLANS = [
     plan("pp=2 schedule=interleaved:x=2", "P05", "takes no option x", "v", "pp=2 schedule=1f1b"),
     plan("dp=2 collective=rings", "P04", "not known", "one of", "dp=2 collective=auto"),
     plan(
-        "dp=2 sync=hogwild",
+        "dp=2 sync=adaptive",
         "P10",
         "not yet in this version",
         "canonical or diloco or every_step",

@@ -45,6 +45,10 @@ class Cover:
         """Gradients that every backward pass hands over: of all stages of a rank."""
         return uncovered(talk, self.backward, self.hidden)
 
+    def beside_steps(self, talk: float, lag: int) -> float:
+        """Gradients whose update comes `lag` steps later: they hide behind both passes of all steps in between."""
+        return uncovered(talk, lag * (self.forward + self.backward), self.hidden)
+
     def _by_stages(self, talk: float, cover: float) -> float:
         of_stage = cover / self.stages
         return larger(
@@ -86,7 +90,11 @@ def traffic(
         nbytes, wire = nbytes + call.times * call.nbytes, wire + call.times * took
     device = cluster.device
     beside = work.moved / (device.bandwidth * stack.elementwise) + work.flops / max(device.peak.values())
-    shows = wire if leafwise(plan) else over.beside_backward(wire)
+    lag = member("sync", plan.sync).update_lag
+    if leafwise(plan):
+        shows = wire
+    else:
+        shows = over.beside_steps(wire, lag) if lag else over.beside_backward(wire)
     return nbytes, wire + beside, beside + shows
 
 

@@ -12,8 +12,8 @@
     rpc.shutdown()                                 # when all have called it
 
 exports: what may be called · values, messages: what travels · switchboard: links, and who has gone · worker: calls ·
-objects: references and their counts · autograd, optimizer: training over calls · experts: a mixture over workers that
-come and go · meeting: names and addresses
+objects: references and their counts · autograd, optimizer: training over calls · meeting: names and addresses ·
+experts: a mixture of experts on peers that come and go
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ from unisono.launch.env import place_here
 from unisono.launch.rank.beside import start_beside
 from unisono_contrib.rpc import autograd
 from unisono_contrib.rpc.current import HERE, here
-from unisono_contrib.rpc.errors import CallTimeout, PeerLost, RemoteError, no_member
-from unisono_contrib.rpc.experts import NoExpert, RemoteExperts, host_experts
+from unisono_contrib.rpc.errors import CallTimeout, NoExperts, PeerLost, RemoteError, no_member
+from unisono_contrib.rpc.experts import Expert, UnreliableExperts
 from unisono_contrib.rpc.exports import exported
 from unisono_contrib.rpc.futures import CallFuture, collect_all, wait_all
 from unisono_contrib.rpc.meeting import meet
-from unisono_contrib.rpc.objects import RRef
+from unisono_contrib.rpc.objects import RRef, find, offer
 from unisono_contrib.rpc.optimizer import DistributedOptimizer
 from unisono_contrib.rpc.switchboard import WorkerInfo
 from unisono_contrib.rpc.worker import RpcWorker, Target
@@ -42,21 +42,23 @@ __all__ = [
     "CallFuture",
     "CallTimeout",
     "DistributedOptimizer",
-    "NoExpert",
+    "Expert",
+    "NoExperts",
     "PeerLost",
     "RRef",
     "RemoteError",
-    "RemoteExperts",
     "RpcWorker",
+    "UnreliableExperts",
     "WorkerInfo",
     "autograd",
     "collect_all",
     "dist_autograd",
     "exported",
+    "find",
     "get_worker_info",
     "here",
-    "host_experts",
     "init",
+    "offer",
     "remote",
     "rpc_async",
     "rpc_sync",

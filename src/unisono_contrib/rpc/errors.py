@@ -42,6 +42,20 @@ class CallTimeout(UnisonoError, TimeoutError):
     default_code: ClassVar[str] = "Q03"
 
 
+class NoExperts(UnisonoError):
+    """Of the experts of a layer none answered for some sample; the last one's error is its cause."""
+
+    exit = 1
+    default_code: ClassVar[str] = "Q07"
+
+    def __init__(self, experts: int, timeout: float) -> None:
+        super().__init__(
+            f"none of {experts} experts answered within {timeout:g} s",
+            where="unisono.rpc",
+            fix="start the peers that offer them, or let them have more time (timeout)",
+        )
+
+
 def refused(what: str, fix: str, where: str = "") -> UsageError:
     """Q04: a function that a worker does not export, or an object that it no longer has."""
     return UsageError(what, where=where, fix=fix, code="Q04")

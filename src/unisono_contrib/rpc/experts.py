@@ -1,318 +1,217 @@
-"""A mixture layer whose experts live on workers that come and go (Learning@home, Ryabinin and Gusev 2020, arXiv
-2002.04013).
+"""A mixture of experts that live on peers which come and go (Ryabinin & Gusev, "Towards crowdsourced training of large
+neural networks using decentralized mixture-of-experts", 2020, arXiv 2002.04013).
 
-    host_experts({"0.0": feed_forward(), "0.1": feed_forward()}, lambda params: SGD(params, lr=0.1))   # on some workers
-    layer = RemoteExperts(64, (2, 4), ["host0", "host1"])                                              # on a trainer
-    y = layer(x)
+    rpc.offer("expert.0.1", rpc.Expert(module, torch.optim.SGD(module.parameters(), lr=0.1)))    # on a peer
 
-An expert's name is its place in a grid, one number for each side. The gate scores the numbers of each side by
-themselves, and an expert by the sum over its place, so that a gate of few weights serves many experts. Each sample goes
-to the best `k` experts that are there. Who does not answer in time is left out, and the others' weights are scaled up
-to a sum of 1. Calls keep nothing at the host: backward sends the samples again, and the host computes them once more,
-returns their gradient and steps its expert. So a host may go between forward and backward, and another one may come.
+    layer = rpc.UnreliableExperts(64, {(0, 1): "peer1", (0, 2): "peer2"}, k=2, timeout=5.0)      # on a trainer
+    loss_of(layer(x)).backward()
 
-Fidelity: LOSSY. Where all answer, a step is that of the same layer on one device up to rounding; where one does not,
-its samples' outputs lack that expert, or its gradient.
+A trainer keeps the gate alone. A peer computes its experts and steps their own optimisers, when a gradient comes. An
+expert that does not answer is left out, and the weights of the others are normalised without it.
+
+Fidelity: LOSSY, since who answers is chance. While all answer, it is the same layer on one device, up to rounding.
 """
 
-import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.errors import UnisonoError
 from unisono.spec.fidelity import Fidelity
 from unisono_contrib.rpc.current import here
-from unisono_contrib.rpc.errors import CallTimeout, PeerLost, refused
+from unisono_contrib.rpc.errors import NoExperts
 from unisono_contrib.rpc.exports import exported
+from unisono_contrib.rpc.futures import CallFuture
+from unisono_contrib.rpc.objects import RRef, offered
 
-SERVICE = "experts"
-Place = tuple[int, ...]
-
-
-class NoExpert(UnisonoError):
-    """No expert is there, or none that was asked has answered."""
-
-    exit = 1
-    default_code: ClassVar[str] = "Q07"
+Point = tuple[int, ...]
+"""A place of the grid: one number for each of its dimensions."""
 
 
-@dataclass(eq=False)
-class HostedExpert:
-    """An expert and its optimiser. updates: steps that it has made. lock: held by who uses it."""
-
-    module: nn.Module
-    optimizer: Optimizer
-    updates: int = 0
-
-    def __post_init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-def host_experts(
-    experts: Mapping[str, nn.Module], optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
-) -> dict[str, HostedExpert]:
-    """Let other workers use these experts from now on. experts: by place, as "0.3"; each takes and gives float tensors
-    [samples, width]. optimizer: of an expert's parameters; it steps in every backward. Raises UsageError Q06 outside
-    `rpc.init`, Q04 for a name that is no place."""
-    for name in experts:
-        _place(name)
-    hosted = {name: HostedExpert(module, optimizer(module.parameters())) for name, module in experts.items()}
-    here().services[SERVICE] = hosted
-    return hosted
+def expert_name(point: Point) -> str:
+    """The name under which a peer offers the expert of a place: "expert.0.1" for (0, 1)."""
+    return ".".join(("expert", *map(str, point)))
 
 
 @exported
-def held() -> list[str]:
-    """The experts that this worker has."""
-    return sorted(here().services.get(SERVICE, {}))
+class Expert:
+    """An expert on its peer. module: a function of its input [n, width] alone, the same in forward and backward, so
+    without dropout. optimizer: over its parameters; it steps with each gradient that comes, of whichever trainer."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._module, self._optimizer, self._lock = module, optimizer, threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, width] → [n, width of the module's output]."""
+        with self._lock, torch.no_grad():
+            return self._module(x)
+
+    def backward(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Compute the forward again, step the optimiser, and return the gradient of x. gradient: of what `forward` gave
+        for it."""
+        with self._lock, torch.enable_grad():
+            x = x.detach().requires_grad_()
+            self._optimizer.zero_grad()
+            self._module(x).backward(gradient)
+            self._optimizer.step()
+            return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-@exported
-def ask(name: str, x: Tensor) -> Tensor:
-    """What an expert makes of `x` [samples, width]. Raises UsageError Q04 where it is not here."""
-    expert = _hosted(name)
-    with expert.lock, torch.no_grad():
-        return expert.module(x)
+class GridGate(nn.Module):
+    """[n, width] → scores [n, experts]: that of a place is the sum of one number for each of its coordinates, so that a
+    grid of 100 × 100 places needs 200 outputs."""
 
+    places: Tensor
 
-@exported
-def teach(name: str, x: Tensor, gradient: Tensor) -> Tensor:
-    """Step an expert by the gradient of its output for `x`, both [samples, width]; the gradient of `x`. Raises
-    UsageError Q04 where it is not here."""
-    expert = _hosted(name)
-    with expert.lock, torch.enable_grad():
-        x = x.detach().requires_grad_()
-        expert.optimizer.zero_grad()
-        expert.module(x).backward(gradient)
-        expert.optimizer.step()
-        expert.updates += 1
-        return x.grad if x.grad is not None else torch.zeros_like(x)
+    def __init__(self, width: int, points: Sequence[Point]) -> None:
+        super().__init__()
+        sizes = [1 + max(axis) for axis in zip(*points, strict=True)]
+        self.axes = nn.ModuleList(nn.Linear(width, size) for size in sizes)
+        self.register_buffer("places", torch.tensor(points), persistent=False)
 
-
-def _hosted(name: str) -> HostedExpert:
-    worker = here()
-    expert = worker.services.get(SERVICE, {}).get(name)
-    if expert is None:
-        raise refused(f"expert {name} is not here", "host_experts on this worker", where=worker.info.name)
-    return expert
-
-
-def _place(name: str) -> Place:
-    """The place that a name says. Raises UsageError Q04."""
-    numbers = name.split(".")
-    if not all(number.isdecimal() for number in numbers):
-        raise refused(f"{name!r} is no place of an expert", 'numbers from 0 on, as "0.3"')
-    return tuple(map(int, numbers))
-
-
-class Directory:
-    """Which experts are there, and at whom. hosts: workers that may have some. retry_s: seconds after which one that
-    did not answer is asked again, beside the training."""
-
-    def __init__(
-        self, worker: Any, hosts: Sequence[str], timeout: float, retry_s: float, clock: Callable[[], float]
-    ) -> None:
-        self._worker, self._hosts, self._timeout = worker, tuple(hosts), timeout
-        self._retry_s, self._clock = retry_s, clock
-        self._pool = ThreadPoolExecutor(
-            max_workers=max(4, 2 * len(self._hosts)), thread_name_prefix="experts"
-        )
-        self._known: dict[str, list[str]] = {}
-        self._asked: dict[str, Future[list[str]]] = {}
-        self._again = dict.fromkeys(self._hosts, -math.inf)  # when to ask who is absent
-
-    def call(self, host: str, function: Any, *args: Any) -> Future[Any]:
-        """Begin a call. Its future raises PeerLost, CallTimeout, RemoteError, UsageError."""
-        return self._pool.submit(
-            lambda: self._worker.call(host, function, args, timeout=self._timeout, context=0).wait()
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(
+            (axis(x)[:, at] for axis, at in zip(self.axes, self.places.T, strict=True)), x.new_zeros(())
         )
 
-    def present(self) -> dict[str, str]:
-        """Hosts by expert, of all that are there. Waits where nobody is known to be."""
-        for host in self._hosts:
-            if host not in self._known and host not in self._asked and self._clock() >= self._again[host]:
-                self._asked[host] = self.call(host, held)
-        nobody = not self._known
-        for host, future in list(self._asked.items()):
-            if future.done() or nobody:
-                del self._asked[host]
-                names = answer_of(future, self._timeout)
-                if names is None:
-                    self.lost(host)
-                else:
-                    self._known[host] = names
-        return {name: host for host in sorted(self._known, reverse=True) for name in self._known[host]}
 
-    def lost(self, host: str) -> None:
-        """A host has not answered."""
-        self._known.pop(host, None)
-        self._again[host] = self._clock() + self._retry_s
+@dataclass(slots=True)
+class _Peer:
+    """What a trainer knows of an expert. rref: to it, where it was found. rests: it is not asked before this time."""
 
-
-def answer_of(future: "Future[Any]", timeout: float) -> Any:
-    """What a call came to; None if the host did not answer, or has the expert no longer. Raises RemoteError, since an
-    expert that fails is a mistake and not an absence."""
-    try:
-        return future.result(timeout)
-    except (PeerLost, CallTimeout, TimeoutError):
-        return None
-    except UsageError as error:
-        if error.code != "Q04":
-            raise
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Of one expert. rows: of the batch, which it was asked for. out: [rows, width]."""
-
+    worker: str
     name: str
-    host: str
-    place: Place
-    rows: Tensor
-    out: Tensor
+    rref: RRef[Expert] | None = None
+    rests: float = 0.0
 
 
-class _Asked(torch.autograd.Function):
-    """The outputs of all answers, [all rows, width], as a function of the samples; backward teaches the experts."""
+class UnreliableExperts(nn.Module):
+    """[..., width] → [..., width of the experts' outputs]: of each sample, the mean of the `k` experts with the highest
+    scores of those that answer, weighted by the softmax of their scores.
 
-    @staticmethod
-    def forward(
-        ctx: Any, layer: "RemoteExperts", answers: Sequence[Answer], x: Tensor, anchor: Tensor
-    ) -> Tensor:
-        ctx.layer, ctx.answers = layer, answers
-        ctx.save_for_backward(x)
-        return torch.cat([answer.out for answer in answers])
+    experts: by its place in the grid, the worker that offers it. k: how many a sample is sent to. timeout: seconds that
+    an expert has to answer. rest: seconds for which one that did not is not asked; then it is looked for again, so that
+    a peer that returns is used again. clock: seconds that pass.
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return None, None, ctx.layer.teach(ctx.answers, x, gradients[0]), None
-
-
-class RemoteExperts(nn.Module):
-    """Mixture of the experts that are there. x: [..., width] → the same shape.
-
-    grid: how many numbers each side of the grid has. hosts: names of workers that may have experts. k: experts of a
-    sample. timeout: seconds that a call may take. retry_s: seconds after which an absent host is asked again.
-    unanswered, untaught: calls of forward and of backward so far that came to nothing. used: samples by expert so far.
-
-    Raises NoExpert (Q07) where a sample finds no expert at all, RemoteError where one fails.
-    """
+    counts: of calls since the start, "answered" and "failed" in forward, "lost" gradients in backward. Raises NoExperts
+    (Q07) where no expert answers for some sample. Make it after `rpc.init`."""
 
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
 
     def __init__(
-        self, width: int, grid: Sequence[int], hosts: Sequence[str], *, k: int = 4, timeout: float = 5.0,
-        retry_s: float = 5.0, worker: Any = None, clock: Callable[[], float] = time.monotonic,
+        self, width: int, experts: Mapping[Point, str], *, k: int = 2, timeout: float = 5.0, rest: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.gates = nn.ModuleList(nn.Linear(width, side) for side in grid)
-        self.grid, self.k, self.timeout = tuple(grid), k, timeout
-        self.directory = Directory(worker or here(), hosts, timeout, retry_s, clock)
-        self.unanswered = self.untaught = 0
-        self.used: dict[str, int] = {}
+        if not experts or k < 1 or len({len(point) for point in experts}) != 1:
+            raise ValueError("experts at places of one grid, and k of at least 1")
+        self.gate, self.k, self.timeout, self.rest = GridGate(width, list(experts)), k, timeout, rest
+        self._peers = [_Peer(worker, expert_name(point)) for point, worker in experts.items()]
+        self._clock, self.counts, self._worker = clock, Counter[str](), here()
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        scores = [gate(flat) for gate in self.gates]
-        answers = self._answers(flat.detach(), [side.detach() for side in scores])
-        # Experts learn even where nothing before this layer does.
-        anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
-        out = _Asked.apply(self, answers, flat, anchor)
-        rows = torch.cat([answer.rows for answer in answers])
-        chosen = torch.cat([_score(scores, answer.place)[answer.rows] for answer in answers])
-        highest = chosen.new_full((len(flat),), -math.inf).scatter_reduce(0, rows, chosen.detach(), "amax")
-        weight = (chosen - highest[rows]).exp()
-        share = weight / weight.new_zeros(len(flat)).index_add(0, rows, weight)[rows]
-        return torch.zeros_like(flat).index_add(0, rows, share[:, None] * out).view_as(x)
+        scores = self.gate(flat)
+        chosen, answers = self._asked(flat.detach(), scores.detach())
+        weights = scores.masked_fill(~chosen, -torch.inf).softmax(1)
+        experts, rows, values = zip(*answers, strict=True)
+        outputs = _Answers.apply(flat, self, experts, rows, *values)
+        mixed = flat.new_zeros(len(flat), *outputs[0].shape[1:])
+        for expert, at, y in zip(experts, rows, outputs, strict=True):
+            mixed = mixed.index_add(0, at, weights[at, expert, None] * y)
+        return mixed.reshape(*x.shape[:-1], *mixed.shape[1:])
 
-    def balance_loss(self, x: Tensor) -> Tensor:
-        """To be added to a loss with a small factor, so that the gate does not send all samples to few experts: over
-        the sides of the grid, the squared coefficient of variation of what each number is given (Shazeer et al. 2017,
-        arXiv 1701.06538). []"""
-        flat = x.reshape(-1, x.shape[-1])
-        shares = [gate(flat).softmax(-1).mean(0) for gate in self.gates]
-        return torch.stack([share.var(correction=0) / share.mean() ** 2 for share in shares]).sum()
-
-    def _answers(self, x: Tensor, scores: Sequence[Tensor]) -> list[Answer]:
-        """Answers for every sample. Those for which nobody answered go to the best of the others."""
-        answers, missing = list[Answer](), torch.arange(len(x))
-        while len(missing):
-            present = self.directory.present()
-            places = {name: place for name in present if self._fits(place := _place(name))}
-            if not places:
-                raise NoExpert(
-                    f"no expert is there for {len(missing)} of {len(x)} samples",
-                    where="RemoteExperts",
-                    likely="all hosts are gone, or none has called host_experts yet",
-                    fix="start hosts, or name others in hosts=",
-                )
-            new = self._asked(x, missing, scores, present, places)
-            answers += new
-            answered = torch.zeros(len(x), dtype=torch.bool)
-            for answer in new:
-                answered[answer.rows] = True
-            missing = missing[~answered[missing]]
-        return answers
-
-    def _asked(
-        self, x: Tensor, rows: Tensor, scores: Sequence[Tensor], present: Mapping[str, str], places: Mapping[str, Place]
-    ) -> list[Answer]:  # fmt: skip
-        """Ask the best experts of these rows; whoever does not answer is absent from now on."""
-        names = sorted(places)
-        table = torch.stack([_score(scores, places[name])[rows] for name in names], dim=1).cpu()
-        best = table.topk(min(self.k, len(names)), dim=1).indices
-        calls = []
-        for column, name in enumerate(names):
-            its = rows[(best == column).any(1)]
-            if len(its):
-                calls.append((name, its, self.directory.call(present[name], ask, name, x[its].cpu())))
-        answers = []
-        for name, its, future in calls:
-            out = answer_of(future, self.timeout)
-            if out is None:
-                self.unanswered += 1
-                self.directory.lost(present[name])
-                continue
-            self.used[name] = self.used.get(name, 0) + len(its)
-            answers.append(Answer(name, present[name], places[name], its, out.to(x)))
-        return answers
-
-    def teach(self, answers: Sequence[Answer], x: Tensor, gradient: Tensor) -> Tensor:
-        """Teach the experts that answered, by the gradient of their outputs, [all rows, width]; the gradient of `x`, in
-        which those are missing that are gone."""
-        parts = gradient.split([len(answer.rows) for answer in answers])
-        calls = [
-            self.directory.call(
-                answer.host, teach, answer.name, x[answer.rows].cpu(), part.contiguous().cpu()
+    def _asked(self, x: Tensor, scores: Tensor) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
+        """(bool [n, experts], which have answered for which sample; of each expert its number, the rows [m] that it was
+        sent, its answer [m, width]). Samples for which nobody has answered are sent to the next best."""
+        chosen = torch.zeros_like(scores, dtype=torch.bool)
+        answers: list[tuple[int, Tensor, Tensor]] = []
+        left, error = torch.arange(len(x), device=x.device), None
+        now = self._clock()
+        usable = torch.tensor([peer.rests <= now for peer in self._peers], device=x.device)
+        if not usable.any():  # rather one that rests than none
+            usable.fill_(True)
+        while len(left):
+            if not usable.any():
+                raise NoExperts(len(self._peers), self.timeout) from error
+            best = (
+                scores[left].masked_fill(~usable, -torch.inf).topk(min(self.k, int(usable.sum())), 1).indices
             )
-            for answer, part in zip(answers, parts, strict=True)
-        ]
-        whole = torch.zeros_like(x)
-        for answer, future in zip(answers, calls, strict=True):
-            back = answer_of(future, self.timeout)
-            if back is None:
-                self.untaught += 1
-                self.directory.lost(answer.host)
+            asked = [(expert, left[(best == expert).any(1)]) for expert in best.unique().tolist()]
+            replies = self._call("forward", [(expert, (x[rows],)) for expert, rows in asked])
+            for (expert, rows), reply in zip(asked, replies, strict=True):
+                if isinstance(reply, Tensor):
+                    answers.append((expert, rows, reply))
+                    chosen[rows, expert] = True
+                else:
+                    usable[expert], error = False, reply
+                self.counts["answered" if isinstance(reply, Tensor) else "failed"] += 1
+            left = left[~chosen[left].any(1)]
+        return chosen, answers
+
+    def _call(
+        self, method: str, calls: Sequence[tuple[int, Sequence[Tensor]]]
+    ) -> list[Tensor | UnisonoError]:
+        """Call a method of some experts at once. The error of one that does not answer stands for its result; it rests
+        then."""
+        under_way = [self._begun(self._peers[expert], method, args) for expert, args in calls]
+        results: list[Tensor | UnisonoError] = []
+        for (expert, _), call in zip(calls, under_way, strict=True):
+            try:
+                results.append(call if isinstance(call, UnisonoError) else call.wait())
+            except UnisonoError as error:
+                results.append(error)
+            if isinstance(results[-1], UnisonoError):
+                peer = self._peers[expert]
+                peer.rref, peer.rests = None, self._clock() + self.rest
+        return results
+
+    def _begun(self, peer: _Peer, method: str, args: Sequence[Tensor]) -> CallFuture[Tensor] | UnisonoError:
+        """A call under way; the expert is looked for where it is not known."""
+        try:
+            if peer.rref is None:
+                peer.rref = self._worker.call(peer.worker, offered, (peer.name,), timeout=self.timeout).wait()
+            return peer.rref.call("async", self.timeout, method, args, {})
+        except UnisonoError as error:
+            return error
+
+    def gradient_of(self, x: Tensor, calls: Sequence[tuple[int, Tensor, Tensor]]) -> Tensor:
+        """The gradient of x by way of these experts: of each its number, rows [m] of x, and the gradient of its answer
+        [m, ...]. One that has gone meanwhile adds nothing."""
+        total = torch.zeros_like(x)
+        replies = self._call("backward", [(expert, (x[rows], gradient)) for expert, rows, gradient in calls])
+        for (_, rows, _), reply in zip(calls, replies, strict=True):
+            if isinstance(reply, Tensor):
+                total.index_add_(0, rows, reply.to(total))
             else:
-                whole.index_add_(0, answer.rows, back.to(whole))
-        return whole
-
-    def _fits(self, place: Place) -> bool:
-        return len(place) == len(self.grid) and all(
-            n < side for n, side in zip(place, self.grid, strict=True)
-        )
+                self.counts["lost"] += 1
+        return total
 
 
-def _score(scores: Sequence[Tensor], place: Place) -> Tensor:
-    """Of each sample, the score of the expert at a place."""
-    return torch.stack([side[:, n] for side, n in zip(scores, place, strict=True)]).sum(0)
+class _Answers(torch.autograd.Function):
+    """Answers of experts as functions of x; in backward they are asked for its gradient, all at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        layer: UnreliableExperts,
+        experts: Sequence[int],
+        rows: Sequence[Tensor],
+        *values: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.layer, ctx.experts, ctx.rows = layer, experts, rows
+        ctx.save_for_backward(x)
+        return tuple(value.to(x) if value.device != x.device else value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (x,) = ctx.saved_tensors
+        calls = list(zip(ctx.experts, ctx.rows, gradients, strict=True))
+        return ctx.layer.gradient_of(x, calls), None, None, None, *(None for _ in gradients)

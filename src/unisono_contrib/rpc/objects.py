@@ -67,6 +67,7 @@ class Objects:
             deque()
         )  # of which the last reference has gone
         self._next = itertools.count(1).__next__
+        self.offers: dict[str, RRef[Any]] = {}
 
     def __len__(self) -> int:
         """How many objects this worker keeps for itself and others."""
@@ -260,6 +261,29 @@ class _Methods:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *args, **kwargs: self._rref.call(self._way, self._timeout, name, args, kwargs)
+
+
+def offer(name: str, value: Any) -> RRef[Any]:
+    """Let other workers find an object of this worker by a name, as long as this process lives; a later one of the same
+    name takes its place. They get its reference by `find`. Returns the reference."""
+    rref = RRef(value)
+    here().objects.offers[name] = rref
+    return rref
+
+
+def find(worker: str, name: str, timeout: float | None = None) -> RRef[Any]:
+    """The reference of what a worker offers under a name. timeout: seconds; that of `init` if None. Raises UsageError
+    Q04 where it offers no such thing; PeerLost, CallTimeout."""
+    return here().call(worker, offered, (name,), timeout=timeout).wait()
+
+
+@exported
+def offered(name: str) -> RRef[Any]:
+    """What this worker offers under a name."""
+    rref = here().objects.offers.get(name)
+    if rref is None:
+        raise refused(f"nothing is offered as {name} here", "rpc.offer(name, object)", where=here().info.name)
+    return rref
 
 
 @exported

@@ -31,8 +31,7 @@ Head = dict[str, Any]
 class RpcWorker:
     """This process among the workers of a run. `rpc.init` makes it; functions of `unisono.rpc` act on it.
 
-    info: its own name, rank and host. workers: all of them, by rank. services: what functions called here find by a
-    name."""
+    info: its own name, rank and host. workers: all of them, by rank."""
 
     def __init__(
         self, meeting: CallMeeting, name: str, modules: Sequence[str], threads: int, timeout: float, silence: float,
@@ -44,7 +43,6 @@ class RpcWorker:
         self.exports = Exports(modules)
         self.contexts = GradientContexts(self.info)
         self.objects = Objects(self)
-        self.services: dict[str, Any] = {}
         self._pool = CallPool(threads, lambda: HERE.set(self))
         self._pending = PendingCalls()
         self._lines: dict[str, Connection] = {}  # on which this worker calls, by the peer's name

@@ -32,6 +32,7 @@ class HogwildSync(OuterSync):
         if site.dp.size > 1:
             _check(site)
             self._share()
+            site.optimizer.adds_rows = True  # type: ignore[attr-defined]  # see `train.step.lazy`
 
     @torch.no_grad()
     def _share(self) -> None:

@@ -19,14 +19,14 @@ from unisono.sync import Identity, OuterPolicy
 from unisono_contrib.sync._local import pace_of_rounds, rounds_work, usual_problems
 
 
-class AdaComm(OuterPolicy):
+class Adaptive(OuterPolicy):
     """The mean of the replicas' weights after rounds that get shorter as the loss falls."""
 
-    name = "adacomm"
+    name = "adaptive"
     main: ClassVar[str] = "h"
     identities = (
-        Identity("adacomm:h=3,every=100", "local_sgd:h=3"),
-        Identity("adacomm:h=3,every=3,gamma=1", "every_step", alike=True),
+        Identity("adaptive:h=3,every=100", "local_sgd:h=3"),
+        Identity("adaptive:h=3,every=3,gamma=1", "every_step", alike=True),
     )
 
     h: int = Field(default=16, ge=1, description="steps of the first rounds, and of the longest")
@@ -51,6 +51,6 @@ class AdaComm(OuterPolicy):
         return rounds_work(gradient_bytes, dp, self.h, self.inside, chosen=5)
 
     def bind_outer(self, site: Any) -> Any:
-        from unisono_contrib.sync._adacomm import AdaCommSync
+        from unisono_contrib.sync._adaptive import AdaptiveSync
 
-        return AdaCommSync(site, self.h, self.every, self.gamma)
+        return AdaptiveSync(site, self.h, self.every, self.gamma)

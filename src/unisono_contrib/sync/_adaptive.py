@@ -1,4 +1,4 @@
-"""The live part of `adacomm`: rounds whose length all replicas choose alike, by the losses of their meetings."""
+"""The live part of `adaptive`: rounds whose length all replicas choose alike, by the losses of their meetings."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ def shorter(period: int, h: int, loss: float, first: float, gamma: float) -> int
     return max(1, wanted if wanted < period else math.ceil(gamma * period))
 
 
-class AdaCommSync(RoundsSync):
-    """State, alike on all replicas: `adacomm`, float64 [5]: steps of a round; the step after which they meet next; the
+class AdaptiveSync(RoundsSync):
+    """State, alike on all replicas: `adaptive`, float64 [5]: steps of a round; the step after which they meet next; the
     loss of the first meeting (nan before it); the sum and the number of the losses since the last choice."""
 
     def __init__(self, site: Site, h: int, every: int, gamma: float) -> None:
@@ -60,7 +60,7 @@ class AdaCommSync(RoundsSync):
         return (self.clock,)
 
     def state(self) -> Mapping[str, Tensor]:
-        return {**super().state(), "adacomm": self.clock}
+        return {**super().state(), "adaptive": self.clock}
 
     def metrics(self) -> Mapping[str, Any]:
         chosen, self._chosen = self._chosen, None

@@ -1,4 +1,4 @@
-"""adacomm: rounds that get shorter as the loss falls, the same ones on all replicas."""
+"""adaptive: rounds that get shorter as the loss falls, the same ones on all replicas."""
 
 import math
 from pathlib import Path
@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.sync.outer import distance, flat, gradients_of, mean, play, recipe_of
-from unisono_contrib.sync._adacomm import shorter
+from unisono_contrib.sync._adaptive import shorter
 
 pytestmark = pytest.mark.timeout(120)
 
-STEPS, SYNC, H, EVERY, GAMMA = 48, "dp=2 sync=adacomm:h=12,every=12,gamma=0.8", 12, 12, 0.8
+STEPS, SYNC, H, EVERY, GAMMA = 48, "dp=2 sync=adaptive:h=12,every=12,gamma=0.8", 12, 12, 0.8
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_replicas_meet_when_the_papers_rule_says(source) -> None:
     met = [step for step, sent in enumerate(one.sent) if sent]
     assert met == meetings([report.loss for report in one.reports])
     assert met == [step for step, sent in enumerate(other.sent) if sent]
-    assert torch.equal(one.state["adacomm"], other.state["adacomm"])
+    assert torch.equal(one.state["adaptive"], other.state["adaptive"])
     chosen = [line["period"] for line in one.metrics if "period" in line]
     assert len(chosen) > 1 and chosen == sorted(chosen, reverse=True) and chosen[-1] < H
 
