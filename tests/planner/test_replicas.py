@@ -19,7 +19,6 @@ from unisono.planner.replicas import Cover
 from unisono.planner.simulate import PlanRequest, PlanResult, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.networks import Network
-from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.workload import Product, Workload, WorkPart
 from unisono_contrib.verify.cover import covering
@@ -122,13 +121,6 @@ def test_fidelity_and_why_are_the_members_own() -> None:
     assert replicas.fidelity(Plan.parse("dp=4 sync=canonical"))[0] is Fidelity.EXACT
     found, why = replicas.fidelity(Plan.parse(f"dp=4 codec={OWN}:Largest"))
     assert found is Fidelity.LOSSY and why.startswith(f"codec={OWN}:Largest: The largest elements of each")
-
-
-@pytest.mark.parametrize("words", ["sync=adaptive"])
-def test_what_nothing_plays_has_no_price(words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        dp(words)
-    assert caught.value.code == "C22" and words in caught.value.what
 
 
 def test_delayed_gradients_hide_behind_the_steps_between() -> None:

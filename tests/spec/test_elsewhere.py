@@ -118,9 +118,9 @@ def test_a_recipe_where_a_run_is_wanted_is_told_apart(tmp_path, capsys: pytest.C
 
 
 def test_plans_of_a_list_that_cannot_be_played_are_rows_of_their_own(capsys: pytest.CaptureFixture) -> None:
-    plans = [word for plan in ("tp=2", "dp=2 sync=adaptive", "tp=99") for word in ("--plan", plan)]
+    plans = [word for plan in ("tp=2", "dp=2 sync=ssp codec=int8", "tp=99") for word in ("--plan", plan)]
     assert main(["verify", "--demo", "--dry-run", *plans]) == 0
     said = capsys.readouterr().out
     assert "would verify  tp=2" in said or "would verify  micros" in said
-    assert said.count("refused: U-P10") == said.count("refused: U-P12") == 1
+    assert said.count("refused: U-P16") == said.count("refused: U-P12") == 1
     assert main(["verify", "--demo", "--dry-run", "--plan", "tp=99"]) == 2
