@@ -2,9 +2,9 @@
 
 The recommender of `examples/clicks.toml` with larger tables, whose updates touch the rows that their samples read.
 Every process has one thread. An update is of `--batch` samples, whoever makes it: so several processes make as many
-updates together as one makes alone. Seconds are those of the steps, without the start and the validations. Processes wait
-for each other in the step before a validation, so that the wait counts. Between two validations the loss counts as a
-straight line. The target is the loss that one process has after `--at` of its run.
+updates together as one makes alone. Seconds are those of the steps, without the start and the validations. Processes
+wait for each other in the step before a validation, so that the wait counts. Between two validations the loss counts as
+a straight line. The target is the loss that one process has after `--at` of its run.
 
 Runs take turns, in another order in each round; the ratio is that of the medians. `whole run` is the ratio of the
 seconds of all updates. On a machine that does other work, look at the rounds one by one.
