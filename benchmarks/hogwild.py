@@ -2,8 +2,9 @@
 
 The recommender of `examples/clicks.toml` with larger tables, whose updates touch the rows that their samples read.
 Every process has one thread. An update is of `--batch` samples, whoever makes it: so several processes make as many
-updates together as one makes alone. Seconds are those of the steps, without the start and the validations; between two
-validations the loss counts as a straight line. The target is the loss that one process has after `--at` of its run.
+updates together as one makes alone. Seconds are those of the steps, without the start and the validations. Processes
+wait for each other in the step before a validation, so that the wait counts. Between two validations the loss counts as
+a straight line. The target is the loss that one process has after `--at` of its run.
 
 Runs take turns, in another order in each round; the ratio is that of the medians. `whole run` is the ratio of the
 seconds of all updates. On a machine that does other work, look at the rounds one by one.
@@ -50,12 +51,13 @@ class Curve:
 def ran(processes: int, folder: Path, flags: argparse.Namespace) -> Curve:
     """Train with so many processes. Raises SystemExit with what the run said, where it fails."""
     steps = flags.updates // processes
+    look = max(1, steps // flags.looks)
     keys: dict[str, Any] = {
         "model.kind": "dlrm", "model.tables": TABLES, "model.lookups": 2, "model.d_table": 16, "model.n_dense": 8,
         "model.bottom": "[64]", "model.top": "[64,32]", "data.source": f"clicks:samples={flags.samples}",
         "train.steps": steps, "train.global_batch": flags.batch * processes, "train.micro_batch": flags.batch,
         "train.optimizer": "adagrad", "train.lr": flags.lr, "train.lr_schedule": "constant", "train.weight_decay": 0.0,
-        "train.eval_every": max(1, steps // flags.looks), "train.eval_batches": 128 // processes, "train.save_every": 0,
+        "train.eval_every": look, "train.eval_batches": 128 // processes, "train.save_every": 0,
         "launch.threads_per_rank": 1, "launch.replan": "false", "out.report": "false", "out.dir": folder,
     }  # fmt: skip
     command = [
@@ -66,7 +68,7 @@ def ran(processes: int, folder: Path, flags: argparse.Namespace) -> Curve:
         "--json",
         "--quiet",
         "--plan",
-        f"dp={processes} sync=hogwild",
+        f"dp={processes} sync=hogwild:meet={look}",
     ]
     command += [word for key, value in keys.items() for word in (f"--{key}", str(value))]
     got = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)

@@ -442,6 +442,13 @@ EXPERTS = (
         recipe="examples/moe.toml",
         more=f"{MOE} --model.capacity_factor 1.25",
     ),
+    reads(
+        _G,
+        "Experts on unreliable peers",
+        "python examples/unreliable_experts.py",
+        "one of three peers is killed; calls to it have `failed`, and the loss falls on",
+        lambda ran: "'failed'" in ran.out and ran.out.count("loss 0.0") == 4,
+    ),
 )
 _G = "8 Synchronous, asynchronous, stale"
 TOGETHER = (
@@ -503,7 +510,9 @@ TOGETHER = (
         "Hogwild! / lock-free shared memory",
         'unisono train examples/clicks.toml --no-out.report --train.steps 12 --plan "dp=2 sync=hogwild:meet=4"',
         "nothing is sent but at meetings; `staleness_counts`: updates of others between read and write",
-        lambda ran: sum(_staleness(ran)) == 12 and sum(line["bytes_sent"] == 0 for line in ran.metrics()) >= 9,
+        lambda ran: (
+            sum(_staleness(ran)) == 12 and sum(line["bytes_sent"] == 0 for line in ran.metrics()) >= 9
+        ),
     ),
     reads(
         _G,

@@ -1,8 +1,11 @@
 """A mixture of experts on peers that come and go: the same layer as on one device while all answer, and training that
 goes on while some do not."""
 
+import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import unisono.rpc as rpc
-from tests.rpc.test_rpc import at_once
+from tests.forked import Forked
+from tests.rpc.test_rpc import EXAMPLES, at_once
 from unisono_contrib.rpc.current import HERE
 from unisono_contrib.rpc.experts import Point, expert_name
 from unisono_contrib.rpc.meeting import CallMeeting
@@ -181,6 +185,17 @@ def test_where_none_answers_it_is_a_typed_error(peers: Peers) -> None:
     with pytest.raises(rpc.NoExperts, match="none of 4 experts") as caught:
         layer(torch.randn(6, WIDTH, dtype=torch.float64))
     assert caught.value.code == "Q07" and isinstance(caught.value.__cause__, rpc.PeerLost)
+
+
+def test_the_example_goes_on_without_a_peer_that_is_killed(tmp_path: Path) -> None:
+    """One command; the script starts its three peers, and kills one of them."""
+    text = (EXAMPLES / "unreliable_experts.py").read_text().replace("train(200)", "train(100)")
+    (tmp_path / "experts.py").write_text(text)
+    script = Forked(["experts.py"], tmp_path, {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)})
+    out, err, code = script.stdout.read(), script.stderr.read(), script.wait()
+    assert code == 0, err
+    losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", out)]
+    assert len(losses) == 4 and losses[3] < losses[1] < 0.11 and "failed" in out.splitlines()[3], out
 
 
 def test_objects_are_found_by_the_name_under_which_they_are_offered(peers: Peers) -> None:
