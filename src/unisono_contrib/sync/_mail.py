@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -79,15 +80,18 @@ class Mail:
         return Arrival(place, round, published.tensors if published is not None else {})
 
     def _take_place(self) -> int:
-        begun, living = time.monotonic(), lambda: [peer.name for peer in self._box.peers()]
-        for pause in (*POLLS, *(POLLS[-1:] * int(1 + self._place.patience_s / POLLS[-1]))):
+        begun, waited = time.monotonic(), 0.0
+        living = lambda: [peer.name for peer in self._box.peers()]
+        for pause in chain(POLLS, repeat(POLLS[-1])):
             self._checked_heart()
             place = take_place(self._depot, self._place.peer, living, self._place.peers)
             if place is not None:
                 return place
+            if (waited := time.monotonic() - begun) > self._place.patience_s:
+                break
             self._sleep(pause)
         raise HangError(
-            f"{len(living())} of {self._place.peers} peers have come in {time.monotonic() - begun:.0f} s",
+            f"{len(living())} of {self._place.peers} peers have come in {waited:.0f} s",
             where=KEY,
             likely="peers that were not started, or with another mailbox",
             fix="start them, or --launch.peers with fewer",
