@@ -62,16 +62,16 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
         run.sync.after_update(report.step)
         run.whole = True
     if not run.sync.equal and not report.bad:
-        _come_together(run, report.step, stop)
+        run.sync.heed(stop)
+        _come_together(run, report.step)
     if not report.bad and not report.again:
         run.assigner.stepped()
     return report
 
 
-def _come_together(run: Run, step: int, stop: Callable[[], bool]) -> None:
+def _come_together(run: Run, step: int) -> None:
     """After the update of step `step`, where replicas have weights of their own. A rank that is lost while they
     communicate leaves each of the others with a state after that step."""
-    run.sync.heed(stop)
     with run.recorder.span("sync"):
         run.sync.exchange(step)
     with run.gate:
