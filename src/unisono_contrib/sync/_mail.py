@@ -34,7 +34,7 @@ class Arrival:
     published: Mapping[str, Tensor]
 
 
-class Outcome(NamedTuple):
+class RoundResult(NamedTuple):
     """What came of a round, in numbers, so that ranks can tell each other. round: the one with which this run goes on.
     skipped: whether it leaves out rounds that others have made without it. cohort: letters that count. counted: whether
     this run's is among them. alone: whether no other's is. distance: root mean square, over peers, of the distance of
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 class Met:
     """What came of a round. tensors: the mean of what peers have posted; after `skipped` rounds, what was published."""
 
-    outcome: Outcome
+    outcome: RoundResult
     tensors: Mapping[str, Tensor]
 
 
@@ -130,11 +130,11 @@ class Mail:
         if newest is not None and (published := newest[1]) is not None:
             number = newest[0]
             self._check([published])
-            outcome = Outcome(number, True, len(letters), False, False, 0.0, waited, *traffic)
+            outcome = RoundResult(number, True, len(letters), False, False, 0.0, waited, *traffic)
             return Met(outcome, published.tensors)
         average = mean(letters)
         alone, apart = counted and len(letters) == 1, distance(letters, average)
-        outcome = Outcome(round + 1, False, len(letters), counted, alone, apart, waited, *traffic)
+        outcome = RoundResult(round + 1, False, len(letters), counted, alone, apart, waited, *traffic)
         return Met(outcome, average)
 
     def publish(self, round: int, state: Mapping[str, Tensor]) -> int:
