@@ -8,7 +8,8 @@ import torch
 from unisono.comm import outside
 from unisono.comm.group import Group
 from unisono.comm.outside import OutsideWait
-from unisono.launch.rank.watchdog import _turns
+from unisono.launch.pace import StepPace
+from unisono.launch.rank.watchdog import Watchdog, _turns
 from unisono.observe.span import Recorder
 from unisono_contrib.comm import threads
 
@@ -55,3 +56,20 @@ def test_a_watchdog_sees_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     over.set()
     thread.join(10)
     assert _turns(thread) == 0
+
+
+def test_a_watchdog_ends_who_sleeps_and_lets_wait_who_waits_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outside, "_TURN", 0.05)
+    ended: list[object] = []
+    dog = Watchdog(0, 1, "here", None, StepPace(0.3), lambda error, mine, kill: ended.append(error))
+    dog.watch_alone()
+    looks = threading.Event()
+    try:
+        alone().until(lambda: looks.wait(1.5))
+        assert not ended
+        while not ended:
+            looks.wait(0.2)  # asleep, as far as anybody can see
+    finally:
+        dog.close()

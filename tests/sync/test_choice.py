@@ -12,7 +12,7 @@ from unisono.codecs import CODECS
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
-from unisono.sync import Lane
+from unisono.sync import SampleLane
 from unisono.sync._drive import Drive
 from unisono.train.state.checkpoint import latest, save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
@@ -217,7 +217,7 @@ def test_replicas_that_see_each_others_memory_send_plain_without_measuring(monke
     class Site:
         private = shares = sliced = False
         settled, kept, cap = "", None, 0
-        equal, replicas, keeps_weights, one_copy, lane = True, None, True, False, Lane()
+        equal, replicas, keeps_weights, one_copy, lane = True, None, True, False, SampleLane()
         dp = Near()
 
     Near.near = lambda self, device: True  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from tests.sync.mailed import (
 from tests.sync.outer import distance, flat, play, recipe_of
 from unisono.config import LaunchConfig, resolve
 from unisono.config.resolve import on_any_ranks
-from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.spec.errors import ConfigProblems, HangError, UsageError
 from unisono.train.step.run import Run
 
 pytestmark = pytest.mark.timeout(60)
@@ -288,6 +288,12 @@ def test_a_run_may_be_cut_inside_in_any_way(source: Path, plan: str) -> None:
     for name, x in one.tensors.items():
         assert distance(other.tensors[name], x) < 1e-9, name
     assert whole.said("round") == cut.said("round") == [1, 2]
+
+
+def test_who_waits_for_peers_that_do_not_come_ends_in_words(source: Path, url: str) -> None:
+    with pytest.raises(HangError, match="1 of 2 peers have come"):
+        peer(source, "c", url, peers=2, timeout=0.01)
+    assert zed(url).peers() == ()
 
 
 def test_peers_that_play_something_else_are_refused(source: Path, url: str) -> None:

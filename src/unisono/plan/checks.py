@@ -58,12 +58,13 @@ def check(plan: PlanFields, recipe: RecipeLike | None, cluster: Devices | None) 
     problems += ranges_alone(plan)
     if recipe is not None:
         model, train = recipe.model, recipe.train
+        problems += _mailed(plan, recipe)
         problems += [
             *ranges_on(plan, model), *put_away(plan, recipe), *again(plan, model), *_world(plan, recipe),
             *_precision(plan, recipe), *_encoded(plan, train), *_tensor(plan, model), *_context(plan, model),
-            *_servers(plan, recipe), *_mailed(plan, recipe), *_virtual(plan, model), *_experts(plan, model),
-            *kept_whole(plan, model), *chunked(plan, model),
-            *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train), *_stages(plan, model),
+            *_servers(plan, recipe), *_virtual(plan, model), *_experts(plan, model), *kept_whole(plan, model),
+            *chunked(plan, model), *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train),
+            *_stages(plan, model),
             *train.optimiser().problems(plan, model),
         ]  # fmt: skip
         if plan.dp != -1:

@@ -48,7 +48,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class SampleLane:
     """Which samples a run reads that trains beside others. Of every `count` global batches in the order of samples it
     has number `place`. From `place` = `count` on, batches come from an order of samples with another seed."""
 
@@ -156,7 +156,7 @@ class Sync(ABC):
     overlaps: bool = False
     settled: str = ""
     equal: bool = True
-    lane: Lane = Lane()
+    lane: SampleLane = SampleLane()
     replicas: "Group | None" = None
     keeps_weights: bool = True
     one_copy: bool = False

@@ -13,10 +13,11 @@ class SyncAround(Sync):
     """A policy as it is. Whoever stands around one overrides what is its own affair."""
 
     def __init__(self, inner: Sync) -> None:
+        self.lane = inner.lane
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
         self.equal, self.replicas = inner.equal, inner.replicas
-        self.keeps_weights, self.one_copy, self.lane = inner.keeps_weights, inner.one_copy, inner.lane
+        self.keeps_weights, self.one_copy = inner.keeps_weights, inner.one_copy
 
     def proceed(self, step: int) -> int:
         step = self.inner.proceed(step)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class Arrival:
     published: Mapping[str, Tensor]
 
 
-class Outcome(NamedTuple):
+class RoundResult(NamedTuple):
     """What came of a round, in numbers, so that ranks can tell each other. round: the one with which this run goes on.
     skipped: whether it leaves out rounds that others have made without it. cohort: letters that count. counted: whether
     this run's is among them. alone: whether no other's is. distance: root mean square, over peers, of the distance of
@@ -54,7 +55,7 @@ class Outcome(NamedTuple):
 class Met:
     """What came of a round. tensors: the mean of what peers have posted; after `skipped` rounds, what was published."""
 
-    outcome: Outcome
+    outcome: RoundResult
     tensors: Mapping[str, Tensor]
 
 
@@ -79,15 +80,18 @@ class Mail:
         return Arrival(place, round, published.tensors if published is not None else {})
 
     def _take_place(self) -> int:
-        begun, living = time.monotonic(), lambda: [peer.name for peer in self._box.peers()]
-        for pause in (*POLLS, *(POLLS[-1:] * int(1 + self._place.patience_s / POLLS[-1]))):
+        begun, waited = time.monotonic(), 0.0
+        living = lambda: [peer.name for peer in self._box.peers()]
+        for pause in chain(POLLS, repeat(POLLS[-1])):
             self._checked_heart()
             place = take_place(self._depot, self._place.peer, living, self._place.peers)
             if place is not None:
                 return place
+            if (waited := time.monotonic() - begun) > self._place.patience_s:
+                break
             self._sleep(pause)
         raise HangError(
-            f"{len(living())} of {self._place.peers} peers have come in {time.monotonic() - begun:.0f} s",
+            f"{len(living())} of {self._place.peers} peers have come in {waited:.0f} s",
             where=KEY,
             likely="peers that were not started, or with another mailbox",
             fix="start them, or --launch.peers with fewer",
@@ -126,11 +130,11 @@ class Mail:
         if newest is not None and (published := newest[1]) is not None:
             number = newest[0]
             self._check([published])
-            outcome = Outcome(number, True, len(letters), False, False, 0.0, waited, *traffic)
+            outcome = RoundResult(number, True, len(letters), False, False, 0.0, waited, *traffic)
             return Met(outcome, published.tensors)
         average = mean(letters)
         alone, apart = counted and len(letters) == 1, distance(letters, average)
-        outcome = Outcome(round + 1, False, len(letters), counted, alone, apart, waited, *traffic)
+        outcome = RoundResult(round + 1, False, len(letters), counted, alone, apart, waited, *traffic)
         return Met(outcome, average)
 
     def publish(self, round: int, state: Mapping[str, Tensor]) -> int:

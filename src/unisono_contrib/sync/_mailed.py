@@ -12,11 +12,11 @@ from torch import Tensor
 
 from unisono.comm.group import Group
 from unisono.comm.outside import OutsideWait
-from unisono.sync import Lane
+from unisono.sync import SampleLane
 from unisono.sync._outer import MailboxPlace, Site
-from unisono_contrib.sync._mail import BUFFER, Mail, Met, Outcome
+from unisono_contrib.sync._mail import BUFFER, Mail, Met, RoundResult
 from unisono_contrib.sync._rounds import OuterOptimizer, RoundsSync, Timing
-from unisono_contrib.sync._whole import Boxes, Part
+from unisono_contrib.sync._whole import Boxes, BoxShape
 
 MOMENTUM = "momentum/"
 
@@ -38,9 +38,9 @@ class MailedSync(RoundsSync):
         self._posted: dict[str, Tensor] = {}
         self._mail: Mail | None = None
         self._arrived = False
-        self._asked: Callable[[], bool] = lambda: False
+        self._stop_wish: Callable[[], bool] = lambda: False
         self._says: dict[str, Any] = {}
-        self.lane = Lane(0, place.peers)
+        self.lane = SampleLane(0, place.peers)
 
     def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
         """Before the first step: all ranks of this run."""
@@ -49,7 +49,7 @@ class MailedSync(RoundsSync):
         # A second use of a tied weight on another rank is posted once, under its owner's name.
         self._names = {name: site.owners.get(name, name) for name in fragment.local}
         parts = {
-            self._names[name]: Part(
+            self._names[name]: BoxShape(
                 tuple(slots[name].shape), tuple(slots[name].start), tuple(x.shape), x.dtype
             )
             for name, x in fragment.local.items()
@@ -60,7 +60,8 @@ class MailedSync(RoundsSync):
             if x.is_floating_point()
         }
         whole = {
-            n: Part(tuple(x.shape), (0,) * x.dim(), tuple(x.shape), x.dtype) for n, x in self._changed.items()
+            n: BoxShape(tuple(x.shape), (0,) * x.dim(), tuple(x.shape), x.dtype)
+            for n, x in self._changed.items()
         }
         self._weights = Boxes(parts, site.replica, world, site.device)
         self._buffers = Boxes(whole, site.replica, world, site.device)
@@ -79,7 +80,7 @@ class MailedSync(RoundsSync):
         super().deliver(step, norm, stop)
 
     def heed(self, stop: Callable[[], bool]) -> None:
-        self._asked = stop
+        self._stop_wish = stop
 
     def undone(self) -> None:
         self._counting = 0.0
@@ -110,15 +111,15 @@ class MailedSync(RoundsSync):
             self._mail = Mail(self._place, facts)
         arrival = self._wait.until(lambda: self._mail.arrive() if self._mail else None)
         place, newest = self._heard([float(arrival.place), float(arrival.round)] if arrival else [0.0, 0.0])
-        self.lane = Lane(int(place), self._place.peers)
-        made = step // self.timing.h + bool(step == self.timing.steps and step % self.timing.h)
+        self.lane = SampleLane(int(place), self._place.peers)
+        rounds_due = step // self.timing.h + bool(step == self.timing.steps and step % self.timing.h)
         if not self._resumed:  # from the beginning, or from a checkpoint of a run without peers
-            self.rounds.fill_(made)
+            self.rounds.fill_(rounds_due)
         if newest > int(self.rounds):
             boxes = self._boxes_of(arrival.published if arrival else {}, momentum=True)
             self._adopt(boxes, int(newest))
             return self._step_of(int(newest))
-        if made > int(self.rounds):  # it was stopped after it had posted
+        if rounds_due > int(self.rounds):  # it was stopped after it had posted
             self._meet()
             self.merge(step - 1)
         elif newest < int(self.rounds):
@@ -137,20 +138,20 @@ class MailedSync(RoundsSync):
 
     def _meet(self, posts_alone: bool = False) -> None:
         """Post what was learnt and take what counts of all. posts_alone: wait for nobody, since this run ends."""
-        own, tokens, round = self._to_post(), float(self._tokens + self._late_tokens), int(self.rounds)
-        whole = {**self._gather(own), **self._buffers.gather(self._changed)}
+        deltas, tokens, round = self._to_post(), float(self._tokens + self._late_tokens), int(self.rounds)
+        whole = {**self._gather(deltas), **self._buffers.gather(self._changed)}
         mail = self._mail
         if posts_alone:
             self._wait.until(lambda: mail.post(round, whole, tokens) if mail else None)
             return
-        met = self._wait.until(lambda: mail.exchange(round, whole, tokens) if mail else None, self._asked)
+        met = self._wait.until(lambda: mail.exchange(round, whole, tokens) if mail else None, self._stop_wish)
         if mail is not None and met is None:
             mail.abandon()
-        self._met, self._posted = self._share(met), own
+        self._met, self._posted = self._share(met), deltas
 
-    def _gather(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors like the parameters, under their owners' names. own: this rank's boxes."""
-        return self._weights.gather({self._names[name]: x for name, x in own.items()})
+    def _gather(self, boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors like the parameters, under their owners' names. boxes: of this rank."""
+        return self._weights.gather({self._names[name]: x for name, x in boxes.items()})
 
     def _to_post(self) -> dict[str, Tensor]:
         """By name, what this run has learnt, with what it could not post in time."""
@@ -162,7 +163,9 @@ class MailedSync(RoundsSync):
 
     def _share(self, met: Met | None) -> Met | None:
         """met: on the first rank, None if it was asked to stop. On all: with this rank's boxes for tensors."""
-        outcome = Outcome(*self._heard([float(x) for x in met.outcome] if met is not None else [-1.0] * 9))
+        outcome = RoundResult(
+            *self._heard([float(x) for x in met.outcome] if met is not None else [-1.0] * 9)
+        )
         if outcome.round < 0:
             return None
         tensors = met.tensors if met is not None else {}

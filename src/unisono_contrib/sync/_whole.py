@@ -14,7 +14,7 @@ from unisono.comm.group import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BoxShape:
     """What one rank holds of a tensor. shape: of the whole. start: where this box begins in it. box: its shape."""
 
     shape: tuple[int, ...]
@@ -31,7 +31,9 @@ class Boxes:
     """The boxes of one replica. replica: its ranks. world: all ranks of the run, the first of which has whole tensors
     to hand out. Every rank makes it and calls each of its methods, or it hangs."""
 
-    def __init__(self, parts: Mapping[str, Part], replica: Group, world: Group, device: torch.device) -> None:
+    def __init__(
+        self, parts: Mapping[str, BoxShape], replica: Group, world: Group, device: torch.device
+    ) -> None:
         self.parts, self._replica, self._world, self._device = dict(parts), replica, world, device
         said = {
             name: [part.shape, part.start, part.box, str(part.dtype).removeprefix("torch.")]

@@ -35,7 +35,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import Facts, OwnModel
 from unisono.spec.training import LOSSES
-from unisono.sync import POLICIES, Lane
+from unisono.sync import POLICIES, SampleLane
 from unisono.sync._outer import MailboxPlace
 from unisono.train.build.pretrained import beginning
 from unisono.train.build.stepped_by import stepped_by
@@ -233,7 +233,7 @@ def sample_of(corpus: Corpus, micro_batch: int) -> Tensor:
 
 
 def feeds(
-    recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device, lane: Lane = Lane()
+    recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device, lane: SampleLane = SampleLane()
 ) -> tuple[FilteredFeed, Permuted]:
     """(training, validation) batches. lane: which ones are this run's; validation is the same for all."""
     train = recipe.train

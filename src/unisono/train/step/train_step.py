@@ -64,7 +64,8 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lamb
         run.sync.after_update(report.step)
         run.whole = True
     if not run.sync.equal and not report.bad:
-        _come_together(run, report, stop)
+        run.sync.heed(stop)
+        _come_together(run, report)
     if not report.bad and not report.again:
         run.assigner.stepped()
     return report
@@ -79,11 +80,10 @@ def _drain(run: Run) -> None:
         run.gradients.forget()
 
 
-def _come_together(run: Run, report: Report, stop: Callable[[], bool]) -> None:
+def _come_together(run: Run, report: Report) -> None:
     """After an update, where replicas have weights of their own. A rank that is lost while they communicate leaves each
     of the others with a state after that step, and with its report."""
     run.untold = report
-    run.sync.heed(stop)
     with run.recorder.span("sync"):
         run.sync.exchange(report.step)
     with run.gate:

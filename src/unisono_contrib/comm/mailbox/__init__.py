@@ -100,7 +100,7 @@ class Mailbox:
         self._beat_at = -float("inf")
         self._seen: dict[str, Heartbeat] = {}
         self._beating = threading.Lock()
-        self._own: Letter | None = None
+        self._last_letter: Letter | None = None
 
     def beat(self, round: int | None = None) -> None:
         """Say that this peer lives and, from now on, works for `round`. To be called more often than every `alive_s`
@@ -153,7 +153,7 @@ class Mailbox:
         self.beat(round)
         letter = Letter(self.peer, round, weight, {name: whole(x) for name, x in tensors.items()}, meta or {})
         first = post(self.depot, _round(round), letter)
-        self._own = letter if first else None
+        self._last_letter = letter if first else None
         return first
 
     def collect(
@@ -167,8 +167,8 @@ class Mailbox:
         PeerGone (R03) where the round is over and gone, so that this peer has to join anew.
         """
         begun, letters, enough = self._clock(), dict[str, Letter](), None
-        if self._own is not None and self._own.round == round:
-            letters[self.peer] = self._own  # as it lies there, and need not be fetched
+        if self._last_letter is not None and self._last_letter.round == round:
+            letters[self.peer] = self._last_letter  # as it lies there, and need not be fetched
         for pause in chain(POLLS, repeat(POLLS[-1])):
             self.beat(round)
             cohort = self._cohort(round)
