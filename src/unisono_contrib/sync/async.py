@@ -34,4 +34,5 @@ class Async(ServedPolicy):
         from unisono_contrib.sync._servers.rules import Unbounded
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(Unbounded(site.dp.size, self.rate == "aware"), self.dc))
+        rule = Unbounded(site.dp.size, self.rate == "aware")
+        return ServerSync(site, Offer(rule, self.dc, copies=self.copies))

@@ -44,4 +44,5 @@ class QuorumPolicy(ServedPolicy):
         from unisono_contrib.sync._servers.rules import Quorum
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(Quorum(self.k, self.patience), keeps_late=self.late == "keep"))
+        rule = Quorum(self.k, self.patience)
+        return ServerSync(site, Offer(rule, keeps_late=self.late == "keep", copies=self.copies))

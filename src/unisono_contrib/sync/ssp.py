@@ -27,4 +27,4 @@ class Ssp(ServedPolicy):
         from unisono_contrib.sync._servers.rules import Bounded
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(Bounded(self.s)))
+        return ServerSync(site, Offer(Bounded(self.s), copies=self.copies))
