@@ -5,7 +5,7 @@ live part, a `Sync`, when ranks are there.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
@@ -254,6 +254,13 @@ class Sync(ABC):
     def outer(self) -> "Mapping[str, Tensor]":
         """What of `center` is kept between steps, alike on all replicas; a checkpoint fills these very tensors."""
         return {}
+
+    def salvage(self, tell: "Callable[[str, Any], list[Any]]") -> "tuple[int, Set[str]] | None":
+        """After a rank was lost, where not `keeps_weights`: weights and optimiser state of this rank become what its
+        servers hold. tell(name, JSON): what every rank that is left says under this name, in the order of ranks.
+        Returns (steps that are in them, names of these parameters), None where there is nothing. Every rank that is
+        left calls it, or it hangs."""
+        return None
 
     def agree(self) -> None:
         """After a run was restored: where replicas hold different rounds, all go on from the newest. Every member of

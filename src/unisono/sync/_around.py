@@ -1,6 +1,6 @@
 """What stands around a policy and hands on all that it does not do itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from torch import Tensor
@@ -78,6 +78,9 @@ class SyncAround(Sync):
     @property
     def outer(self) -> Mapping[str, Tensor]:
         return self.inner.outer
+
+    def salvage(self, tell: Callable[[str, Any], list[Any]]) -> tuple[int, Set[str]] | None:
+        return self.inner.salvage(tell)
 
     def agree(self) -> None:
         self.inner.agree()

@@ -4,11 +4,13 @@ Its state comes out of the ranks' memory. Where nobody holds a part of it, all g
 there is none, to the beginning.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from unisono.plan.grammar import member
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.words import listed
 from unisono.train.build.build import Place, build, connect
@@ -17,6 +19,7 @@ from unisono.train.rank_order import RankOrder
 from unisono.train.recovery.peer_restore import Incomplete, PeerRestore
 from unisono.train.recovery.replication import SnapshotReplicas
 from unisono.train.recovery.snapshot_buffer import Snapshot, SnapshotBuffer
+from unisono.train.state.checkpoint.boxes import Box
 from unisono.train.state.checkpoint.find import FOLDER, by_age, first_whole
 from unisono.train.state.run_state import kept_of, pieces_of, refill, restore
 from unisono.train.step.overlap import unflushed
@@ -54,6 +57,8 @@ def rebuild(
         state = refill(run, memory)
         if memory.stood_in:
             note(_went_back(memory))
+        elif not run.sync.keeps_weights:
+            note(f"going on after step {run.step}, of which servers have everything")
     except Incomplete as missing:
         folder = _newest(order.run_dir, place, rendezvous, note)
         if folder is None:
@@ -74,10 +79,44 @@ def hand_over(order: RankOrder, rendezvous: Rendezvous, kept: CarriedState) -> N
 def _memory(order: RankOrder, rendezvous: Rendezvous, kept: CarriedState) -> PeerRestore:
     """What all hold that meet, who are connected then."""
     place, present = order.place, rendezvous.meeting.present
-    held = _held(kept, order.buffer, order.replicas)
+    policy = member("sync", order.plan.sync)
+    lying = _with_servers(order, rendezvous, kept) if policy.served else []
+    held = [*lying, *_held(kept, order.buffer, order.replicas)]
     memory = PeerRestore(place.rank, present, rendezvous.store, held, place.device)
     connect(place, rendezvous.store, present)
     return memory
+
+
+def _with_servers(order: RankOrder, rendezvous: Rendezvous, kept: CarriedState) -> list[Snapshot]:
+    """What of the run lies with servers on this rank. Every rank that meets calls it, or it hangs."""
+    run, me, store = kept.run, order.place.rank, rendezvous.store
+
+    def hear(name: str, ranks: Sequence[int]) -> list[Any]:
+        return [json.loads(store.get(f"servers/{name}/{rank}")) for rank in ranks]
+
+    def tell(name: str, said: Any) -> list[Any]:
+        store.set(f"servers/{name}/{me}", json.dumps(said))
+        return hear(name, left)
+
+    store.set(f"servers/holds/{me}", json.dumps(run is not None))
+    everyone = range(rendezvous.meeting.present)
+    left = [rank for rank, holds in enumerate(hear("holds", everyone)) if holds]
+    if run is None or (had := run.sync.salvage(tell)) is None:
+        return []
+    step, names = had
+    lost = [slot.name for slot in run.local.slots if slot.live.requires_grad]
+    boxes = without(
+        pieces_of(run),
+        {run.local.owners.get(n, n) for n in lost} - {run.local.owners.get(n, n) for n in names},
+    )
+    state = {"val": kept.val_losses, "bad": kept.bad, "recent": kept.recent}
+    return [Snapshot(step, state, [*boxes, *kept_of(run)], live=True)]
+
+
+def without(boxes: Sequence[Box], names: Set[str]) -> list[Box]:
+    """The boxes but those of these parameters and of their optimiser state."""
+    gone = tuple(f"{name}/" for name in names)
+    return [box for box in boxes if not f"{box.name.partition('/')[2]}/".startswith(gone)]
 
 
 def _held(

@@ -4,6 +4,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
@@ -21,12 +23,20 @@ class ServedPolicy(OuterPolicy):
     served: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
 
+    copies: int = Field(
+        default=1, ge=1, description="servers that hold each parameter; all but one may be lost"
+    )
+
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         yield from usual_problems(self, plan)
         codec = named("codec", plan.codec)
         if codec is not None and codec.fidelity is not Fidelity.EXACT:
             what = f"sync={plan.sync}: gradients go to a server as they are, and codec={plan.codec} would do nothing"
             yield Problem("P16", what, "plan.sync, plan.codec", "codec=plain")
+
+        if plan.dp != -1 and self.copies > plan.dp:
+            what = f"sync={plan.sync}: copies are on different replicas, and there are dp={plan.dp}"
+            yield Problem("P16", what, "plan.sync, plan.dp", f"copies={plan.dp}, or less")
 
     @abstractmethod
     def rule(self, replicas: int) -> Rule:
@@ -40,6 +50,7 @@ class ServedPolicy(OuterPolicy):
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         """Of a rank that carries the one server: it receives dp gradients and sends dp copies of the weights, 2·dp·S in
-        all, of which a collective's rank sends half. With more servers the links share it."""
-        calls = (Call("dp", "push", gradient_bytes), Call("dp", "serve", gradient_bytes * dp))
+        all, of which a collective's rank sends half. With more servers the links share it. A gradient goes to
+        every copy."""
+        calls = (Call("dp", "push", gradient_bytes * self.copies), Call("dp", "serve", gradient_bytes * dp))
         return Work(calls, gradient_bytes * 3)

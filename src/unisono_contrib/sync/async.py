@@ -37,4 +37,4 @@ class Async(ServedPolicy):
     def bind_outer(self, site: Any) -> Any:
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(self.rule(site.dp.size), self.dc))
+        return ServerSync(site, Offer(self.rule(site.dp.size), self.dc, copies=self.copies))

@@ -47,4 +47,5 @@ class QuorumPolicy(ServedPolicy):
     def bind_outer(self, site: Any) -> Any:
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(self.rule(site.dp.size), keeps_late=self.late == "keep"))
+        late = self.late == "keep"
+        return ServerSync(site, Offer(self.rule(site.dp.size), keeps_late=late, copies=self.copies))

@@ -30,4 +30,4 @@ class Ssp(ServedPolicy):
     def bind_outer(self, site: Any) -> Any:
         from unisono_contrib.sync._servers.worker import Offer, ServerSync
 
-        return ServerSync(site, Offer(self.rule(site.dp.size)))
+        return ServerSync(site, Offer(self.rule(site.dp.size), copies=self.copies))

@@ -6,6 +6,7 @@
     simulate     the same run by an event list, as an oracle of staleness
     wire         messages as bytes, over authenticated connections
     host         the threads of one rank on which a sequencer and a shard live
+    salvage      what is left after a rank was lost
     worker       a replica's side, an `OuterSync`
 
 sequencer and shard do no input or output: a message in, messages out.

@@ -7,9 +7,11 @@ daemons, and end with their connections.
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,6 +22,7 @@ from unisono_contrib.sync._servers import wire
 from unisono_contrib.sync._servers.sequencer import Entry, Sequencer
 from unisono_contrib.sync._servers.shard import Reply, Shard
 
+_KEPT = 4096  # entries of the log that a shard keeps for those that have not heard them
 _FLUSH = 5.0  # seconds in which a server that ends sends what it has said
 
 Heard = Callable[[dict[str, Any], dict[str, Any], list[Tensor | None]], None]
@@ -112,19 +115,22 @@ class Listener:
 
 @dataclass(slots=True)
 class SequencerHost:
-    """A sequencer that hears the replicas' speakers and all shards, and sends its log to the shards."""
+    """A sequencer that hears the replicas' speakers and all shards, and sends its log to the shards. entries: how many
+    it has sent; each has its number `n`."""
 
     sequencer: Sequencer
     address: str
     key: bytes
     listener: Listener = field(init=False)
+    entries: int = 0
 
     def __post_init__(self) -> None:
         self.listener = Listener(self.address, self.key, self._hear)
 
     def _hear(self, who: dict[str, Any], said: dict[str, Any], tensors: Sequence[Tensor | None]) -> None:
         entries = entries_of(self.sequencer, who, said)
-        data = [wire.packed(entry) for entry in entries]
+        data = [wire.packed({**entry, "n": self.entries + i}) for i, entry in enumerate(entries)]
+        self.entries += len(entries)
         for (kind, _), box in self.listener.boxes.items():
             for each in data if kind == "shard" else ():
                 box.put(each)
@@ -159,14 +165,20 @@ def entries_of(sequencer: Sequencer, who: dict[str, Any], said: dict[str, Any]) 
 
 @dataclass(slots=True)
 class ShardHost:
-    """A shard that hears the replicas' gradients and the sequencer's log. log: the connection to the sequencer.
-    sent: bytes that went to replicas."""
+    """A shard that hears the replicas' gradients and the sequencer's log. place: which part of the
+    parameters it has. copy: 0 for the one that replicas read from; the others say nothing to replicas. sent: bytes that
+    went to replicas. done: entries of the log that were carried out."""
 
     shard: Shard
     address: str
     key: bytes
+    place: int = 0
+    copy: int = 0
     listener: Listener = field(init=False)
     sent: int = 0
+    done: int = 0
+    _kept: deque[Entry] = field(default_factory=partial(deque, maxlen=_KEPT))
+    _ended: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _log: Outbox | None = None
     _connection: Connection | None = None
@@ -185,11 +197,35 @@ class ShardHost:
             while (connection := self._connection) is not None:
                 entry, _ = wire.unpacked(connection.recv_bytes())
                 with self._lock:
-                    self._say(self.shard.carry_out(entry))
+                    if not self._ended:
+                        self._say(self._do(entry))
         self.listener.close()  # without a sequencer nothing happens any more, and replicas hear of it
+
+    def _do(self, entry: Entry) -> list[Reply]:
+        self.done = entry["n"] + 1
+        self._kept.append({name: x for name, x in entry.items() if name != "tally"})
+        return self.shard.carry_out(entry)
+
+    def end(self) -> None:
+        """Hear nothing any more: the shard stays as it is."""
+        with self._lock:
+            self._ended = True
+
+    def log(self, since: int) -> list[Entry]:
+        """The entries that were carried out from number `since` on, as far as they are kept."""
+        return [entry for entry in self._kept if entry["n"] >= since]
+
+    def catch_up(self, entries: Iterable[Entry]) -> None:
+        """Carry out what others have heard of the sequencer and this shard has not, after `end`. What these entries
+        need is here: the sequencer decides on a gradient when all shards have it."""
+        for entry in entries:
+            if entry["n"] == self.done:
+                self._do(entry)
 
     def _hear(self, who: dict[str, Any], said: dict[str, Any], tensors: list[Tensor | None]) -> None:
         with self._lock:
+            if self._ended:
+                return
             if said["op"] == "fill":
                 there = [x for x in tensors if x is not None]
                 count = len(self.shard.params)
@@ -200,6 +236,8 @@ class ShardHost:
     def _say(self, replies: Sequence[Reply]) -> None:
         known: dict[int, bytes] = {}  # a reply to all is written once
         for reply in replies:
+            if self.copy and reply.to >= 0:
+                continue
             data = known.get(id(reply.tensors)) if reply.tensors else None
             data = data or wire.packed(reply.said, reply.tensors)
             known[id(reply.tensors)] = data

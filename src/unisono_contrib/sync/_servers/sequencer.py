@@ -65,12 +65,20 @@ class _Push:
 
 
 class Sequencer:
-    """Each method takes a message and returns new entries of the log. speaker: the replica that is told the tally."""
+    """Each method takes a message and returns new entries of the log. speaker: the replica that is told the tally.
+    copies: shards that have the same parameters; those from number `shards` on are copies of those before."""
 
     def __init__(
-        self, rule: Rule, schedule: UpdateSchedule, workers: Iterable[int], shards: int, speaker: int = 0
+        self,
+        rule: Rule,
+        schedule: UpdateSchedule,
+        workers: Iterable[int],
+        shards: int,
+        speaker: int = 0,
+        copies: int = 1,
     ) -> None:
         self.rule, self.schedule, self.shards, self.speaker = rule, schedule, shards, speaker
+        self.holders = shards * copies
         self.clocks, self.tally = Clocks(0, set(workers)), StalenessTally()
         self._begun: dict[int, int] = {}
         self._filled: set[int] = set()
@@ -102,14 +110,14 @@ class Sequencer:
         return self._begin()
 
     def _begin(self) -> list[Entry]:
-        if not self.clocks.workers <= self._begun.keys() or len(self._filled) < self.shards:
+        if not self.clocks.workers <= self._begun.keys() or len(self._filled) < self.holders:
             return []
         step, each = max(self._begun.values()), self.rule.updates_per_step
         self.clocks = Clocks(step * each, self.clocks.workers, final=self.schedule.steps - 1)
         self._begun, self._filled = {}, set()
         self._forget()
         self._highest = step - 1
-        return [{"op": "begun", "step": step}]
+        return [{"op": "begun", "step": step, "version": self.clocks.version}]
 
     def admit(self, worker: int) -> list[Entry]:
         """A replica comes to a run under way, and computes the step that the slowest one computes."""
@@ -170,7 +178,7 @@ class Sequencer:
 
     def square(self, shard: int, attempt: int, squared: float) -> list[Entry]:
         """A shard's part of the squared norm of the mean gradient that an entry `combine` has asked for."""
-        if self._combining is None or self._attempt != attempt:
+        if self._combining is None or self._attempt != attempt or shard >= self.shards:
             return []
         self._squares[shard] = squared
         if len(self._squares) < self.shards:
@@ -186,7 +194,7 @@ class Sequencer:
 
     def _arrive(self, worker: int, step: int) -> list[Entry]:
         push = self._pushes[worker, step]
-        if push.norm is None or len(push.at) < self.shards:
+        if push.norm is None or len(push.at) < self.holders:
             return []
         self._norms[worker, step] = push.norm
         del self._pushes[worker, step]

@@ -31,7 +31,8 @@ class Shard:
     compensation: the factor λ of DC-ASGD (Zheng et al. 2017), by which a gradient becomes g + λ g⊙g⊙(w - w_read); 0:
     off. by_rows: names of those whose gradients may have few rows, of which a replica gets the rows that have changed
     since it read last. counted: names of those that count in the norm of the whole model, since another shard may have
-    the same; None: all. Every method is called by one thread at a time."""
+    the same; None: all. version: updates that made these weights, since the run began; -1 until it has begun. Every
+    method is called by one thread at a time."""
 
     params: Mapping[str, nn.Parameter]
     optimizer: Optimizer
@@ -39,6 +40,7 @@ class Shard:
     compensation: float = 0.0
     by_rows: frozenset[str] = frozenset()
     counted: frozenset[str] | None = None
+    version: int = -1
     _changed: dict[str, Tensor] = field(default_factory=dict)
     _seen: dict[int, int] = field(default_factory=dict)
     _pushed: dict[tuple[int, int], Gradients] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Shard:
         """Begin with these weights and states; what was pushed before is void."""
         for mine, x in zip((*self.params.values(), *self.states()), (*weights, *states), strict=True):
             mine.copy_(x)
+        self.version = -1
         self._pushed.clear()
         self._read.clear()
         self._seen.clear()
@@ -74,6 +77,7 @@ class Shard:
         if "worker" in entry:
             self.workers.add(entry["worker"])
             return [Reply(entry["worker"], entry)]
+        self.version = entry["version"]
         return [Reply(worker, entry) for worker in sorted(self.workers)]
 
     def _took(self, entry: Entry) -> list[Reply]:
@@ -111,6 +115,7 @@ class Shard:
             self.optimizer.zero_grad()
         for worker in (*workers, *entry["void"]):
             self._pushed.pop((worker, version), None)
+        self.version = version + 1
         return []
 
     def _mark(self, version: int) -> None:

@@ -5,6 +5,7 @@ of a replica, its speaker, tells the sequencer what the replica does.
 """
 
 import secrets
+import select
 import socket
 import time
 import weakref
@@ -23,34 +24,59 @@ from unisono.sync._outer import OuterSync, Site
 from unisono_contrib.sync._servers import wire
 from unisono_contrib.sync._servers.host import SequencerHost, ShardHost
 from unisono_contrib.sync._servers.rules import Rule
+from unisono_contrib.sync._servers.salvage import Tell, salvage
 from unisono_contrib.sync._servers.sequencer import Sequencer, UpdateSchedule
 from unisono_contrib.sync._servers.shard import Shard, shares
 from unisono_contrib.sync._servers.wire import Message
 
 _LOOK = 0.002  # seconds of waiting for a server, between which other ranks on threads may run
+_KEY = 24  # bytes
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What replicas do with servers. rule: of the sequencer. compensation: see `Shard`. keeps_late: whether a gradient
-    that came too late is added to the next one of its replica."""
+    that came too late is added to the next one of its replica. copies: servers that hold each parameter."""
 
     rule: Rule
     compensation: float = 0.0
     keeps_late: bool = False
+    copies: int = 1
 
 
 @dataclass(slots=True)
 class _Links:
-    """What one rank has open. shards: to each server of its part. sequencer: on a speaker. hosts: servers here."""
+    """What one rank has open. holders[copy][place]: to each server of its part. sequencer: on a speaker. hosts: servers
+    here."""
 
-    shards: list[Connection] = field(default_factory=list)
+    holders: list[list[Connection]] = field(default_factory=list)
     sequencer: Connection | None = None
     hosts: list[SequencerHost | ShardHost] = field(default_factory=list)
 
+    @property
+    def shards(self) -> list[Connection]:
+        """Those that this rank reads from."""
+        return self.holders[0]
+
+    @property
+    def shard_hosts(self) -> list[ShardHost]:
+        return [host for host in self.hosts if isinstance(host, ShardHost)]
+
+    @property
+    def every(self) -> list[Connection]:
+        """To all servers of its part."""
+        return [connection for copy in self.holders for connection in copy]
+
+    def hung_up(self) -> Connection | None:
+        """To a server that has gone."""
+        poll, by_file = select.poll(), {connection.fileno(): connection for connection in self.every}
+        for file in by_file:
+            poll.register(file, select.POLLRDHUP)
+        return next((by_file[file] for file, _ in poll.poll(0)), None)
+
     def close(self) -> None:
-        for connection in (*self.shards, *([self.sequencer] if self.sequencer else [])):
+        for connection in (*self.every, *([self.sequencer] if self.sequencer else [])):
             wire.hang_up(connection)
         for host in self.hosts:
             host.close() if isinstance(host, ShardHost) else host.listener.close()
@@ -97,9 +123,10 @@ class ServerSync(OuterSync):
 
     @torch.no_grad()
     def deliver(self, step: int, norm: float, stop: bool) -> None:
-        for part, connection in zip(self.parts, self._links.shards, strict=True):
-            gradients = [self._whole(slot) for slot in part]
-            self._send(connection, wire.packed({"op": "push", "step": step}, gradients), "push")
+        for part, holders in zip(self.parts, zip(*self._links.holders, strict=True), strict=True):
+            data = wire.packed({"op": "push", "step": step}, [self._whole(slot) for slot in part])
+            for connection in holders:
+                self._send(connection, data, "push")
         finite = norm == norm and abs(norm) != float("inf")
         self._tell("announce", step=step, norm=norm if finite else None, stop=stop)
         said = self._hear("took")[0][0]
@@ -133,9 +160,10 @@ class ServerSync(OuterSync):
     def _begin(self, step: int) -> None:
         """Let the servers begin with what the first replica has."""
         if self.group.index == 0:
-            for part, connection in zip(self.parts, self._links.shards, strict=True):
-                tensors = [*(slot.master for slot in part), *self._states(part)]
-                self._send(connection, wire.packed({"op": "fill"}, tensors), "fill")
+            for part, holders in zip(self.parts, zip(*self._links.holders, strict=True), strict=True):
+                data = wire.packed({"op": "fill"}, [*(slot.master for slot in part), *self._states(part)])
+                for connection in holders:
+                    self._send(connection, data, "fill")
         self._tell("begin", step=step)
         self._hear("begun")
         self._begun = True
@@ -153,6 +181,15 @@ class ServerSync(OuterSync):
                 _put([*(slot.master for slot in part), *self._states(part)], tensors)
             self.group.barrier()  # a server may end now, since all have what they asked for
         return {slot.name: slot.master.data for part in self.parts for slot in part}
+
+    def salvage(self, tell: Tell) -> tuple[int, frozenset[str]] | None:
+        version, hosts = salvage(self._links.shard_hosts, tell)
+        for host in hosts:
+            part = self.parts[host.place]
+            _put([*(slot.master for slot in part), *self._states(part)],
+                 [*host.shard.params.values(), *host.shard.states()])  # fmt: skip
+        names = frozenset(slot.name for host in hosts for slot in self.parts[host.place])
+        return (version // self.offer.rule.updates_per_step, names) if version >= 0 else None
 
     def agree(self) -> None:
         """After a run was restored, the next step begins with servers that know nothing of the one before."""
@@ -196,23 +233,27 @@ class ServerSync(OuterSync):
         with self.group.recorder.span("wait", axis="dp", op=op):
             heard = [self._next_of(connection) for connection in self._links.shards]
         self._waited += time.perf_counter() - begun
-        for host in self._links.hosts:
-            if isinstance(host, ShardHost):
-                sent, host.sent = host.sent, 0
-                self.group.recorder.count("dp", "serve", sent)
+        for host in self._links.shard_hosts:
+            sent, host.sent = host.sent, 0
+            self.group.recorder.count("dp", "serve", sent)
         return heard
 
     def _next_of(self, connection: Connection) -> Message:
         try:
             while not wait([connection], _LOOK):
                 time.sleep(0)
+                if (
+                    gone := self._links.hung_up()
+                ):  # without it no update is made, so nothing comes from here either
+                    raise self._gone(gone)
             return wire.unpacked(connection.recv_bytes())
         except (OSError, EOFError) as error:
             raise self._gone(connection) from error
 
     def _gone(self, connection: Connection) -> PeerGone:
-        known = connection in self._links.shards
-        rank = self.group.ranks[self._links.shards.index(connection) if known else 0]
+        at = (copy + holders.index(connection) for copy, holders in enumerate(self._links.holders)
+              if connection in holders)  # fmt: skip
+        rank = self.group.ranks[next(at, 0) % self.group.size]
         what = f"the server on rank {rank} has gone; rank {self.group.ranks[self.group.index]} waited for it"
         return PeerGone(
             what, likely="its process was killed, or failed: what it printed last says more", rank=rank
@@ -235,31 +276,35 @@ def _connect(site: Site, offer: Offer, parts: Sequence[Sequence[Any]]) -> _Links
     """Start the servers of this rank, if it carries some, and connect to all that it speaks with. Every rank of the
     run calls it, or it hangs."""
     dp, inside = site.dp, site.replica
-    links, key = _Links(), secrets.token_bytes(24)
+    links, key, copies = _Links(), secrets.token_bytes(_KEY), min(offer.copies, site.dp.size)
     address, bound = _addresses(site)
     is_first = dp.index == 0 and inside.index == 0
     if is_first:
         schedule = UpdateSchedule(site.rate, site.max_norm, site.steps)
-        sequencer = Sequencer(offer.rule, schedule, range(dp.size), len(parts) * inside.size)
+        shards = len(parts) * inside.size
+        sequencer = Sequencer(offer.rule, schedule, range(dp.size), shards, copies=copies)
         links.hosts.append(SequencerHost(sequencer, bound, key))
-    if dp.index < len(parts):
-        shard = _shard(site, parts[dp.index], offer.compensation)
-        links.hosts.append(ShardHost(shard, bound, key))
-    ports = [0, 0]
+    for copy in range(copies):
+        if (place := (dp.index - copy) % dp.size) < len(parts):
+            shard = _shard(site, parts[place], offer.compensation)
+            links.hosts.append(ShardHost(shard, bound, key, place, copy))
+    ports = [0] * (1 + copies)
     for host in links.hosts:
-        ports[isinstance(host, ShardHost)] = host.listener.port
+        ports[1 + host.copy if isinstance(host, ShardHost) else 0] = host.listener.port
     mine = _record(address, ports, key)
     peers = dp.all_gather(mine.to(site.device)).cpu()
     first = inside.all_gather(peers[:1].to(site.device)).cpu()[:1]
-    host, (door, _), lock = _read(first[0])
-    for shard_host in links.hosts:
-        if isinstance(shard_host, ShardHost):
-            shard_host.follow(host, door, lock, dp.index * inside.size + inside.index)
+    host, (door, *_), lock = _read(first[0])
+    for each in links.shard_hosts:
+        each.follow(host, door, lock, (each.copy * len(parts) + each.place) * inside.size + inside.index)
     if inside.index == 0:
         links.sequencer = wire.call(host, door, lock, {"kind": "worker", "number": dp.index})
-    for place in range(len(parts)):
-        to, (_, port), lock = _read(peers[place])
-        links.shards.append(wire.call(to, port, lock, {"kind": "worker", "number": dp.index}))
+    for copy in range(copies):
+        links.holders.append([])
+        for place in range(len(parts)):
+            to, ports, lock = _read(peers[(place + copy) % dp.size])
+            caller = {"kind": "worker", "number": dp.index}
+            links.holders[copy].append(wire.call(to, ports[1 + copy], lock, caller))
     inside.barrier()
     dp.barrier()  # all are connected before one says a word
     inside.barrier()
@@ -293,12 +338,12 @@ def _addresses(site: Site) -> tuple[str, str]:
 
 
 def _record(address: str, ports: Sequence[int], key: bytes) -> Tensor:
-    """uint8 [1, 36]: an address, two ports, a key."""
+    """uint8 [1, 28 + 4 * ports]: an address, ports, a key."""
     data = socket.inet_aton(address) + b"".join(port.to_bytes(4, "big") for port in ports) + key
     return torch.tensor([list(data)], dtype=torch.uint8)
 
 
-def _read(record: Tensor) -> tuple[str, tuple[int, int], bytes]:
+def _read(record: Tensor) -> tuple[str, list[int], bytes]:
     data = bytes(record.tolist())
-    ports = int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
-    return socket.inet_ntoa(data[:4]), ports, data[12:]
+    ports = [int.from_bytes(data[at : at + 4], "big") for at in range(4, len(data) - _KEY, 4)]
+    return socket.inet_ntoa(data[:4]), ports, data[-_KEY:]
