@@ -5,7 +5,7 @@
 
 The goal is the held-out loss that DDP fp32 has after its last step. Each row is a run of its own, whose cosine is as
 long as it is, with the steps padded to a multiple of h. Steps to the goal are seen off the lab, on four replicas of a
-byte-level GPT of 0.3 M parameters, one thread each: the first look, every 30 steps, at which the loss of the run's
+byte-level GPT of 0.3 M parameters, on threads: the first look, every 30 steps, at which the loss of the run's
 weights (the outer ones, the mean, the servers') is no higher. Seconds and bytes of a step are those of a GPT of 3 M in
 the lab, one rank a host: of 30 steps, or of 15 where each sends. The time to the goal is their product. Runs of
 `--whole` are played in the lab with the larger model, half as long, to the loss that DDP has there.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kept_runs import KeptRuns, WholeRun
+from kept_runs import KeptRuns, OneProcess, WholeRun
 from torchft_diloco import MISSING, TORCHFT, is_there
 
 from unisono.launch.fork_server import ForkServer
@@ -90,7 +90,7 @@ class Row:
         )
 
 
-LONG = {"h": H, "lr": LOCAL, "factor": 1.5}
+LONG = {"h": H, "lr": LOCAL, "factor": 2}
 DILOCO = "diloco:h=30,outer_lr=0.7,outer_momentum=0.5"
 SPARSE = "diloco:h=30,outer_lr=3,outer_momentum=0"
 ROWS = (
@@ -109,14 +109,14 @@ ROWS = (
     Row(DILOCO, "int8", **LONG),
     Row(DILOCO, "int4+ef", **LONG),
     Row(f"{DILOCO},fragments=4,delay=2", **LONG),
-    Row(SPARSE, "chunktopk+ef:beta=0.95", **{**LONG, "factor": 2.5}),
+    Row(SPARSE, "chunktopk+ef:beta=0.95", **{**LONG, "factor": 4}),
     Row(DILOCO, "ternary:clip=1+ef", optimizer="muon", **LONG),
     Row("gossip:ring", factor=1.125),
     Row("gossip:one_peer", factor=1.125),
     Row("gossip:pairs", factor=1.125),
     Row("gossip:one_peer,h=30,report=120", **LONG),
     Row("gossip:ring,gamma=0.3", "topk:ratio=0.1", factor=1.25),
-    Row("noloco:h=30,outer_lr=0.7,outer_momentum=0.5", **{**LONG, "factor": 2}),
+    Row("noloco:h=30,outer_lr=0.7,outer_momentum=0.5", **{**LONG, "factor": 3}),
     Row("ssp:s=4", factor=1.125, servers=HOSTS),
     Row("async:rate=aware", factor=1.25, servers=HOSTS),
     Row("quorum:k=3", factor=1.125, servers=HOSTS),
@@ -142,7 +142,7 @@ def main() -> int:
     with ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
         for row in sorted(chosen, key=lambda row: row.way != DDP and row.h == 1):
             if row.name not in missing and not options.lab_alone:
-                run = kept.play(nursery, row.asked(), **peer(row))
+                run = kept.play(nursery if row.way != "ours" else OneProcess(), row.asked(), **peer(row))
                 missing |= {row.name: run["refused"]} if "refused" in run else {}
         there = [row for row in chosen if row.name not in missing]
         if not options.off_lab:
@@ -172,7 +172,7 @@ def peer(row: Row) -> dict[str, Any]:
 def short(row: Row, rate: float) -> WholeRun:
     """Steps in the lab, after the first ones, in which connections are made: a round of 30, or 15 where all send."""
     before, timed = (row.h, row.h) if row.h > 1 else (3, 15)
-    return replace(row.asked("3M"), made=before + timed, every=before, lab=f"{rate:g}")
+    return replace(row.asked("3M"), steps=LAB_STEPS, made=before + timed, every=before, lab=f"{rate:g}")
 
 
 def whole(row: Row, rate: float) -> WholeRun:
