@@ -96,7 +96,7 @@ class OneProcess:
             )
             return whole_runs.main(ctx, argument, corpus)
 
-        return Played(threads.run(ranks, rank_of))
+        return Played(threads.run(ranks, rank_of, timeout=3600.0))
 
 
 class KeptRuns:

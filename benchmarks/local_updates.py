@@ -237,16 +237,18 @@ def sparse(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
     )
     # A ring's all-reduce sends 2 (n-1)/n of what a replica has in fp32; of a gather each replica's message goes to n-1.
     fp32 = whole["payload_peak"] * RANKS / (2 * (RANKS - 1))
-    message = one["payload_peak"] / (RANKS - 1)
     step = one["payload_bytes"] / (RANKS - 1) / STEPS
+    message = step * H
     for what, ratio, least in (
-        ("a replica's message of an exchange", fp32 / message, OF_FP32),
+        ("a replica's message of a mean exchange", fp32 / message, OF_FP32),
         (f"... of a mean step, h={H}", fp32 / step, OF_FP32_STEP),
     ):
         print(f"{what}: 1/{ratio:.1f} of fp32, at most 1/{least} asked: {'yes' if ratio >= least else 'NO'}")
-    each = whole["payload_peak"] / one["payload_peak"]
+    most = fp32 * (RANKS - 1) / one["payload_peak"]
     total = whole["payload_peak"] * STEPS / one["payload_bytes"]
-    print(f"all that a rank sends, beside lock-step: 1/{each:.1f} of an exchange, 1/{total:.0f} of the run")
+    print(
+        f"the largest message: 1/{most:.1f}; all that a rank sends to all others: 1/{total:.0f} of lock-step's"
+    )
 
 
 def tune(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
