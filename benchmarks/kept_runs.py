@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from unisono.config import DataConfig, LaunchConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.fork_server import ForkServer
 from unisono.spec.errors import UnisonoError
 
@@ -66,6 +67,36 @@ class WholeRun:
                 warmup_steps=max(1, self.steps // 20), eval_batches=WINDOWS // self.batch,
             ), **launch,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What is looked at of a nursery's outcome."""
+
+    results: Sequence[Any]
+    error: None = None
+
+
+class OneProcess:
+    """Ranks as threads of this process, one at a time: what a busy machine with few cores is quickest with, and in the
+    same order each time, also under policies that wait for nobody. Seconds mean nothing in it."""
+
+    def run(self, argument: dict[str, Any], ranks: int, *_: Any, **__: Any) -> Played:
+        import torch
+        import whole_runs
+
+        from unisono_contrib.comm import threads
+
+        torch.set_num_threads(1)
+        corpus = whole_runs.prepare(argument)
+
+        def rank_of(rank: int) -> dict[str, Any]:
+            ctx = RankContext(
+                rank, ranks, rank, ranks, "here", 1, threads.BACKEND, threads.store(), NullChannel(), "token"
+            )
+            return whole_runs.main(ctx, argument, corpus)
+
+        return Played(threads.run(ranks, rank_of, timeout=3600.0))
 
 
 class KeptRuns:

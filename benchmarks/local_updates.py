@@ -4,9 +4,9 @@
     python benchmarks/local_updates.py orders --json local.json    order relations between policies, about 20 minutes
     python benchmarks/local_updates.py tune --json local.json      how the settings of `sparse` were chosen
 
-A file is gone on with where it was cut off. Runs are those of `kept_runs`: four replicas as four processes, one thread
-each. `sparse` trains a GPT of 3 M parameters, `orders` one of 0.3 M. Settings were chosen on other seeds than those
-that are printed. Bytes are what ranks count as they send, without heads of frames.
+A file is gone on with where it was cut off. Runs are those of `kept_runs`, with replicas as threads of one process.
+`sparse` trains a GPT of 3 M parameters, `orders` one of 0.3 M. Settings were chosen on other seeds than those that are
+printed. Bytes are what ranks count as they send, without heads of frames.
 """
 
 import argparse
@@ -15,12 +15,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from kept_runs import KeptRuns, WholeRun
+from kept_runs import KeptRuns, OneProcess, WholeRun
 
-from unisono.launch.fork_server import ForkServer
 from unisono_contrib.measure.benches import columns
 
 RANKS, H = 4, 30
@@ -193,7 +191,7 @@ def lower_peak(runs: Runs) -> tuple[str, bool]:
 # The three studies.
 
 
-def orders(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
+def orders(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
     runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     refused: dict[str, str] = {}
     for seed in seeds:
@@ -214,7 +212,7 @@ def orders(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
     print("\n".join(columns(rows[0], rows[1:])))
 
 
-def sparse(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
+def sparse(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
     plans = {"lock-step": ONE_DEVICE, "sparse": SPARSE.format(**CHOSEN)}
     runs = {
         name: [kept.play(nursery, WholeRun(plan, seed, STEPS, LR[name], every=STEPS // 8)) for seed in seeds]
@@ -239,19 +237,21 @@ def sparse(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
     )
     # A ring's all-reduce sends 2 (n-1)/n of what a replica has in fp32; of a gather each replica's message goes to n-1.
     fp32 = whole["payload_peak"] * RANKS / (2 * (RANKS - 1))
-    message = one["payload_peak"] / (RANKS - 1)
     step = one["payload_bytes"] / (RANKS - 1) / STEPS
+    message = step * H
     for what, ratio, least in (
-        ("a replica's message of an exchange", fp32 / message, OF_FP32),
+        ("a replica's message of a mean exchange", fp32 / message, OF_FP32),
         (f"... of a mean step, h={H}", fp32 / step, OF_FP32_STEP),
     ):
         print(f"{what}: 1/{ratio:.1f} of fp32, at most 1/{least} asked: {'yes' if ratio >= least else 'NO'}")
-    each = whole["payload_peak"] / one["payload_peak"]
+    most = fp32 * (RANKS - 1) / one["payload_peak"]
     total = whole["payload_peak"] * STEPS / one["payload_bytes"]
-    print(f"all that a rank sends, beside lock-step: 1/{each:.1f} of an exchange, 1/{total:.0f} of the run")
+    print(
+        f"the largest message: 1/{most:.1f}; all that a rank sends to all others: 1/{total:.0f} of lock-step's"
+    )
 
 
-def tune(nursery: ForkServer, kept: KeptRuns, seeds: Sequence[int]) -> None:
+def tune(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
     rows = []
     for plan, lr in GRID:
         run = kept.play(nursery, WholeRun(plan, TUNING, TUNING_STEPS, lr, every=TUNING_STEPS // 4))
@@ -270,8 +270,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--json", metavar="FILE", help="runs; what is there already is not run again")
     options = parser.parse_args()
-    with ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
-        STUDIES[options.study](nursery, KeptRuns(options.json), options.seeds)
+    STUDIES[options.study](OneProcess(), KeptRuns(options.json), options.seeds)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 The goal is the held-out loss that DDP fp32 has after its last step. Each row is a run of its own, whose cosine is as
 long as it is, with the steps padded to a multiple of h. Steps to the goal are seen off the lab, on four replicas of a
-byte-level GPT of 0.3 M parameters, one thread each: the first look, every 30 steps, at which the loss of the run's
+byte-level GPT of 0.3 M parameters, on threads: the first look, every 60 steps, at which the loss of the run's
 weights (the outer ones, the mean, the servers') is no higher. Seconds and bytes of a step are those of a GPT of 3 M in
 the lab, one rank a host: of 30 steps, or of 15 where each sends. The time to the goal is their product. Runs of
 `--whole` are played in the lab with the larger model, half as long, to the loss that DDP has there.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kept_runs import KeptRuns, WholeRun
+from kept_runs import KeptRuns, OneProcess, WholeRun
 from torchft_diloco import MISSING, TORCHFT, is_there
 
 from unisono.launch.fork_server import ForkServer
@@ -40,7 +40,7 @@ OF_LARGER = {"small": 1.0, "3M": 0.5}
 STEPS, LAB_STEPS = 240, 120
 """Of DDP: off the lab, and in a whole run in the lab."""
 LOSES_NOTHING = ("every_step", "period")
-LOOK = 30
+LOOK = 60
 SOONER, FEWER = 8.0, 100.0
 OUTER = {"h": H, "outer_lr": 0.7, "outer_momentum": 0.5}
 
@@ -48,7 +48,7 @@ OUTER = {"h": H, "outer_lr": 0.7, "outer_momentum": 0.5}
 @dataclass(frozen=True, slots=True)
 class Row:
     """A way to train. sync, codec: of the plan. factor: times as many steps as DDP makes. h: steps of a round.
-    settings: for torchft."""
+    warmup: steps of lock-step before rounds begin. settings: for torchft."""
 
     sync: str = "every_step"
     codec: str = "plain"
@@ -57,6 +57,7 @@ class Row:
     h: int = 1
     optimizer: str = "adamw"
     servers: int = 0
+    warmup: int = 0
     way: str = "ours"
     settings: Mapping[str, Any] | None = None
 
@@ -90,40 +91,47 @@ class Row:
         )
 
 
-LONG = {"h": H, "lr": LOCAL, "factor": 1.5}
+LONG = {"h": H, "lr": LOCAL, "factor": 2}
 DILOCO = "diloco:h=30,outer_lr=0.7,outer_momentum=0.5"
 SPARSE = "diloco:h=30,outer_lr=3,outer_momentum=0"
 ROWS = (
     Row(way=DDP),
     Row(),
-    Row(codec="cast:bf16"),
-    Row(codec="int8"),
+    Row(codec="cast:bf16", factor=1.125),
+    Row(codec="int8", factor=1.125),
     Row(codec="int4+ef", factor=1.125),
     Row(codec="powersgd:r=4+ef", factor=1.25),
     Row(codec="topk:ratio=0.01,kind=chunked+ef", factor=2),
     Row("period:steps=4", factor=2),
     Row("local_sgd:h=30", **LONG),
     Row("local_sgd:h=30", "int4+ef", **LONG),
-    Row("local_sgd:h=30,warmup=60", **LONG),
+    Row("local_sgd:h=30,warmup=60", warmup=60, **LONG),
     Row(DILOCO, **LONG),
     Row(DILOCO, "int8", **LONG),
     Row(DILOCO, "int4+ef", **LONG),
     Row(f"{DILOCO},fragments=4,delay=2", **LONG),
-    Row(SPARSE, "chunktopk+ef:beta=0.95", **{**LONG, "factor": 2.5}),
+    Row(SPARSE, "chunktopk+ef:beta=0.95", **{**LONG, "factor": 4}),
     Row(DILOCO, "ternary:clip=1+ef", optimizer="muon", **LONG),
     Row("gossip:ring", factor=1.125),
     Row("gossip:one_peer", factor=1.125),
     Row("gossip:pairs", factor=1.125),
     Row("gossip:one_peer,h=30,report=120", **LONG),
     Row("gossip:ring,gamma=0.3", "topk:ratio=0.1", factor=1.25),
-    Row("noloco:h=30,outer_lr=0.7,outer_momentum=0.5", **{**LONG, "factor": 2}),
+    Row("noloco:h=30,outer_lr=0.7,outer_momentum=0.5", **{**LONG, "factor": 3}),
     Row("ssp:s=4", factor=1.125, servers=HOSTS),
     Row("async:rate=aware", factor=1.25, servers=HOSTS),
     Row("quorum:k=3", factor=1.125, servers=HOSTS),
     Row(way=f"{TORCHFT} DiLoCo", settings=OUTER, **LONG),
     Row(way=f"{TORCHFT} DiLoCo, buckets of 1 MiB", settings={**OUTER, "bucket_mb": 1}, **LONG),
 )
-WHOLE = (DDP, f"sync={DILOCO} codec=int4+ef", "sync=async:rate=aware")
+WHOLE = (
+    DDP,
+    f"sync={DILOCO} codec=int4+ef",
+    f"sync={DILOCO}",
+    f"{TORCHFT} DiLoCo",
+    f"{TORCHFT} DiLoCo, buckets of 1 MiB",
+    "sync=async:rate=aware",
+)
 
 
 def main() -> int:
@@ -142,15 +150,15 @@ def main() -> int:
     with ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
         for row in sorted(chosen, key=lambda row: row.way != DDP and row.h == 1):
             if row.name not in missing and not options.lab_alone:
-                run = kept.play(nursery, row.asked(), **peer(row))
+                run = kept.play(nursery if row.way != "ours" else OneProcess(), row.asked(), **peer(row))
                 missing |= {row.name: run["refused"]} if "refused" in run else {}
         there = [row for row in chosen if row.name not in missing]
         if not options.off_lab:
             with LabNetwork(HOSTS, link) as network:
-                for row in there:
+                for row in (row for row in there if not row.warmup and not options.whole_alone):
                     kept.play(nursery, short(row, options.rate), network.doors, **peer(row))
-                for row in there:
-                    if row.name in options.whole:
+                for name in options.whole:
+                    for row in (row for row in there if row.name == name):
                         kept.play(nursery, whole(row, options.rate), network.doors, **peer(row))
     if kept.known(ROWS[0].asked()) is None:
         return 0
@@ -172,12 +180,12 @@ def peer(row: Row) -> dict[str, Any]:
 def short(row: Row, rate: float) -> WholeRun:
     """Steps in the lab, after the first ones, in which connections are made: a round of 30, or 15 where all send."""
     before, timed = (row.h, row.h) if row.h > 1 else (3, 15)
-    return replace(row.asked("3M"), made=before + timed, every=before, lab=f"{rate:g}")
+    return replace(row.asked("3M"), steps=LAB_STEPS, made=before + timed, every=before, lab=f"{rate:g}")
 
 
 def whole(row: Row, rate: float) -> WholeRun:
     """The row's run in the lab."""
-    return replace(row.asked("3M"), lab=f"{rate:g}, whole")
+    return replace(row.asked("3M"), every=H, lab=f"{rate:g}, whole")
 
 
 def last_loss(run: Mapping[str, Any] | None) -> float:
@@ -199,22 +207,31 @@ def found(row: Row, kept: KeptRuns, goal: float, rate: float) -> dict[str, Any]:
     said: dict[str, Any] = {
         "name": row.name, "steps": run and run["points"][-1][0], "loss": last_loss(run), "at": at,
         "distance": run and run["distance"], "step_s": None, "bytes": None, "counted": None, "whole_s": None,
-        "whole_bytes": None,
+        "whole_bytes": None, "step_s_to_it": None, "bytes_to_it": None, "counted_to_it": None,
     }  # fmt: skip
-    if timed is not None:
-        made = timed["points"][-1][0]
-        first = timed["points"][0][0]
-        said["step_s"] = (timed["clock"][-1] - timed["clock"][0]) / (made - first)
-        said["bytes"] = timed["device_bytes"] / made
-        said["counted"] = timed["payload_bytes"] and timed["payload_bytes"] / made
+    for key, each in _of_a_step(timed).items():
+        said[key], said[f"{key}_to_it"] = each, each * at if each and at else None
+    if row.warmup and at and (dense := _of_a_step(kept.known(short(Row(), rate)))):
+        rounds = _of_a_step(kept.known(short(Row(f"local_sgd:h={row.h}", **LONG), rate)))
+        for key, each in rounds.items():  # its own first steps are those of lock-step
+            said[key] = (row.warmup * dense[key] + (at - row.warmup) * each) / at
+            said[f"{key}_to_it"] = said[key] * at
     if full is not None and base is not None and (there := to_goal(full, last_loss(base))):
         look = [steps for steps, _ in full["points"]].index(there)
         said["whole_s"] = full["clock"][look]
         said["whole_bytes"] = full["device_bytes"] * there / full["points"][-1][0]
-    for key in ("step_s", "bytes", "counted"):
-        each = said[key]
-        said[f"{key}_to_it"] = each * at if each and at else None
     return said
+
+
+def _of_a_step(timed: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Seconds, and bytes that left a host and that its rank counted, of a mean step of a short run in the lab."""
+    if timed is None:
+        return {}
+    made, first = timed["points"][-1][0], timed["points"][0][0]
+    return {
+        "step_s": (timed["clock"][-1] - timed["clock"][0]) / (made - first), "bytes": timed["device_bytes"] / made,
+        "counted": timed["payload_bytes"] and timed["payload_bytes"] / made,
+    }  # fmt: skip
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -273,6 +290,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--off-lab", action="store_true", help="losses alone")
     parser.add_argument("--lab-alone", action="store_true", help="what is played in the lab alone")
+    parser.add_argument("--whole-alone", action="store_true", help="whole runs in the lab alone")
     parser.add_argument("--json", metavar="FILE", help="runs; what is there already is not run again")
     return parser.parse_args()
 

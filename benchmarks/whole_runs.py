@@ -73,7 +73,8 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         lab.enter(argument["doors"][ctx.rank])
     recipe = Recipe.model_validate_json(argument["recipe"])
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
-    connect(place, ctx.store if ctx.world > 1 else None)
+    if not dist.is_initialized():  # ranks on threads are connected
+        connect(place, ctx.store if ctx.world > 1 else None)
     resolved = resolve(recipe, argument["plan"], ctx.world)
     task = Task(resolved.recipe, resolved.batch.micros, place, corpus)
     way = argument["way"]
