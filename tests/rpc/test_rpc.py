@@ -308,4 +308,4 @@ def test_the_parameter_server_learns(tmp_path: Path) -> None:
     out, err, code = script.stdout.read(), script.stderr.read(), script.wait()
     assert code == 0, err
     losses = re.findall(r"loss (\d\.\d+)  staleness (\d\.\d+)", out)
-    assert len(losses) == 2 and all(float(loss) < 0.09 for loss, _ in losses), out  # 0.11 at the start
+    assert len(losses) == 2 and all(float(loss) < 0.1 for loss, _ in losses), out  # 0.11 at the start

@@ -16,7 +16,7 @@ from unisono.planner.price_parts import Price
 from unisono.planner.request import PlanRequest, StepTimes
 from unisono.planner.work.sample import Sample
 
-PLAYED = 256
+_PLAYED = 256  # steps of a seeded draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def with_waits(got: Price, ask: PlanRequest) -> Price:
     """The price with stragglers, where any are asked for, and with what data is waited for beyond all else.
 
     Random is what ranks do between meetings with other replicas. Where replicas do not all meet in every step, the
-    policy plays `PLAYED` steps of a seeded draw.
+    policy plays `_PLAYED` steps of a seeded draw.
     """
     plan, late = ask.plan, 0.0
     if ask.stragglers is not None:
@@ -96,4 +96,4 @@ def _pace(plan: Plan, times: StepTimes) -> float:
     policy = member("sync", plan.sync)
     if policy is None or (policy.equal and policy.rhythm == 1):
         return times.slowest(plan.world)
-    return policy.pace(times.durations(plan.dp, plan.world // plan.dp, PLAYED))
+    return policy.pace(times.durations(plan.dp, plan.world // plan.dp, _PLAYED))

@@ -121,7 +121,9 @@ class UnreliableExperts(nn.Module):
         chosen, answers = self._asked(flat.detach(), scores.detach())
         weights = scores.masked_fill(~chosen, -torch.inf).softmax(1)
         experts, rows, values = zip(*answers, strict=True)
-        outputs = _Answers.apply(flat, self, experts, rows, *values)
+        # Experts learn even where nothing before this layer does.
+        anchor = torch.zeros((), device=flat.device, requires_grad=torch.is_grad_enabled())
+        outputs = _Answers.apply(flat, anchor, self, experts, rows, *values)
         mixed = flat.new_zeros(len(flat), *outputs[0].shape[1:])
         for expert, at, y in zip(experts, rows, outputs, strict=True):
             mixed = mixed.index_add(0, at, weights[at, expert, None] * y)
@@ -201,6 +203,7 @@ class _Answers(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        anchor: Tensor,
         layer: UnreliableExperts,
         experts: Sequence[int],
         rows: Sequence[Tensor],
@@ -214,4 +217,4 @@ class _Answers(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x,) = ctx.saved_tensors
         calls = list(zip(ctx.experts, ctx.rows, gradients, strict=True))
-        return ctx.layer.gradient_of(x, calls), None, None, None, *(None for _ in gradients)
+        return ctx.layer.gradient_of(x, calls), None, None, None, None, *(None for _ in gradients)
