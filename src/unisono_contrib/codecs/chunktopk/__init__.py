@@ -16,6 +16,8 @@ from unisono.spec.work import Call, Work
 if TYPE_CHECKING:
     from unisono_contrib.codecs.chunktopk.live import ChunkTopKCoder
 
+SIDE = 64
+"""Of the tiles whose frequencies are taken."""
 BATCH = 64
 """Elements whose bits are packed together: as many as one bit of each fills a word of eight bytes."""
 COUNT = 8
@@ -33,7 +35,9 @@ class ChunkTopK(Selective):
       that are sent, cut where one step of Lloyd's algorithm (1982) cuts them.
     - `values=bf16` and `values=plain` send values in two bytes, or as they are.
 
-    What is not sent is lost, unless error feedback keeps it: `chunktopk+ef:beta=0.95` is SparseLoCo's.
+    What is not sent is lost, unless error feedback keeps it: `chunktopk+ef:beta=0.95` is SparseLoCo's. With `dct` the
+    elements are those of parameters' cosine transforms, as in DeMo (Peng et al. 2024, arXiv 2411.19870), whose setting
+    is `chunktopk:top=32,dct=true+ef:beta=0.999` before a step by the sign.
     """
 
     name = "chunktopk"
@@ -47,6 +51,9 @@ class ChunkTopK(Selective):
     top: int = Field(default=64, ge=1, description="of these, how many are sent")
     values: Literal["2bit", "bf16", "plain"] = Field(
         default="2bit", description="a sign and one of two levels, or in 2 bytes, or as they are"
+    )
+    dct: bool = Field(
+        default=False, description="choose among frequencies of tiles of 64 × 64 elements, not among elements"
     )
     dense: int = Field(
         default=0,
@@ -64,6 +71,10 @@ class ChunkTopK(Selective):
     @property
     def fidelity(self) -> Fidelity:  # type: ignore[override]
         return Fidelity.ROUNDING if self.top == self.chunk and self.values == "plain" else Fidelity.LOSSY
+
+    def lost(self, dp: int) -> float:
+        """A coefficient that is not sent may be that of a tile that is the same everywhere: as large as its norm."""
+        return SIDE * super().lost(dp) if self.dct else super().lost(dp)
 
     def kept(self, size: int) -> int:
         """How many of the elements of a chunk of this size are sent."""
@@ -87,7 +98,8 @@ class ChunkTopK(Selective):
         calls = tuple(Call("dp", "all_gather", n * (dp - 1)) for n in (layout.nbytes, up(bits) // 8))
         # Magnitudes are made and compared, what is sent is decoded for each replica, and the sum begins with zeros.
         numel = sum(map(prod, shapes))
-        return Work(calls, flops=2 * numel, moved=4 * numel * itemsize + 32 * dp * layout.kept)
+        flops = 2 * numel + (8 * SIDE * numel if self.dct else 0)  # there and back, along rows and columns
+        return Work(calls, flops=flops, moved=4 * numel * itemsize + 32 * dp * layout.kept)
 
     def coder(self) -> "ChunkTopKCoder":
         from unisono_contrib.codecs.chunktopk.live import ChunkTopKCoder

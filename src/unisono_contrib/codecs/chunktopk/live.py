@@ -8,6 +8,7 @@ from torch import Size, Tensor
 from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent
 from unisono.codecs._sparse import chunked, spans, spread
 from unisono_contrib.codecs.chunktopk import COUNT, ChunkTopK, PayloadLayout
+from unisono_contrib.codecs.chunktopk.dct import from_frequencies, to_frequencies
 from unisono_contrib.codecs.chunktopk.gaps import (
     ChunkCut,
     from_packed,
@@ -33,6 +34,8 @@ class ChunkTopKCoder(Coder):
         if not layout.kept:
             yield Sent(lambda: grad)
             return grad.zero_()
+        if self.member.dct:
+            grad.copy_(to_frequencies(grad, shapes))
         cut = self._cut(tuple(shapes), grad.device)
         places = torch.cat(list(self._chosen(grad, shapes)))
         gaps = gaps_of(places, cut)
@@ -43,13 +46,18 @@ class ChunkTopKCoder(Coder):
         lengths = firsts[:, :COUNT].contiguous().view(torch.int64).view(-1).tolist()
         seconds = yield Gather(torch.cat([high, high.new_zeros(max(lengths) - len(high))]))
         wire = self._wire(grad.dtype)
-        yield Sent(lambda: spread(_values(first, layout, cut, wire), places, torch.zeros_like(grad)))
+        chosen = lambda: spread(_values(first, layout, cut, wire), places, torch.zeros_like(grad))
+        yield Sent(lambda: self._space(chosen(), shapes))
         grad.zero_()
         for row, more, length in zip(firsts, seconds, lengths, strict=True):
             low = from_packed(row[layout.lows :], layout.low, layout.padded)[: layout.kept]
             where = places_of((from_unary(more[:length]) << layout.low) + low, cut)
             spread(_values(row, layout, cut, wire), where, grad)
-        return grad
+        return grad.copy_(self._space(grad, shapes)) if self.member.dct else grad
+
+    def _space(self, x: Tensor, shapes: Sequence[Size]) -> Tensor:
+        """Elements of what was chosen among."""
+        return from_frequencies(x, shapes) if self.member.dct else x
 
     def _chosen(self, grad: Tensor, shapes: Sequence[Size]) -> Iterator[Tensor]:
         """Places in the bucket, in ascending order, of each parameter's chunks."""
