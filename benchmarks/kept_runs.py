@@ -30,9 +30,9 @@ WINDOWS = 512
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """What is asked for. way: the plan's own, or a peer's name, see `whole_runs.main`. steps: of the schedule. made:
-    how many of them are made, 0 for all. every: steps from one look at the held-out loss to the next. batch: samples of
-    a step over all ranks. servers: of parameters. lab: the link, where ranks are hosts of a lab."""
+    """What is asked for. way: the plan's own, or a peer's name, see `whole_runs.main`. steps: of the schedule. until:
+    after how many of them the run ends, 0: after all. every: steps from one look at the held-out loss to the next.
+    batch: samples of a step over all ranks. servers: of parameters. lab: the link, where ranks are hosts of a lab."""
 
     plan: str
     seed: int
@@ -42,7 +42,7 @@ class WholeRun:
     optimizer: str = "adamw"
     batch: int = 4
     way: str = "ours"
-    made: int = 0
+    until: int = 0
     every: int = 0
     servers: int = 0
     lab: str = ""
@@ -57,7 +57,6 @@ class WholeRun:
         return next((int(word[7:]) for word in self.plan.split() if word.startswith("micros=")), 1)
 
     def recipe(self) -> Recipe:
-        launch = {"launch": LaunchConfig(servers=self.servers)} if self.servers else {}
         return Recipe(
             name="whole-runs", seed=self.seed, model=SIZES[self.size],
             data=DataConfig(source="stdlib", tokenizer="byte"),
@@ -65,7 +64,8 @@ class WholeRun:
                 steps=self.steps, global_batch=self.batch, micro_batch=self.batch // (self.ranks * self.micros),
                 optimizer=self.optimizer, lr=self.lr, min_lr=self.lr / 10, lr_schedule="cosine",
                 warmup_steps=max(1, self.steps // 20), eval_batches=WINDOWS // self.batch,
-            ), **launch,
+            ),
+            launch=LaunchConfig(servers=self.servers or None),
         )  # fmt: skip
 
 
@@ -75,6 +75,9 @@ class Played:
 
     results: Sequence[Any]
     error: None = None
+
+    def why(self) -> str:
+        return ""
 
 
 class OneProcess:
@@ -100,47 +103,47 @@ class OneProcess:
 
 
 class KeptRuns:
-    """Runs by what was asked, in `path` or in memory alone. Beside each: seconds, and the load of the machine."""
+    """Runs by what was wanted, in `path` or in memory alone. Beside each: seconds, and the load of the machine."""
 
     def __init__(self, path: str | None) -> None:
         self.path = Path(path) if path else None
-        there = self.path is not None and self.path.exists()
-        self.runs: list[dict[str, Any]] = json.loads(self.path.read_text())["runs"] if there else []
+        kept = self.path.read_text() if self.path is not None and self.path.exists() else '{"runs": []}'
+        self.runs: list[dict[str, Any]] = json.loads(kept)["runs"]
 
-    def known(self, asked: WholeRun) -> dict[str, Any] | None:
-        return next((run for run in self.runs if run["asked"] == asdict(asked)), None)
+    def known(self, wanted: WholeRun) -> dict[str, Any] | None:
+        return next((run for run in self.runs if run["run"] == asdict(wanted)), None)
 
     def play(
         self,
-        nursery: ForkServer,
-        asked: WholeRun,
+        nursery: ForkServer | OneProcess,
+        wanted: WholeRun,
         doors: Sequence[str] = (),
         timeout: float = 900.0,
         **more: Any,
     ) -> dict[str, Any]:
         """What rank 0 saw of the run, with `payload_bytes` and `payload_peak` of the rank that sent most; or `refused`
         alone, why there is none. Raises SystemExit where it fails. more: for `whole_runs.main`."""
-        if (run := self.known(asked)) is not None:
+        if (run := self.known(wanted)) is not None:
             return run
         begun = time.perf_counter()
         try:
-            resolve(asked.recipe(), asked.plan, asked.ranks)
+            resolve(wanted.recipe(), wanted.plan, wanted.ranks)
         except (UnisonoError, ValidationError) as error:
             why = error.what if isinstance(error, UnisonoError) else error.errors()[0]["msg"]
-            return {"asked": asdict(asked), "refused": why}
-        told = {
-            "recipe": asked.recipe().model_dump_json(exclude_unset=True), "plan": asked.plan, "way": asked.way,
-            "steps": asked.made or asked.steps, "every": asked.every, "doors": list(doors), **more,
+            return {"run": asdict(wanted), "refused": why}
+        argument = {
+            "recipe": wanted.recipe().model_dump_json(exclude_unset=True), "plan": wanted.plan, "way": wanted.way,
+            "steps": wanted.until or wanted.steps, "every": wanted.every, "doors": list(doors), **more,
         }  # fmt: skip
-        outcome = nursery.run(told, asked.ranks, 1, timeout=timeout, backend="gloo")
+        outcome = nursery.run(argument, wanted.ranks, 1, timeout=timeout, backend="gloo")
         if outcome.error is not None or outcome.results[0] is None:
-            raise SystemExit(f"{asked.plan}: {outcome.why()}")
-        run = {"asked": asdict(asked), **seen(outcome.results), "seconds": time.perf_counter() - begun}
+            raise SystemExit(f"{wanted.plan}: {outcome.why()}")
+        run = {"run": asdict(wanted), **seen(outcome.results), "seconds": time.perf_counter() - begun}
         self.runs.append(run)
         self.keep()
         loss, seconds = run["points"][-1][1], run["seconds"]
-        what = asked.way if asked.way != "ours" else asked.plan
-        where = f"{asked.optimizer} lr={asked.lr:g} seed={asked.seed} {asked.made or asked.steps} steps"
+        what = wanted.way if wanted.way != "ours" else wanted.plan
+        where = f"{wanted.optimizer} lr={wanted.lr:g} seed={wanted.seed} {wanted.until or wanted.steps} steps"
         print(f"{what:<78} {where:<40} {loss:.4f}  {seconds:.0f} s", file=sys.stderr, flush=True)
         return run
 

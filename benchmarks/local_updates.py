@@ -82,16 +82,16 @@ def no_worse(better: str, than: str, runs: Runs, within: float = 0.0) -> tuple[s
 def rises(names: Sequence[str], runs: Runs) -> tuple[str, bool]:
     """Whether median losses rise in this order."""
     losses = [median_loss(runs[name]) for name in names]
-    told = ", ".join(f"{name} {loss:.4f}" for name, loss in zip(names, losses, strict=True))
-    return told, losses == sorted(losses)
+    figures = ", ".join(f"{name} {loss:.4f}" for name, loss in zip(names, losses, strict=True))
+    return figures, losses == sorted(losses)
 
 
 def slower(names: Sequence[str], runs: Runs) -> tuple[str, bool]:
     """Whether more updates are needed in this order to the loss that all of them reach."""
     target = max(median_loss(runs[name]) for name in names)
     rows = [(name, statistics.median(updates_to(target, run) for run in runs[name])) for name in names]
-    told = ", ".join(f"{name} {updates:.0f}{mean_staleness(runs[name])}" for name, updates in rows)
-    return f"updates to {target:.4f}: {told}", [row[1] for row in rows] == sorted(row[1] for row in rows)
+    figures = ", ".join(f"{name} {updates:.0f}{mean_staleness(runs[name])}" for name, updates in rows)
+    return f"updates to {target:.4f}: {figures}", [row[1] for row in rows] == sorted(row[1] for row in rows)
 
 
 def mean_staleness(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -107,7 +107,7 @@ def updates_to(target: float, run: Mapping[str, Any]) -> float:
     for at, loss in run["points"]:
         if loss <= target:
             share = (before[1] - target) / (before[1] - loss) if before[0] else 1.0
-            return (before[0] + share * (at - before[0])) * WholeRun(**run["asked"]).ranks
+            return (before[0] + share * (at - before[0])) * WholeRun(**run["run"]).ranks
         before = (at, loss)
     return float("inf")
 
@@ -128,7 +128,7 @@ def relations(seed: int) -> list[Relation]:
     local = {f"h={h}": make(f"dp={RANKS} sync=local_sgd:h={h}") for h in (1, 4, 16, 64)}
     post = make(f"dp={RANKS} sync=local_sgd:h=16,warmup=120")
     whole, parts = make(f"dp={RANKS} {diloco}"), make(f"dp={RANKS} {diloco},fragments=4,delay=2,alpha=0.5")
-    found = [
+    return [
         Relation(
             "DiLoCo with one replica is no worse than plain training",
             {"diloco": make(f"dp=1 {diloco}"), "plain": make("dp=1")},
@@ -177,7 +177,6 @@ def relations(seed: int) -> list[Relation]:
             partial(slower, tuple(f"{dp} replicas" for dp in (1, 2, RANKS))),
         ),
     ]
-    return found
 
 
 def lower_peak(runs: Runs) -> tuple[str, bool]:
@@ -196,8 +195,8 @@ def orders(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
     refused: dict[str, str] = {}
     for seed in seeds:
         for relation in relations(seed):
-            for name, asked in relation.ways.items():
-                run = kept.play(nursery, asked)
+            for name, wanted in relation.ways.items():
+                run = kept.play(nursery, wanted)
                 if "refused" in run:
                     refused[relation.what] = run["refused"]
                 else:
@@ -207,8 +206,8 @@ def orders(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
         if relation.what in refused:
             rows.append((relation.what, "not run", refused[relation.what]))
             continue
-        told, holds = relation.holds({name: runs[relation.what, name] for name in relation.ways})
-        rows.append((relation.what, "holds" if holds else "FAILED", told))
+        figures, holds = relation.holds({name: runs[relation.what, name] for name in relation.ways})
+        rows.append((relation.what, "holds" if holds else "FAILED", figures))
     print("\n".join(columns(rows[0], rows[1:])))
 
 
@@ -231,21 +230,21 @@ def sparse(nursery: OneProcess, kept: KeptRuns, seeds: Sequence[int]) -> None:
     print("\n".join(columns(("seed", "lock-step", "SparseLoCo", "gap"), rows)))
     gap = statistics.median(gaps)
     print(f"gap, median: {gap:+.4f} nat, at most {GAP:g} asked: {'yes' if gap <= GAP else 'NO'}")
-    one, whole = (
+    sparse_run, whole = (
         runs["sparse"][0],
-        kept.play(nursery, WholeRun(LOCK_STEP, seeds[0], STEPS, LR["lock-step"], made=20)),
+        kept.play(nursery, WholeRun(LOCK_STEP, seeds[0], STEPS, LR["lock-step"], until=20)),
     )
     # A ring's all-reduce sends 2 (n-1)/n of what a replica has in fp32; of a gather each replica's message goes to n-1.
     fp32 = whole["payload_peak"] * RANKS / (2 * (RANKS - 1))
-    step = one["payload_bytes"] / (RANKS - 1) / STEPS
+    step = sparse_run["payload_bytes"] / (RANKS - 1) / STEPS
     message = step * H
     for what, ratio, least in (
         ("a replica's message of a mean exchange", fp32 / message, OF_FP32),
         (f"... of a mean step, h={H}", fp32 / step, OF_FP32_STEP),
     ):
         print(f"{what}: 1/{ratio:.1f} of fp32, at most 1/{least} asked: {'yes' if ratio >= least else 'NO'}")
-    most = fp32 * (RANKS - 1) / one["payload_peak"]
-    total = whole["payload_peak"] * STEPS / one["payload_bytes"]
+    most = fp32 * (RANKS - 1) / sparse_run["payload_peak"]
+    total = whole["payload_peak"] * STEPS / sparse_run["payload_bytes"]
     print(
         f"the largest message: 1/{most:.1f}; all that a rank sends to all others: 1/{total:.0f} of lock-step's"
     )

@@ -67,7 +67,7 @@ class Row:
         inside = "" if self.optimizer == "adamw" else f", {self.optimizer} inside"
         return self.way if self.way != "ours" else f"sync={self.sync}{codec}{inside}"
 
-    def asked(self, size: str = "small") -> WholeRun:
+    def run(self, size: str = "small") -> WholeRun:
         """Off the lab, what loses nothing is played by one device, which computes the same. In the lab, with the larger
         model."""
         steps = -(-round((STEPS if size == "small" else LAB_STEPS) * self.factor) // H) * H
@@ -150,7 +150,7 @@ def main() -> int:
     with ForkServer("whole_runs:main", path=[str(Path(__file__).parent)]) as nursery:
         for row in sorted(chosen, key=lambda row: row.way != DDP and row.h == 1):
             if row.name not in missing and not options.lab_alone:
-                run = kept.play(nursery if row.way != "ours" else OneProcess(), row.asked(), **peer(row))
+                run = kept.play(nursery if row.way != "ours" else OneProcess(), row.run(), **peer(row))
                 missing |= {row.name: run["refused"]} if "refused" in run else {}
         there = [row for row in chosen if row.name not in missing]
         if not options.off_lab:
@@ -160,10 +160,10 @@ def main() -> int:
                 for name in options.whole:
                     for row in (row for row in there if row.name == name):
                         kept.play(nursery, whole(row, options.rate), network.doors, **peer(row))
-    if kept.known(ROWS[0].asked()) is None:
+    if kept.known(ROWS[0].run()) is None:
         return 0
-    goal = last_loss(kept.known(ROWS[0].asked()))
-    rows = [found(row, kept, goal, options.rate) for row in there]
+    goal = last_loss(kept.known(ROWS[0].run()))
+    rows = [figures_of(row, kept, goal, options.rate) for row in there]
     print(f"{link.says()}, {HOSTS} hosts; goal {goal:.4f}, of DDP fp32 after {STEPS} steps")
     print("\n".join(lines_of(rows)))
     for name, why in missing.items():
@@ -180,12 +180,12 @@ def peer(row: Row) -> dict[str, Any]:
 def short(row: Row, rate: float) -> WholeRun:
     """Steps in the lab, after the first ones, in which connections are made: a round of 30, or 15 where all send."""
     before, timed = (row.h, row.h) if row.h > 1 else (3, 15)
-    return replace(row.asked("3M"), steps=LAB_STEPS, made=before + timed, every=before, lab=f"{rate:g}")
+    return replace(row.run("3M"), steps=LAB_STEPS, until=before + timed, every=before, lab=f"{rate:g}")
 
 
 def whole(row: Row, rate: float) -> WholeRun:
     """The row's run in the lab."""
-    return replace(row.asked("3M"), every=H, lab=f"{rate:g}, whole")
+    return replace(row.run("3M"), every=H, lab=f"{rate:g}, whole")
 
 
 def last_loss(run: Mapping[str, Any] | None) -> float:
@@ -199,9 +199,9 @@ def to_goal(run: Mapping[str, Any] | None, goal: float) -> int | None:
     return next((at for at, loss in run["points"] if loss <= goal), None) if run else None
 
 
-def found(row: Row, kept: KeptRuns, goal: float, rate: float) -> dict[str, Any]:
+def figures_of(row: Row, kept: KeptRuns, goal: float, rate: float) -> dict[str, Any]:
     """What is known of a row."""
-    run, timed = kept.known(row.asked()), kept.known(short(row, rate))
+    run, timed = kept.known(row.run()), kept.known(short(row, rate))
     full, base = kept.known(whole(row, rate)), kept.known(whole(ROWS[0], rate))
     at = to_goal(run, goal)
     said: dict[str, Any] = {
@@ -227,10 +227,10 @@ def _of_a_step(timed: Mapping[str, Any] | None) -> dict[str, Any]:
     """Seconds, and bytes that left a host and that its rank counted, of a mean step of a short run in the lab."""
     if timed is None:
         return {}
-    made, first = timed["points"][-1][0], timed["points"][0][0]
+    last, first = timed["points"][-1][0], timed["points"][0][0]
     return {
-        "step_s": (timed["clock"][-1] - timed["clock"][0]) / (made - first), "bytes": timed["device_bytes"] / made,
-        "counted": timed["payload_bytes"] and timed["payload_bytes"] / made,
+        "step_s": (timed["clock"][-1] - timed["clock"][0]) / (last - first), "bytes": timed["device_bytes"] / last,
+        "counted": timed["payload_bytes"] and timed["payload_bytes"] / last,
     }  # fmt: skip
 
 

@@ -63,8 +63,8 @@ def stepper(task: Task, model: nn.Module, host: str, settings: Mapping[str, Any]
 
     step = by_hand(task, model, model, lambda last: nullcontext(), updates)
 
-    def made() -> float:
+    def counted() -> float:
         assert kept
         return float(step())
 
-    return made
+    return counted
