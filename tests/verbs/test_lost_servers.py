@@ -64,10 +64,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("sync", "victim"),
     [
         ("ssp:s=2,copies=2", 0),
-        ("ssp:s=2,copies=2", 1),
-        ("ssp:s=2", 2),
-        ("quorum:k=2,copies=2", 0),
-        ("async:copies=2", 1),
+        pytest.param("ssp:s=2,copies=2", 1, marks=pytest.mark.slow),
+        pytest.param("ssp:s=2", 2, marks=pytest.mark.slow),
+        pytest.param("quorum:k=2,copies=2", 0, marks=pytest.mark.slow),
+        pytest.param("async:copies=2", 1, marks=pytest.mark.slow),
     ],
 )
 def test_what_a_lost_rank_served_comes_back(folder: Path, sync: str, victim: int) -> None:
