@@ -5,7 +5,6 @@ The trainer keeps the gate and the head. Each peer computes two experts and step
 
 import os
 import signal
-import threading
 
 import torch
 from torch import nn
@@ -15,12 +14,6 @@ import unisono.rpc as rpc
 WIDTH = 16
 PEERS = ("worker1", "worker2", "worker3")
 EXPERTS = {(i, j): peer for i, peer in enumerate(PEERS) for j in range(2)}
-OFFERED = threading.Event()
-
-
-@rpc.exported
-def be_ready() -> None:
-    OFFERED.wait()
 
 
 @rpc.exported
@@ -36,7 +29,6 @@ def serve(name: str) -> None:
             module = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
             rpc.offer(".".join(("expert", *map(str, point))), rpc.Expert(module, optimizer))
-    OFFERED.set()
 
 
 def train(steps: int) -> None:
@@ -63,6 +55,5 @@ def train(steps: int) -> None:
 worker = rpc.init(workers=4)
 serve(worker.info.name)
 if worker.info.rank == 0:
-    rpc.wait_all([rpc.rpc_async(peer, be_ready) for peer in PEERS])
     train(200)
 rpc.shutdown()

@@ -10,11 +10,12 @@ from tests.house.source import FILES, ROOT, module_of, place_of, tree_of
 
 MAY_READ_ENVIRONMENT = (
     "cli.py",
+    "comm/hosts.py",
     "verbs/train/",
     "launch/",
     "train/data/tokenised/worker.py",
     "lab/shell.py",
-)  # the worker sets its own
+)  # the worker sets its own; comm/hosts reads which link Gloo was given
 
 
 def test_floors_hold() -> None:

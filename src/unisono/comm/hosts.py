@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -31,3 +32,21 @@ def mark() -> int:
     with suppress(OSError):
         boot += str(os.stat("/proc/self/ns/net").st_ino)
     return int.from_bytes(hashlib.sha256(boot.encode()).digest()[:8], "little", signed=True)
+
+
+def own_address() -> str:
+    """This host's IPv4 address on the device that Gloo was given, or on which its default route begins, or of the first
+    device that has one. Raises OSError where none has."""
+    devices = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if not devices:
+            probe.connect(("10.255.255.255", 1))  # sends nothing
+            return str(probe.getsockname()[0])
+    known = psutil.net_if_addrs()
+    for name in devices or sorted(
+        known.keys() - {"lo"}
+    ):  # hosts of a network of their own, without a way out
+        for address in known.get(name, ()):
+            if address.family is socket.AF_INET:
+                return address.address
+    raise OSError(f"no network of this host has an address: {', '.join(devices or known)}")

@@ -44,7 +44,7 @@ class Identity:
     equals: str
     alike: bool = False
     replicas: int = 2
-    codec: str = "plain"
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class Sync(ABC):
         counts."""
         return self.is_private(key)
 
-    def land(self) -> None:
+    def await_transfers(self) -> None:
         """Before `state` is saved or filled: what is on its way between steps arrives."""
         return None
 

@@ -100,8 +100,8 @@ class SyncAround(Sync):
     def adds(self, key: str) -> bool:
         return self.inner.adds(key)
 
-    def land(self) -> None:
-        self.inner.land()
+    def await_transfers(self) -> None:
+        self.inner.await_transfers()
 
     def state(self) -> Mapping[str, Tensor]:
         return self.inner.state()

@@ -63,8 +63,7 @@ class Judgement:
 class CompareTerms:
     """What a comparison needs. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
     they have a gradient alone. dither: how parameters without masters are rounded after an update. rhythm: steps of
-    the run that make one step of the proof. lag: steps from
-    a gradient to its update."""
+    the run that make one step of the proof. lag: steps from a gradient to its update."""
 
     train: TrainConfig
     bounds: Bounds

@@ -99,8 +99,9 @@ class UnreliableExperts(nn.Module):
     an expert has to answer. rest: seconds for which one that did not is not asked; then it is looked for again, so that
     a peer that returns is used again. clock: seconds that pass.
 
-    counts: of calls since the start, "answered" and "failed" in forward, "lost" gradients in backward. Raises NoExperts
-    (Q07) where no expert answers for some sample. Make it after `rpc.init`."""
+    Where nobody has answered yet, it goes on asking for `timeout` seconds. counts: of calls since the start, "answered"
+    and "failed" in forward, "lost" gradients in backward. Raises NoExperts (Q07) where no expert answers for some
+    sample. Make it after `rpc.init`."""
 
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
 
@@ -118,7 +119,7 @@ class UnreliableExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         scores = self.gate(flat)
-        chosen, answers = self._asked(flat.detach(), scores.detach())
+        chosen, answers = self._answered(flat.detach(), scores.detach())
         weights = scores.masked_fill(~chosen, -torch.inf).softmax(1)
         experts, rows, values = zip(*answers, strict=True)
         # Experts learn even where nothing before this layer does.
@@ -129,25 +130,28 @@ class UnreliableExperts(nn.Module):
             mixed = mixed.index_add(0, at, weights[at, expert, None] * y)
         return mixed.reshape(*x.shape[:-1], *mixed.shape[1:])
 
-    def _asked(self, x: Tensor, scores: Tensor) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
+    def _answered(self, x: Tensor, scores: Tensor) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
         """(bool [n, experts], which have answered for which sample; of each expert its number, the rows [m] that it was
         sent, its answer [m, width]). Samples for which nobody has answered are sent to the next best."""
         chosen = torch.zeros_like(scores, dtype=torch.bool)
         answers: list[tuple[int, Tensor, Tensor]] = []
         left, error = torch.arange(len(x), device=x.device), None
-        now = self._clock()
+        now, patience = self._clock(), time.monotonic() + self.timeout
         usable = torch.tensor([peer.rests <= now for peer in self._peers], device=x.device)
         if not usable.any():  # rather one that rests than none
             usable.fill_(True)
         while len(left):
+            if not usable.any() and not self.counts["answered"] and time.monotonic() < patience:
+                time.sleep(0.02)  # peers begin when they can
+                usable.fill_(True)
             if not usable.any():
                 raise NoExperts(len(self._peers), self.timeout) from error
             best = (
                 scores[left].masked_fill(~usable, -torch.inf).topk(min(self.k, int(usable.sum())), 1).indices
             )
-            asked = [(expert, left[(best == expert).any(1)]) for expert in best.unique().tolist()]
-            replies = self._call("forward", [(expert, (x[rows],)) for expert, rows in asked])
-            for (expert, rows), reply in zip(asked, replies, strict=True):
+            routes = [(expert, left[(best == expert).any(1)]) for expert in best.unique().tolist()]
+            replies = self._call("forward", [(expert, (x[rows],)) for expert, rows in routes])
+            for (expert, rows), reply in zip(routes, replies, strict=True):
                 if isinstance(reply, Tensor):
                     answers.append((expert, rows, reply))
                     chosen[rows, expert] = True

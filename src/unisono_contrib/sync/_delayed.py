@@ -169,11 +169,11 @@ class DelayedSync(Sync):
 
     def _arrive(self, flight: _Flight) -> None:
         """Wait for all that is on its way of a step."""
-        recorder, asked = self.dp.recorder, time.perf_counter_ns()
+        recorder, now_ns = self.dp.recorder, time.perf_counter_ns()
         for travel in flight.travels:
             with recorder.span("comm", axis="dp", op="all_reduce", exposed=True):
                 travel.pending.wait()
-            if (until := min(travel.landed_ns, asked)) > travel.left_ns:
+            if (until := min(travel.landed_ns, now_ns)) > travel.left_ns:
                 recorder.add("comm", travel.left_ns, until, axis="dp", op="all_reduce", exposed=False)
             try:
                 travel.exchange.send(travel.answer)
@@ -222,7 +222,7 @@ class DelayedSync(Sync):
     # What is kept.
 
     @torch.no_grad()
-    def land(self) -> None:
+    def await_transfers(self) -> None:
         """Every replica calls it where no rank was lost. Where a sum cannot arrive since one was, it is given up."""
         for flight in self._flights:
             try:

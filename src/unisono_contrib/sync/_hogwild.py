@@ -28,7 +28,7 @@ class HogwildSync(OuterSync):
         self.one_copy, self.meet = True, meet
         self._stale: Counter[int] = Counter()
         self._read, self._halted = 0, False
-        self._made = torch.zeros(site.dp.size, _ALIGNED // 8, dtype=torch.int64)
+        self._updates = torch.zeros(site.dp.size, _ALIGNED // 8, dtype=torch.int64)
         if site.dp.size > 1:
             _check(site)
             self._share()
@@ -46,7 +46,7 @@ class HogwildSync(OuterSync):
         rooms = {
             dtype: self._room(sum(_span(x) for x in homes if x.dtype == dtype), dtype) for dtype in dtypes
         }
-        self._made = self._room(self._made.numel(), torch.int64).view_as(self._made)
+        self._updates = self._room(self._updates.numel(), torch.int64).view_as(self._updates)
         used = dict.fromkeys(dtypes, 0)
         for x in homes:
             at = used[x.dtype]
@@ -92,12 +92,12 @@ class HogwildSync(OuterSync):
     def after_update(self, step: int) -> None:
         super().after_update(step)
         self._stale[self._others() - self._read] += 1
-        self._made[self.group.index, 0] += 1
+        self._updates[self.group.index, 0] += 1
 
     def _others(self) -> int:
         """How many updates other replicas have made."""
-        made: list[int] = self._made[:, 0].tolist()
-        return sum(made) - made[self.group.index]
+        counts: list[int] = self._updates[:, 0].tolist()
+        return sum(counts) - counts[self.group.index]
 
     def meets(self, step: int) -> bool:
         return (step + 1) % self.meet == 0 or step + 1 == self.site.steps

@@ -163,19 +163,9 @@ def replica_of(
     if streamed:
         stream(update.optimizer, streamed, local.store)
     return Replica(
-        plan,
-        mesh,
-        local,
-        update,
-        train.global_batch,
-        micro,
-        dtype,
-        recipe.seed,
-        recorder,
-        train.steps,
-        recipe.launch.servers or 1,
-        _mailbox_of(recipe.launch),
-    )
+        plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps,
+        recipe.launch.servers or 1, _mailbox_of(recipe.launch),
+    )  # fmt: skip
 
 
 def _mailbox_of(launch: LaunchConfig) -> MailboxPlace | None:

@@ -87,7 +87,7 @@ def changed_within(run: Run) -> str:
 def kept_of(run: Run) -> list[Box]:
     """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own; and
     the loss's scale, as `scaler/KEY`."""
-    run.sync.land()
+    run.sync.await_transfers()
     return [*_scale_of(run), *(box for _, box in _kept(run, run.sync.state()))]
 
 
@@ -133,7 +133,7 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
 def refill(run: Run, source: StateSource) -> dict[str, Any]:
     """Fill the run from a source, its step too; returns what was kept beside. What policy or scale keep and the source
     does not have, as of a replica that is new, stays as it is. Raises what the source raises."""
-    run.sync.land()
+    run.sync.await_transfers()
     state, known = dict(run.sync.state()), source.names()
     dealt = run.sync.shares and _replicas(known) not in (set(), set(range(_keepers(run))))
     kept = [

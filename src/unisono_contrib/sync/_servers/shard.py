@@ -43,7 +43,8 @@ class Shard:
     version: int = -1
     _changed: dict[str, Tensor] = field(default_factory=dict)
     _seen: dict[int, int] = field(default_factory=dict)
-    _pushed: dict[tuple[int, int], Gradients] = field(default_factory=dict)
+    _arrived: dict[tuple[int, int], Gradients] = field(default_factory=dict)  # by the step that they are of
+    _taken: dict[tuple[int, int], Gradients] = field(default_factory=dict)  # by the update that they are for
     _read: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def states(self) -> list[Tensor]:
@@ -57,7 +58,8 @@ class Shard:
         for mine, x in zip((*self.params.values(), *self.states()), (*weights, *states), strict=True):
             mine.copy_(x)
         self.version = -1
-        self._pushed.clear()
+        self._arrived.clear()
+        self._taken.clear()
         self._read.clear()
         self._seen.clear()
         rows = {name: p for name, p in self.params.items() if name in self.by_rows}
@@ -66,7 +68,7 @@ class Shard:
 
     def push(self, worker: int, step: int, gradients: Gradients) -> Reply:
         """A replica's gradient for `step`."""
-        self._pushed[worker, step] = gradients
+        self._arrived[worker, step] = gradients
         return Reply(-1, {"op": "have", "worker": worker, "step": step})
 
     def carry_out(self, entry: Entry) -> list[Reply]:
@@ -81,9 +83,9 @@ class Shard:
         return [Reply(worker, entry) for worker in sorted(self.workers)]
 
     def _took(self, entry: Entry) -> list[Reply]:
-        gradients = self._pushed.pop((entry["worker"], entry["step"]))
+        gradients = self._arrived.pop((entry["worker"], entry["step"]))
         if not entry["late"]:
-            self._pushed[entry["worker"], entry["for"]] = gradients
+            self._taken[entry["worker"], entry["for"]] = gradients
         return [Reply(entry["worker"], entry)]
 
     @torch.no_grad()
@@ -114,7 +116,7 @@ class Shard:
             self.optimizer.step()
             self.optimizer.zero_grad()
         for worker in (*workers, *entry["void"]):
-            self._pushed.pop((worker, version), None)
+            self._taken.pop((worker, version), None)
         self.version = version + 1
         return []
 
@@ -127,7 +129,7 @@ class Shard:
 
     def _mean(self, workers: Sequence[int], version: int) -> Gradients:
         """The mean gradient of these replicas, in their order, so that it has the same bits whoever came first."""
-        parts = [self._pushed[worker, version] for worker in workers]
+        parts = [self._taken[worker, version] for worker in workers]
         return [_mean([g for g in each if g is not None], len(parts)) for each in zip(*parts, strict=True)]
 
     def _compensate(self, worker: int) -> None:
@@ -163,8 +165,9 @@ class Shard:
         self.workers.discard(entry["worker"])
         self._read.pop(entry["worker"], None)
         self._seen.pop(entry["worker"], None)
-        for key in [key for key in self._pushed if key[0] == entry["worker"]]:
-            del self._pushed[key]
+        for kept in (self._arrived, self._taken):
+            for key in [key for key in kept if key[0] == entry["worker"]]:
+                del kept[key]
         return []
 
 

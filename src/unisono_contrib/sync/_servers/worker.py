@@ -4,13 +4,9 @@ Each rank speaks with the servers of its own part of the parameters, so that a r
 of a replica, its speaker, tells the sequencer what the replica does.
 """
 
-import contextlib
-import fcntl
-import os
 import secrets
 import select
 import socket
-import struct
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -21,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unisono.comm.hosts import mark
+from unisono.comm.hosts import mark, own_address
 from unisono.spec.errors import PeerGone
 from unisono.sync import Verdict
 from unisono.sync._outer import OuterSync, Site
@@ -36,7 +32,6 @@ from unisono_contrib.sync._servers.wire import Message
 _LOOK = 0.002  # seconds of waiting for a server, between which other ranks on threads may run
 _KEY = 24  # bytes
 _LOOPBACK = "127.0.0.1"
-_SIOCGIFADDR = 0x8915  # of Linux: the address of a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,25 +332,7 @@ def _addresses(site: Site) -> tuple[str, str]:
     marks = site.replica.all_gather(marks[None])
     if bool((marks == marks.flatten()[0]).all()):
         return _LOOPBACK, _LOOPBACK
-    return _outward(), ""
-
-
-def _outward() -> str:
-    """This host's address on the link that Gloo was given, or on which its default route begins, or on the first
-    network that it has. Raises OSError where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        devices = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-        if not devices:
-            try:
-                probe.connect(("10.255.255.255", 1))  # sends nothing
-                return str(probe.getsockname()[0])
-            except OSError:  # hosts of a network of their own, without a way out
-                devices = [name for _, name in socket.if_nameindex() if name != "lo"]
-        for name in devices:
-            with contextlib.suppress(OSError):  # a device without an address
-                said = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                return socket.inet_ntoa(said[20:24])
-    raise OSError(f"no network of this host has an address: {', '.join(devices)}")
+    return own_address(), ""
 
 
 def _record(address: str, ports: Sequence[int], key: bytes) -> Tensor:

@@ -85,9 +85,8 @@ def identity_faults(policy: Policy, source: Path) -> Iterator[str]:
 
 def _compared(source: Path, identity: Identity) -> Iterator[str]:
     count = identity.replicas
-    first = _play(
-        source, f"dp={count} sync={identity.sync} codec={identity.codec}", count, alike=identity.alike
-    )
+    codec = f" codec={identity.codec}" if identity.codec else ""
+    first = _play(source, f"dp={count} sync={identity.sync}{codec}", count, alike=identity.alike)
     if identity.alike:
         second = _play(source, f"dp=1 sync={identity.equals}", 1, batch=4 // count, alike=True)
     else:
@@ -95,7 +94,7 @@ def _compared(source: Path, identity: Identity) -> Iterator[str]:
     wanted = second[0].center
     off = max(float((play.center - wanted).norm() / wanted.norm()) for play in first)
     if not off <= NEAR:
-        coded = "" if identity.codec == "plain" else f" with codec={identity.codec}"
+        coded = f" with codec={identity.codec}" if identity.codec else ""
         same = ", with the same samples on all replicas," if identity.alike else ""
         yield f"{identity.sync}{coded} on {count} replicas{same} is off by {off:.1g} from {identity.equals}"
 
