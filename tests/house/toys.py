@@ -98,10 +98,8 @@ _COSTS = """
         return replace(super().work(*sizes), moved={moved})
 """
 _LOSSY = """
-    from unisono.sync import Identity
-
     fidelity = Fidelity.LOSSY
-    identities = (Identity("toy_policy", "every_step"),)
+    identities = (__import__("unisono.sync").sync.Identity("toy_policy", "every_step"),)
 """
 MOVED = {"codec": 1 << 33, "policy": 1 << 34}
 """Bytes that toys move through memory in a step, beside what the members move that they are made of."""

@@ -31,6 +31,8 @@ def rows_of(rows: list[int], values: torch.Tensor, of: int) -> torch.Tensor:
 
 
 def update(shard: Shard, version: int, workers: list[int], lr: float = 0.1) -> None:
+    for worker in workers:
+        shard.carry_out({"op": "took", "worker": worker, "step": version, "for": version, "late": False})
     entry = {"op": "update", "version": version, "workers": workers, "void": [], "divisor": 1.0, "lr": lr}
     shard.carry_out(entry)
 
@@ -206,3 +208,16 @@ def test_a_slow_replica_is_waited_for_after_it_was_late_several_times() -> None:
     sequencer.ready(1, 1)
     assert ops(push(sequencer, 0, 1)) == ["took"]
     assert ops(push(sequencer, 1, 1)) == ["took", "update"]
+
+
+def test_a_gradient_of_a_later_step_does_not_take_the_place_of_one_that_was_taken() -> None:
+    """Under `async` an update's number may be that of a step to come, whose gradient a shard that lags has already."""
+    p = nn.Parameter(torch.zeros(2))
+    shard = Shard({"w": p}, torch.optim.SGD([p], lr=1.0), {0, 1})
+    shard.fill([torch.zeros(2)], [])
+    shard.push(1, 0, [torch.ones(2)])
+    shard.push(1, 1, [torch.full((2,), 10.0)])
+    shard.carry_out({"op": "took", "worker": 1, "step": 0, "for": 1, "late": False})
+    shard.carry_out({"op": "update", "version": 1, "workers": [1], "void": [], "divisor": 1.0, "lr": 1.0})
+    shard.carry_out({"op": "took", "worker": 1, "step": 1, "for": 2, "late": False})
+    assert torch.equal(p.detach(), torch.full((2,), -1.0))

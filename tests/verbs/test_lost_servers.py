@@ -78,5 +78,7 @@ def test_what_a_lost_rank_served_comes_back(folder: Path, sync: str, victim: int
     assert done.code == 0, done.err
     assert done.object["restarts"] == 1 and done.left == (), done.err
     (said,) = [line for line in done.err.splitlines() if "of which servers have everything" in line]
-    assert int(said.split("after step ")[1].split(",")[0]) >= 4
+    assert (
+        int(said.split("after step ")[1].split(",")[0]) >= 3
+    )  # whoever has ended step 6 is two ahead at most
     assert [path.name for path in (folder / done.object["checkpoint"]).parent.iterdir()] == ["step-000030"]
