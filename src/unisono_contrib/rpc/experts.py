@@ -181,9 +181,11 @@ class UnreliableExperts(nn.Module):
     def _begun(self, peer: _Peer, method: str, args: Sequence[Tensor]) -> CallFuture[Tensor] | UnisonoError:
         """A call under way; the expert is looked for where it is not known."""
         try:
-            if peer.rref is None:
-                peer.rref = self._worker.call(peer.worker, offered, (peer.name,), timeout=self.timeout).wait()
-            return peer.rref.call("async", self.timeout, method, args, {})
+            rref = peer.rref
+            if rref is None:
+                rref = self._worker.call(peer.worker, offered, (peer.name,), timeout=self.timeout).wait()
+                peer.rref = rref
+            return rref.call("async", self.timeout, method, args, {})
         except UnisonoError as error:
             return error
 
