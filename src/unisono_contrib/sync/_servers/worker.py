@@ -179,7 +179,8 @@ class ServerSync(OuterSync):
             self._tell("gather")
             for part, (_, tensors) in zip(self.parts, self._hear("gather"), strict=True):
                 _put([*(slot.master for slot in part), *self._states(part)], tensors)
-            self.group.barrier()  # a server may end now, since all have what they asked for
+            self.group.barrier()
+            self.site.replica.barrier()  # a server may end now, since all ranks have what they asked for
         return {slot.name: slot.master.data for part in self.parts for slot in part}
 
     def salvage(self, tell: Tell) -> tuple[int, frozenset[str]] | None:
@@ -242,9 +243,9 @@ class ServerSync(OuterSync):
         try:
             while not wait([connection], _LOOK):
                 time.sleep(0)
-                if (
-                    gone := self._links.hung_up()
-                ):  # without it no update is made, so nothing comes from here either
+                gone = self._links.hung_up()
+                # Without it no update is made, so nothing comes from here either, but what is here already.
+                if gone is not None and not wait([connection], 0):
                     raise self._gone(gone)
             return wire.unpacked(connection.recv_bytes())
         except (OSError, EOFError) as error:
