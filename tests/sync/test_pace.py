@@ -26,7 +26,9 @@ def test_who_meets_all_in_every_step_waits_as_in_lock_step(sync: str) -> None:
     assert pace(sync) == pytest.approx(pace("every_step"))
 
 
-@pytest.mark.parametrize("family", ["local_sgd:h={}", "ssp:s={}", "gossip:pairs,h={},report=1000"])
+@pytest.mark.parametrize(
+    "family", ["local_sgd:h={}", "slowmo:h={}", "adaptive:h={}", "ssp:s={}", "gossip:pairs,h={},report=1000"]
+)
 def test_who_meets_less_waits_less(family: str) -> None:
     paces = [pace(family.format(h)) for h in (1, 2, 4, 16)]
     assert paces == sorted(paces, reverse=True)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import Field
+
 from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
@@ -29,6 +31,19 @@ def usual_problems(policy: OuterPolicy, plan: Any, inside: int = 1) -> Iterator[
     if codec is not None and codec.rungs:
         what = f"{said}: what a codec takes beside a step, by which codec={plan.codec} chooses, is not known there"
         yield Problem("P23", what, "plan.sync, plan.codec", "a codec by its name")
+
+
+class GroupedPolicy(OuterPolicy):
+    """A policy under which groups of neighbouring replicas stay in lock-step, and come together with other groups."""
+
+    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
+
+    @property
+    def neighbours(self) -> int:
+        return self.inside
+
+    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
+        yield from usual_problems(self, plan, self.inside)
 
 
 def plain_problems(plan: Any, why: str) -> Iterator[Problem]:

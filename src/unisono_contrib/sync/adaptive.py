@@ -8,18 +8,16 @@ Fidelity: LOSSY. Identities: with `every` beyond the run's end it is `local_sgd`
 all replicas give what one replica gives.
 """
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.errors import Problem
 from unisono.spec.work import Durations, Work
-from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._local import pace_of_rounds, rounds_work, usual_problems
+from unisono.sync import Identity
+from unisono_contrib.sync._local import GroupedPolicy, pace_of_rounds, rounds_work
 
 
-class Adaptive(OuterPolicy):
+class Adaptive(GroupedPolicy):
     """The mean of the replicas' weights after rounds that get shorter as the loss falls."""
 
     name = "adaptive"
@@ -34,14 +32,6 @@ class Adaptive(OuterPolicy):
     gamma: float = Field(
         default=0.5, gt=0.0, le=1.0, description="what a round becomes where the loss makes it no shorter"
     )
-    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
-
-    @property
-    def neighbours(self) -> int:
-        return self.inside
-
-    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
-        return usual_problems(self, plan, self.inside)
 
     def pace(self, durations: Durations) -> float:
         return pace_of_rounds(durations, self.h, self.inside)

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.work import Durations, Work
-from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._local import pace_of_rounds, plain_problems, rounds_work, usual_problems
+from unisono.sync import Identity
+from unisono_contrib.sync._local import GroupedPolicy, pace_of_rounds, plain_problems, rounds_work
 
 
-class Diloco(OuterPolicy):
+class Diloco(GroupedPolicy):
     """Every h-th step, the mean of what replicas learnt, taken by an outer Nesterov optimiser."""
 
     name = "diloco"
@@ -49,14 +49,9 @@ class Diloco(OuterPolicy):
         description="with a delay, what own weights keep of themselves in a merge (0.5); 1 merges nothing",
     )  # fmt: skip
     warmup: int = Field(default=0, ge=0, description="steps of lock-step before the first round")
-    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
-
-    @property
-    def neighbours(self) -> int:
-        return self.inside
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
-        yield from usual_problems(self, plan, self.inside)
+        yield from super().problems(plan, batch)
         if self.fragments > self.h:
             what = (
                 f"sync={plan.sync}: {self.fragments} fragments have no turn each in a round of {self.h} steps"

@@ -18,12 +18,12 @@ from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Durations, Work
-from unisono.sync import Identity, OuterPolicy
+from unisono.sync import Identity
 from unisono_contrib.sync._graphs import FIXED, Beat, Graph, most_messages, pace_of
-from unisono_contrib.sync._local import gossip_work, usual_problems
+from unisono_contrib.sync._local import GroupedPolicy, gossip_work
 
 
-class Gossip(OuterPolicy):
+class Gossip(GroupedPolicy):
     """Every h-th step, each replica's weights mixed with those of its neighbours in a graph."""
 
     name = "gossip"
@@ -54,14 +54,9 @@ class Gossip(OuterPolicy):
         ge=1,
         description="steps from one meeting of all, for loss, stop and consensus, to the next",
     )
-    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
-
-    @property
-    def neighbours(self) -> int:
-        return self.inside
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
-        yield from usual_problems(self, plan, self.inside)
+        yield from super().problems(plan, batch)
         said = f"sync={plan.sync}"
         if self.graph == "random" and not self.push:
             what = f"{said}: how many a replica hears differs, and without push the mean of all would drift"

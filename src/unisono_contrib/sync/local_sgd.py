@@ -6,18 +6,16 @@ Fidelity: LOSSY. Identities: the same samples on all replicas give what one repl
 optimiser that is linear in the gradient, without clipping.
 """
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.errors import Problem
 from unisono.spec.work import Durations, Work
-from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._local import pace_of_rounds, rounds_work, usual_problems
+from unisono.sync import Identity
+from unisono_contrib.sync._local import GroupedPolicy, pace_of_rounds, rounds_work
 
 
-class LocalSgd(OuterPolicy):
+class LocalSgd(GroupedPolicy):
     """Every h-th step, the mean of the replicas' weights."""
 
     name = "local_sgd"
@@ -30,14 +28,6 @@ class LocalSgd(OuterPolicy):
 
     h: int = Field(default=4, ge=1, description="steps of a round; replicas meet once in it")
     warmup: int = Field(default=0, ge=0, description="steps of lock-step before the first round")
-    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
-
-    @property
-    def neighbours(self) -> int:
-        return self.inside
-
-    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
-        return usual_problems(self, plan, self.inside)
 
     def pace(self, durations: Durations) -> float:
         return pace_of_rounds(durations, self.h, self.inside)

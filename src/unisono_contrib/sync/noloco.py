@@ -15,12 +15,12 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.work import Durations, Work
-from unisono.sync import Identity, OuterPolicy
+from unisono.sync import Identity
 from unisono_contrib.sync._graphs import Beat, pace_of
-from unisono_contrib.sync._local import gossip_work, plain_problems, usual_problems
+from unisono_contrib.sync._local import GroupedPolicy, gossip_work, plain_problems
 
 
-class Noloco(OuterPolicy):
+class Noloco(GroupedPolicy):
     """Every h-th step, an outer step of random pairs of replicas."""
 
     name = "noloco"
@@ -39,11 +39,6 @@ class Noloco(OuterPolicy):
     report: int = Field(
         default=0, ge=0, description="steps from one meeting of all to the next; 0: four rounds"
     )
-    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
-
-    @property
-    def neighbours(self) -> int:
-        return self.inside
 
     @property
     def reported(self) -> int:
@@ -51,7 +46,7 @@ class Noloco(OuterPolicy):
         return self.report or 4 * self.h
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
-        yield from usual_problems(self, plan, self.inside)
+        yield from super().problems(plan, batch)
         yield from plain_problems(plan, "an outer step needs what a pair has learnt as it is")
         most = (2.0 + self.outer_momentum**2) ** 0.5
         if not self.outer_momentum < self.drift < most:

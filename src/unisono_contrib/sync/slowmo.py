@@ -8,18 +8,16 @@ Fidelity: LOSSY. Identities: slow_lr=1,slow_momentum=0 gives `local_sgd`; with o
 same samples on all replicas give what one replica gives.
 """
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.errors import Problem
-from unisono.spec.work import Work
-from unisono.sync import Identity, OuterPolicy
-from unisono_contrib.sync._local import rounds_work, usual_problems
+from unisono.spec.work import Durations, Work
+from unisono.sync import Identity
+from unisono_contrib.sync._local import GroupedPolicy, pace_of_rounds, rounds_work
 
 
-class SlowMo(OuterPolicy):
+class SlowMo(GroupedPolicy):
     """Every h-th step, the mean of the replicas' weights, taken by a slow momentum in units of the learning rate."""
 
     name = "slowmo"
@@ -37,14 +35,9 @@ class SlowMo(OuterPolicy):
     )
     slow_momentum: float = Field(default=0.7, ge=0.0, lt=1.0, description="decay of the slow momentum (beta)")
     warmup: int = Field(default=0, ge=0, description="steps of lock-step before the first round")
-    inside: int = Field(default=1, ge=1, description="neighbouring replicas that stay in lock-step")
 
-    @property
-    def neighbours(self) -> int:
-        return self.inside
-
-    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
-        return usual_problems(self, plan, self.inside)
+    def pace(self, durations: Durations) -> float:
+        return pace_of_rounds(durations, self.h, self.inside)
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         return rounds_work(gradient_bytes, dp, self.h, self.inside, momentum=self.slow_momentum > 0.0)
