@@ -43,9 +43,8 @@ def own_address() -> str:
             probe.connect(("10.255.255.255", 1))  # sends nothing
             return str(probe.getsockname()[0])
     known = psutil.net_if_addrs()
-    for name in devices or sorted(
-        known.keys() - {"lo"}
-    ):  # hosts of a network of their own, without a way out
+    # Without a way out: hosts of a network of their own.
+    for name in devices or sorted(known.keys() - {"lo"}):
         for address in known.get(name, ()):
             if address.family is socket.AF_INET:
                 return address.address
