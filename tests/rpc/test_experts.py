@@ -160,7 +160,7 @@ def test_training_goes_on_without_a_peer_that_leaves_before_its_gradient_comes(p
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[20] < losses[0] and losses[-1] < losses[21]
+    assert losses[20] < losses[0] and losses[-1] < 0.8 * losses[21]
     assert layer.counts["lost"] == 2 and not any(p.grad is None for p in layer.parameters())
 
 

@@ -67,8 +67,13 @@ def hidden() -> str:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
         self.inner = nn.Linear(3, 3, dtype=torch.float64)
+        drawn = torch.Generator().manual_seed(
+            0
+        )  # of its own: others are made at the same time on other threads
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.rand(p.shape, generator=drawn, dtype=p.dtype) - 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.inner(x))
@@ -302,10 +307,10 @@ def test_a_killed_worker_is_a_typed_error_for_all_its_calls(tmp_path: Path) -> N
 @pytest.mark.timeout(60)
 def test_the_parameter_server_learns(tmp_path: Path) -> None:
     """One command; the script starts its other two processes."""
-    text = (EXAMPLES / "parameter_server.py").read_text().replace("server, 300", "server, 120")
+    text = (EXAMPLES / "parameter_server.py").read_text().replace("server, 300", "server, 240")
     (tmp_path / "server.py").write_text(text)
     script = Forked(["server.py"], tmp_path, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
     out, err, code = script.stdout.read(), script.stderr.read(), script.wait()
     assert code == 0, err
     losses = re.findall(r"loss (\d\.\d+)  staleness (\d\.\d+)", out)
-    assert len(losses) == 2 and all(float(loss) < 0.1 for loss, _ in losses), out  # 0.11 at the start
+    assert len(losses) == 2 and all(float(loss) < 0.09 for loss, _ in losses), out  # 0.11 at the start
