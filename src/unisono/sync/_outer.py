@@ -13,14 +13,7 @@ from unisono.codecs import Coder
 from unisono.comm.group import Group
 from unisono.sync import Sync, Verdict
 from unisono.sync._around import SyncAround
-
-
-def learning(slots: Sequence[Any]) -> Iterator[Any]:
-    """Those of `slots` that are trained, each storage once."""
-    owned = {slot.master.data_ptr() for slot in slots if not slot.alias}
-    for slot in slots:
-        if slot.live.requires_grad and not (slot.alias and slot.master.data_ptr() in owned):
-            yield slot
+from unisono.sync._slots import learning
 
 
 @dataclass(frozen=True, slots=True)

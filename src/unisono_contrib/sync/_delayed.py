@@ -21,6 +21,7 @@ from unisono.comm.group import Group, Pending
 from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
 from unisono.sync._drive import issued
+from unisono.sync._slots import learning_dense
 
 COUNT, LOST = "delayed_steps", "delayed_lost"
 
@@ -80,17 +81,7 @@ class DelayedSync(Sync):
             fix = "codec=plain, another train.optimizer, or sync=every_step"
             where = "plan.sync, plan.codec, train.optimizer"
             raise UsageError(f"{what} is kept from step to step", where=where, fix=fix, code="P21")
-        owned = {slot.master.data_ptr() for slot in slots if not slot.alias}
-        self._slots = [
-            slot
-            for slot in slots
-            if slot.live.requires_grad and not (slot.alias and slot.master.data_ptr() in owned)
-        ]
-        if any(slot.sparse for slot in self._slots):
-            what = (
-                "sync=delayed keeps gradients of several steps, and those of tables have other rows in each"
-            )
-            raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
+        self._slots = learning_dense(slots, "delayed")
         self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
         self._flights = deque(self._flight() for _ in range(lag))  # the oldest first
         self._spare = [self._flight()]

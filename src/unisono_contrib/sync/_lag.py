@@ -9,9 +9,8 @@ from torch import Tensor
 from unisono.codecs import Coder
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
-from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
-from unisono.sync._outer import learning
+from unisono.sync._slots import learning_dense
 from unisono.sync.every_step import EveryStepSync
 
 
@@ -27,10 +26,7 @@ class LagSync(Sync):
         self.dp, self.xi = group, xi
         self._every_step = EveryStepSync(group, codec, slots)
         self.cap, self.sliced = self._every_step.cap, self._every_step.sliced
-        trained = list(learning(slots))
-        if any(slot.sparse for slot in trained):
-            what = "sync=lag keeps gradients of other steps, and those of tables have other rows in each"
-            raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
+        trained = learning_dense(slots, "lag")
         self._names = {id(p): slot.name for slot in trained for p in (slot.live, slot.master)}
         like = {slot.name: torch.zeros_like(slot.master, dtype=slot.master.grad_dtype) for slot in trained}
         self.total, self.uploaded = like, {name: torch.zeros_like(x) for name, x in like.items()}

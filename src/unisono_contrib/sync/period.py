@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.errors import Problem, UsageError
+from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Durations, Work
 from unisono.sync import Policy, Sync, Verdict
@@ -91,14 +91,11 @@ class PeriodSync(Sync):
     def __init__(self, inner: EveryStepSync, slots: Sequence[Any], steps: int, most: int) -> None:
         import torch
 
-        from unisono.sync._outer import learning
+        from unisono.sync._slots import learning_dense
 
         self.inner, self.dp, self.cap, self.least, self.most = inner, inner.dp, inner.cap, steps, most
         self.sliced, self.kept = inner.sliced, inner.kept
-        self._slots = list(learning(slots))
-        if any(slot.sparse for slot in self._slots):
-            what = "sync=period keeps gradients of several steps, and those of tables have other rows in each"
-            raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
+        self._slots = learning_dense(slots, "period")
         self._held = {
             slot.name: torch.zeros_like(slot.master, dtype=slot.master.grad_dtype) for slot in self._slots
         }
