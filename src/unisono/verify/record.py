@@ -32,7 +32,7 @@ from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.player import Leaf
 from unisono.train.step.run import Run
-from unisono.train.step.update import state_of
+from unisono.train.step.update import held_for_all, state_of
 from unisono.verify.evidence import RecordedBox, copies_of, joined
 
 KINDS = ("init", "raw", "grad", "model", "optim", "buffer")
@@ -74,8 +74,12 @@ class Observed:
                 if slot.master.grad is not None:
                     self._put(f"{kind}/{slot.name}", slot, dense_of(slot.master.grad))
             elif kind == "optim":
+                whole = held_for_all(self._run.update.optimizer, slot.master) is not None
                 for key, value in state_of(self._run.update.optimizer, slot.master).items():
-                    self._put(f"optim/{slot.name}/{key}", slot, value)
+                    if whole:
+                        self._store(f"optim/{slot.name}/{key}", tuple(value.shape), (0,) * value.dim(), value)
+                    else:
+                        self._put(f"optim/{slot.name}/{key}", slot, value)
             else:
                 self._put(f"{kind}/{slot.name}", slot, at_home(slot.master))
 

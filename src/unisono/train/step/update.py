@@ -200,8 +200,9 @@ def make(
         ]
         groups = [group for group in groups if group["params"]] or groups[:1]
         lives.append(member.bind(groups, train.lr, fused))
-        for parameter in (p for group in groups for p in group["params"]):
-            lives[-1].state[parameter] = member.state(parameter)
+        if not (shared and member.with_owner):
+            for parameter in (p for group in groups for p in group["params"]):
+                lives[-1].state[parameter] = member.state(parameter)
     optimizer = lives[0] if len(lives) == 1 else SeveralOptimizers(lives)
     if pairs:
         slot_of = {slot.master: slot for slot in ragged}
@@ -242,6 +243,13 @@ def _refuse_parts(slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimise
 def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tensor]:
     """The optimiser's tensors for one parameter; empty if it does not step it."""
     return {k: v for k, v in optimizer.state.get(master, {}).items() if isinstance(v, torch.Tensor)}
+
+
+def held_for_all(optimizer: Optimizer, master: nn.Parameter) -> bool | None:
+    """None where a rank keeps the optimiser's state of its own part of a parameter. Else this state is of the whole
+    one, and lies with its owner: True where no other replica has it."""
+    owned = [getattr(part, "owned", {}) for part in getattr(optimizer, "parts", (optimizer,))]
+    return next((of_part[master] for of_part in owned if master in of_part), None)
 
 
 def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:
