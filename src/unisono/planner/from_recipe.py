@@ -37,7 +37,7 @@ def request_of(
     Techniques that this version cannot play yet may be priced. Raises UsageError, and ConfigProblems with all that is
     wrong with the plan.
     """
-    where = cluster(cluster_name)
+    where = serving(cluster(cluster_name), loaded.recipe)
     if where.cores and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
         where = roomy(where, loaded.plan.world)
     software = software or stack(where.stack)
@@ -51,6 +51,11 @@ def request_of(
     ask = simulate.PlanRequest(model, plan, where, software, *sizes, assumed=assumed, unplayed=later)
     order = order if order is not None else loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
+
+
+def serving(where: Cluster, recipe: Recipe) -> Cluster:
+    """Return the cluster with as many parameter servers as the recipe says."""
+    return replace(where, servers=recipe.launch.servers or 1)
 
 
 def assuming(loaded: Loaded, plan: Plan, pools: Sequence[Cluster]) -> tuple[Plan, tuple[str, ...]]:

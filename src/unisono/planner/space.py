@@ -18,7 +18,7 @@ from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import known
 from unisono.plan.grid import Grid
 from unisono.planner.clusters import cluster
-from unisono.planner.from_recipe import assuming, judged, length, unplayed
+from unisono.planner.from_recipe import assuming, judged, length, serving, unplayed
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import Model, attending, kind
 from unisono.planner.search_arrays import Axes, like
@@ -261,5 +261,15 @@ def space_on(
                     yield replace(filled, micros=batch.micros), batch.micro_batch
 
     return Space(
-        model, where, software, *sizes, held, legal, all_keys, steps, (*assumed, *more), unable, besides
+        model,
+        serving(where, recipe),
+        software,
+        *sizes,
+        held,
+        legal,
+        all_keys,
+        steps,
+        (*assumed, *more),
+        unable,
+        besides,
     )
