@@ -77,7 +77,7 @@ class Update:
     lag: steps from a gradient to its update. by_parts: whether parts of the model may be updated later than others.
     judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
     alike. after(verdict): what else follows from the whole step on all ranks, each; returns what there is to tell.
-    optimizer_over(slots): the same optimiser, at its beginning, over other tensors.
+    optimizer_over(slots): the same optimiser, at its beginning, over other tensors. gathers: see `Optimiser`.
     """
 
     by_parts: ClassVar[bool] = False
@@ -93,6 +93,7 @@ class Update:
     judge: Callable[[int, Verdict, Numbers], str] = not_numbers
     after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
     optimizer_over: Callable[[Sequence[Slot]], Optimizer] | None = None
+    gathers: bool = False
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
@@ -134,7 +135,7 @@ def update_of(
 ) -> Update:
     """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
     dither = dither or Dither(0)
-    optimizer = make(train, slots, device, even=even, dither=dither)
+    optimizer = make(train, slots, device, even=even, dither=dither, shared=True)
     member = train.optimiser()
     crossing, scaler = crossing_of(member, optimizer, slots), scaler or Unscaled()
     over = partial(make, train, device=device, even=even, dither=dither)
@@ -148,6 +149,7 @@ def update_of(
         crossing,
         member.apart,
         optimizer_over=over,
+        gathers=member.gathers,
     )
 
 
@@ -163,15 +165,17 @@ def make(
     device: torch.device,
     even: bool = False,
     dither: Dither | None = None,
+    shared: bool = False,
 ) -> Optimizer:
     """The recipe's optimiser, or several that act as one; matrices decay, vectors do not, as in GPT-2.
 
     Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
-    same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master.
+    same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master. shared: whoever calls it
+    divides steps of whole matrices over ranks afterwards (`owners.py`), so that a rank may hold parts of them.
     """
     learning, chosen = _learning(slots), train.optimiser()
     members = {s.master: chosen.for_parameter(s.name, s.shape) for s in learning}
-    _refuse_parts(learning, members)
+    _refuse_parts(learning, members, shared)
     ragged = [
         s
         for s in learning
@@ -219,11 +223,12 @@ def _learning(slots: Sequence[Slot]) -> list[Slot]:
     return [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
 
 
-def _refuse_parts(slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimiser]) -> None:
-    """Raises UsageError where an optimiser that needs whole tensors is to step a part of one."""
+def _refuse_parts(slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimiser], shared: bool) -> None:
+    """Raises UsageError where an optimiser that needs whole tensors is to step a part of one, and nobody gathers it."""
     for slot in slots:
         member = members[slot.master]
-        if member.whole and (tuple(slot.master.shape) != slot.shape or is_narrow(slot.master)):
+        cut = tuple(slot.master.shape) != slot.shape and not (shared and member.gathers)
+        if member.whole and (cut or is_narrow(slot.master)):
             here, full = list(slot.master.shape), list(slot.shape)
             what = f"optimizer={member.name} needs the whole of {slot.name} {full} in the gradient's dtype"
             raise UsageError(
