@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from unisono.config.fields import SECTIONS, TOP
 from unisono.config.models import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Batch, Plan
 from unisono.plan.checks import batch_of
@@ -16,7 +17,7 @@ from unisono.spec.model import MODELS, OwnModel
 from unisono.spec.paths import at_home
 from unisono.spec.source import SOURCES
 
-_KEY = re.compile(r"\b(plan|name|seed|model|data|train|launch|out)(\.\w+)?")
+_KEY = re.compile(rf"\b({'|'.join((*TOP, *SECTIONS))})(\.\w+)?")
 
 
 @dataclass(frozen=True, slots=True)

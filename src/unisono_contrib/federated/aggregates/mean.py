@@ -12,6 +12,7 @@ class Mean(Aggregate):
     """Each client counts for its weight: by default, its samples."""
 
     name: ClassVar[str] = "mean"
+    linear: ClassVar[bool] = True
 
     def combine(self, deltas: "Tensor", weights: "Tensor") -> "Tensor":
         return (deltas * (weights / weights.sum())[:, None]).sum(0)
