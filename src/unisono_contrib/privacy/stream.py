@@ -1,4 +1,4 @@
-"""Random numbers that nobody can guess and everybody with the key can draw again: ChaCha20 by the library `cryptography`.
+"""Random numbers that nobody can guess, and that who has the key can draw again: ChaCha20 by `cryptography`.
 
 torch's and NumPy's generators are predicted from a few of their outputs, and their state is global. A number here is a
 function of (key, purpose, round, name): of no process, no rank and no order of calls.
@@ -7,9 +7,7 @@ function of (key, purpose, round, name): of no process, no rank and no order of 
 import os
 import stat
 from hashlib import blake2b
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,9 @@ KEY_BYTES = 32
 
 def key_of_seed(seed: int) -> bytes:
     """A key that follows from a recipe's seed, for proofs and trials. Whoever knows the seed can subtract the noise."""
-    return blake2b(seed.to_bytes(16, "little", signed=True), digest_size=KEY_BYTES, person=b"unisono-seed").digest()
+    return blake2b(
+        seed.to_bytes(16, "little", signed=True), digest_size=KEY_BYTES, person=b"unisono-seed"
+    ).digest()
 
 
 def key_of_file(path: Path) -> bytes:
@@ -47,9 +47,7 @@ def uniforms(key: bytes, purpose: str, number: int, name: str, count: int) -> "N
     `cryptography`."""
     label = b"\0".join((purpose.encode(), str(number).encode(), name.encode()))
     stream_key = blake2b(label, key=key, digest_size=KEY_BYTES).digest()
-    ciphers = cipher_library()
-    encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(stream_key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8")
+    return np.frombuffer(keystream(stream_key, 8 * count), dtype="<u8").astype(np.uint64, copy=False)
 
 
 def normals(key: bytes, purpose: str, number: int, name: str, count: int) -> "NDArray[np.float64]":
@@ -61,10 +59,11 @@ def normals(key: bytes, purpose: str, number: int, name: str, count: int) -> "ND
     return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]
 
 
-def cipher_library() -> Any:
-    """`cryptography.hazmat.primitives.ciphers`. Raises UsageError E01 where it is not installed."""
+def keystream(key: bytes, size: int) -> bytes:
+    """The first `size` bytes of ChaCha20's stream under a key of 32 bytes. Raises UsageError E01 where `cryptography`
+    is not installed."""
     try:
-        return import_module("cryptography.hazmat.primitives.ciphers")
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
     except ImportError as error:
         raise UsageError(
             "the library cryptography is not installed",
@@ -73,3 +72,4 @@ def cipher_library() -> Any:
             fix='pip install "unisono[privacy]"',
             code="E01",
         ) from error
+    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(size))
