@@ -34,6 +34,7 @@ from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import Facts, OwnModel
+from unisono.spec.section import sections_of
 from unisono.spec.training import LOSSES
 from unisono.sync import POLICIES, SampleLane
 from unisono.sync._outer import MailboxPlace
@@ -164,8 +165,15 @@ def replica_of(
         stream(update.optimizer, streamed, local.store)
     return Replica(
         plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps,
-        recipe.launch.servers or 1, _mailbox_of(recipe.launch),
+        recipe.launch.servers or 1, _mailbox_of(recipe.launch), _around(recipe, len(corpus.train)),
     )  # fmt: skip
+
+
+def _around(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...]:
+    """What sections of the recipe change each time when ranks have met."""
+    return tuple(
+        around for section in sections_of(recipe) if (around := section.around(recipe, samples)) is not None
+    )
 
 
 def _mailbox_of(launch: LaunchConfig) -> MailboxPlace | None:
@@ -236,7 +244,11 @@ def feeds(
     )
     schedule = unflushed(plan)
     turn, place = divmod(lane.place, lane.count)
-    read = of(corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place)
+    usual = partial(
+        of, corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place
+    )
+    special = (s.batches(recipe, corpus.train, device, dtype_of(plan.precision)) for s in sections_of(recipe))
+    read = next((feed for feed in special if feed is not None), None) or usual()
     return (
         FilteredFeed(read, schedule.ahead(plan.pp), drains(train)) if schedule else FilteredFeed(read),
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),
