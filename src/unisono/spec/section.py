@@ -1,6 +1,6 @@
 """Sections of a recipe that a capability brings along, a file each in the sister package: `[federated]`. No torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -12,7 +12,10 @@ from unisono.spec.finder import Finder
 class Section(BaseModel):
     """The keys of one such section, each with its default and a line of help. A recipe without it has None there.
 
-    pins: keys that must be as they were when a run goes on. What changes a run, changes it through the functions."""
+    A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with two
+    functions: `batches(section, recipe, dataset, device, dtype)`, the feed of training, or None for the usual one; and
+    `around(section, recipe, samples)`, a function of each live run when its ranks have met, which returns the run.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -20,20 +23,12 @@ class Section(BaseModel):
 
     @property
     def pins(self) -> tuple[str, ...]:
+        """Keys of the recipe that must be as they were when a run goes on."""
         return ()
 
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
         """What of a recipe and a plan cannot be played with it."""
         yield from ()
-
-    def batches(self, recipe: Any, dataset: Any, device: Any, dtype: Any) -> Any:
-        """The `train.data.feed.Feed` of training, of a resolved recipe; None: the usual one."""
-        return None
-
-    def around(self, recipe: Any, samples: int) -> Callable[[Any], Any] | None:
-        """What is done with each live run (`train.step.run.Run`) when its ranks have met, before its first step; it
-        returns the run. samples: of the training data. None: nothing. Every rank calls it."""
-        return None
 
 
 RECIPE_SECTIONS: Finder[Section] = Finder("section", "unisono.config.sections", Section, "recipe")

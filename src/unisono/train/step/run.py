@@ -26,7 +26,7 @@ class Replica:
     """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
     in samples. steps: updates of the whole run, 0 where nobody knows.
     servers: of parameters, where the policy has some. mailbox: where this run meets others. around: each changes the
-    run when its members have met (see `Section.around`)."""
+    run when its members have met (see `spec.section`)."""
 
     plan: Plan
     mesh: Mesh

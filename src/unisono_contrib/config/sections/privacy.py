@@ -1,7 +1,7 @@
 """`[privacy]`: how much a run may reveal of any one sample (`unisono train`) or client (`unisono federate`)."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -65,29 +65,6 @@ class PrivacyConfig(Section):
             yield Problem("C06", what, "privacy.clip, privacy.noise", "a finite clip, or noise = 0")
         yield from _training_problems(recipe.train)
         yield from _plan_problems(plan)
-
-    def batches(self, recipe: Any, dataset: Any, device: Any, dtype: Any) -> Any:
-        if self.sampling == "shuffle":
-            return None
-        from unisono_contrib.train.data.poisson import Poisson
-
-        train = recipe.train
-        key = self.secret(recipe.seed)
-        return Poisson(dataset, key, train.global_batch, train.micro_batch or 1, device, dtype)
-
-    def around(self, recipe: Any, samples: int) -> Callable[[Any], Any] | None:
-        from unisono_contrib.train.step.private import budget_of, made_private
-
-        budget = budget_of(self, recipe.train.global_batch, samples, recipe.train.steps)
-        return lambda run: made_private(run, self, budget, self.secret(recipe.seed))
-
-    def secret(self, seed: int) -> bytes:
-        """The key of all noise: of the file, or of the seed. Raises UsageError C03."""
-        from pathlib import Path
-
-        from unisono_contrib.privacy.stream import key_of_file, key_of_seed
-
-        return key_of_seed(seed) if self.key is None else key_of_file(Path(self.key))
 
 
 def _training_problems(train: Any) -> Iterator[Problem]:

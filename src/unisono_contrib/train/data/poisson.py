@@ -62,8 +62,8 @@ class Poisson(Feed):
         if self._dtype is not None and inputs.is_floating_point():
             inputs = inputs.to(self._dtype)
         places = torch.from_numpy(step * len(self._dataset) + numbers)
-        rows = (x[:size].to(self._device) for x in (inputs, targets))
-        return Micro(*rows, places.to(self._device), scale=scale)
+        inputs, targets, places = (x[:size].to(self._device) for x in (inputs, targets, places))
+        return Micro(inputs, targets, places, scale=scale)
 
     def samples_of(self, step: int, leaf: int) -> list[int]:
         return self._leaf(step, leaf).tolist()

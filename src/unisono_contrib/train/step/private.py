@@ -61,6 +61,12 @@ class Budget:
         mark = max(1, self.steps // LOOKS)
         return self.epsilon(min(max(step, self.steps), math.ceil(step / mark) * mark))
 
+    def says(self, clip: float) -> str:
+        """What the whole run reveals, in a line."""
+        drawn = f"batches drawn at rate {self.rate:.4g}" if self.poisson else "shuffled batches"
+        whole = f"epsilon {self.epsilon(self.steps):.4g} at delta {self.delta:g} after {self.steps} steps"
+        return f"privacy: noise {self.noise:.4g}, gradients clipped to {clip:g}, {drawn}: {whole}"
+
 
 def counted(rate: float, poisson: bool, steps: int) -> tuple[float, int]:
     """(probability that a noisy step includes a sample, number of such steps), as an accountant counts `steps`."""
@@ -77,15 +83,17 @@ def budget_of(section: Any, global_batch: int, samples: int, steps: int) -> Budg
     return Budget(noise, rate, poisson, section.delta, accountant, steps)
 
 
-def made_private(run: Run, section: Any, budget: Budget, key: bytes) -> Run:
+def made_private(run: Run, clip: float, budget: Budget, key: bytes) -> Run:
     """The run with gradients of samples clipped and noise in each update, which tells its epsilon. Every rank calls it.
     Raises UsageError P41 for a model whose samples have no gradients of their own."""
     if not isinstance(run.player, StagePlayer) or len(run.local.stages) != 1:
         raise TypeError("gradients of samples are computed by the player of one whole model")
     (stage,) = run.local.stages.values()
     _refuse(stage, run)
-    noise = budget.noise * section.clip if budget.noise else 0.0
-    run.player = PrivatePlayer(run, run.player, stage, section.clip, noise, key)
+    deviation = budget.noise * clip if budget.noise else 0.0  # without noise the bound may be infinite
+    run.player = PrivatePlayer(run, run.player, stage, clip, deviation, key)
+    if run.mesh.rank == 0:
+        run.local = replace(run.local, notes=(*run.local.notes, budget.says(clip)))
     epsilon = cache(budget.live)
 
     def tell(verdict: Verdict) -> Mapping[str, Any]:
@@ -100,11 +108,11 @@ def made_private(run: Run, section: Any, budget: Budget, key: bytes) -> Run:
 
 def _refuse(stage: Stage, run: Run) -> None:
     norms = [name for name, m in stage.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-    shared = [name for name, _ in changed_buffers(stage, run.local.routers).items()]
+    shared = [*changed_buffers(stage, run.local.routers)]
     sparse = [slot.name for slot in run.local.slots if slot.sparse]
     for names, why in (
-        ([*norms, *shared], "mixes the samples of a batch, or keeps what it has seen of them"),
         ([*run.local.routers], "routes the samples of a batch together"),
+        ([*norms, *shared], "mixes the samples of a batch, or keeps what it has seen of them"),
         (sparse, "has gradients of rows, not of samples"),
     ):
         if names:
@@ -181,6 +189,8 @@ class PrivatePlayer(Player):
                 params, inputs, targets, places
             )
         except RuntimeError as error:
+            if not any(word in str(error) for word in ("vmap", "functorch")):
+                raise  # memory that is not there, say
             raise UsageError(
                 f"torch.func cannot compute this model's gradients by sample: {str(error).splitlines()[0]}",
                 where="model, privacy",
