@@ -47,4 +47,4 @@ GOLDEN_DIRICHLET = [77, 107, 115, 147, 180]
 
 def test_a_client_without_samples_is_refused_where_each_must_have_some() -> None:
     with pytest.raises(UsageError, match="none left each client"):
-        SPLITS.read("dirichlet:alpha=0.01,least=30").assign(160, CLASSES[:160], 5, seed=0)
+        SPLITS.read("dirichlet:alpha=0.01,least=33").assign(160, CLASSES[:160], 5, seed=0)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Split(Member, ABC):
-    """Which client has which training samples. by_class: it needs the class of each sample."""
+    """Which client has which training samples. by_class: it needs the class of each sample. apart: clients have data of
+    their own, which their processes alone know; otherwise each sample is with exactly one client."""
 
     by_class: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     @abstractmethod
     def assign(
