@@ -46,6 +46,7 @@ class Place:
         self.corpus, self.keys, self.notes = corpus, KEYS | keys, list[str]()
         self.outcomes: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
+        self.port = 0
 
         def clients_of(parts: Parts) -> RemoteClients:
             recipe = recipe_of(**self.keys).recipe

@@ -91,7 +91,7 @@ class FederateVerb(RecipeVerb):
             )  # fmt: skip
 
 
-def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any], Any]":
+def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str, Path], Any]":
     """What makes the clients of a server. Raises UsageError for flags that lack something."""
     from unisono_contrib.federated.organisations import organisations_in, server_tls
 
