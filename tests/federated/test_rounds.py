@@ -46,7 +46,7 @@ def test_all_clients_with_a_full_batch_are_a_gradient_step(corpus: Corpus, split
 
 @pytest.mark.parametrize(
     "strategy",
-    ["fedprox:mu=0", "fedavgm:beta=0", "scaffold:frozen=true", "diloco:outer_lr=1,outer_momentum=0"],
+    ["fedprox:mu=0", "fedavgm:beta=0", "scaffold:frozen=true", "outer_nesterov:outer_lr=1,outer_momentum=0"],
 )
 def test_strategies_without_what_they_add_are_fedavg(corpus: Corpus, strategy: str) -> None:
     plain = weights_after(3, corpus)
@@ -80,7 +80,16 @@ def test_asynchronous_clients_fall_behind_and_their_deltas_count_for_less(corpus
 
 @pytest.mark.parametrize(
     "strategy",
-    ["fedprox:mu=1", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "fedbuff:2", "diloco"],
+    [
+        "fedprox:mu=1",
+        "fedavgm",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "scaffold",
+        "fedbuff:2",
+        "outer_nesterov",
+    ],
 )
 def test_strategies_with_what_they_add_are_not(corpus: Corpus, strategy: str) -> None:
     assert off(weights_after(3, corpus, federated__strategy=strategy), weights_after(3, corpus)) > 1e-6
@@ -169,5 +178,5 @@ def test_a_split_by_class_needs_classes(tmp_path: Path) -> None:
 
 def test_every_strategy_is_tried_here() -> None:
     assert {*STRATEGIES.names()} == {
-        "diloco", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbuff", "fedprox", "fedyogi", "scaffold"
+        "outer_nesterov", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbuff", "fedprox", "fedyogi", "scaffold"
     }  # fmt: skip

@@ -42,7 +42,9 @@ def test_adaptive_servers_are_as_the_paper_has_them(text: str) -> None:
 def test_dilocos_server_is_its_outer_optimiser(lr: float, momentum: float) -> None:
     weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     optimizer, before = nesterov(lr, momentum)([weight]), torch.zeros(3, dtype=torch.float64)
-    for delta, step in zip(DELTAS, played(f"diloco:outer_lr={lr},outer_momentum={momentum}"), strict=True):
+    for delta, step in zip(
+        DELTAS, played(f"outer_nesterov:outer_lr={lr},outer_momentum={momentum}"), strict=True
+    ):
         weight.grad = -delta
         optimizer.step()
         assert torch.allclose(weight.detach() - before, step, rtol=1e-12, atol=0)
