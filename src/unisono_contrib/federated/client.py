@@ -173,9 +173,10 @@ class LocalTrainer:
         documents = data.documents(rows) if isinstance(data, Uneven) else None
         counted = data.counted(rows) if isinstance(data, Uneven) else None
         positions = torch.from_numpy(chosen + (client << _CLIENT))
-        parts = (x if x is None else x.to(run.local.device) for x in (inputs, targets, positions, documents))
+        inputs, targets, positions = (x.to(run.local.device) for x in (inputs, targets, positions))
+        documents = documents if documents is None else documents.to(run.local.device)
         scale = 1.0 if counted is None else targets.numel() / max(1, int(counted.sum()))
-        return Micro(*parts, scale=scale)
+        return Micro(inputs, targets, positions, documents, scale)
 
     def _batches(self, task: Task, count: int) -> Sequence[np.ndarray]:
         """Positions of each local step."""

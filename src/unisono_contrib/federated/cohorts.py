@@ -30,6 +30,12 @@ class Collected:
     late: int = 0
     behind: Sequence[int] = ()
 
+    def only(self, fits: Sequence[bool]) -> "Collected":
+        """Those answers that fit; the others count as dropped."""
+        answers = [answer for answer, fit in zip(self.answers, fits, strict=True) if fit]
+        behind = [count for count, fit in zip(self.behind, fits, strict=True) if fit]
+        return Collected(answers, self.dropped + len(fits) - len(answers), self.late, behind)
+
 
 @dataclass(frozen=True, slots=True)
 class Draws:

@@ -24,14 +24,16 @@ def play(
     resume: bool = False,
     checkpoint: str = "",
     note: Callable[[str], None] = lambda text: None,
-    clients_of: Callable[[Parts], Clients] | None = None,
+    clients_of: Callable[[Parts, str, Path], Clients] | None = None,
 ) -> dict[str, Any]:
-    """All rounds of a run; the object of `--json`. resume: go on from a checkpoint, the newest or the one named. Raises
+    """All rounds of a run; the object of `--json`. resume: go on from a checkpoint, the newest or the one named.
+    clients_of(parts, fingerprint of the data, run folder): where the clients are; in this process if None. Raises
     UsageError as the start of a run does, UserCodeError where numbers go bad."""
     recipe = resolved.recipe
     with locked(run_dir):
         corpus = load(recipe.data, recipe.model)
-        federation = federation_of(resolved, corpus, clients_of=clients_of)
+        remote = None if clients_of is None else lambda parts: clients_of(parts, corpus.fingerprint, run_dir)
+        federation = federation_of(resolved, corpus, clients_of=remote)
         try:
             if resume:
                 folder, notes = choose(run_dir, recipe, corpus.fingerprint, named=checkpoint)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unisono.config import Resolved
+from unisono.spec.errors import UsageError
 from unisono.spec.training import METRICS, RATES
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
@@ -24,7 +25,7 @@ from unisono_contrib.federated.cohorts import BufferCohorts, Cohorts, Collected,
 from unisono_contrib.federated.combine import Combiner, stacked
 from unisono_contrib.federated.samples import samples_of
 from unisono_contrib.federated.wire import DeltaCodec
-from unisono_contrib.spec.federated import AGGREGATES, STRATEGIES, Strategy
+from unisono_contrib.spec.federated import AGGREGATES, SPLITS, STRATEGIES, Strategy
 
 PREFIX = "federated/"
 
@@ -57,9 +58,11 @@ class Federation:
         """One step of the server; its line of metrics. Raises UserCodeError where numbers go bad."""
         begun, recipe, rate = time.perf_counter(), self.resolved.recipe, self.rate
         collected = self.cohorts.collect(self.number, self.clients, self._task)
-        norm = self._apply(collected)
+        decoded = [self._decoded(answer) for answer in collected.answers]
+        collected = collected.only([delta is not None for delta in decoded])
+        norm, skipped = self._apply(collected, [delta for delta in decoded if delta is not None])
         self.number += 1
-        record = self._record(collected, rate, norm, time.perf_counter() - begun)
+        record = self._record(collected, rate, norm, time.perf_counter() - begun) | skipped
         if self.number == recipe.federated.rounds or _due(recipe.train.eval_every, self.number):
             record |= {f"val_{name}": value for name, value in self.evaluate().items()}
         return record
@@ -74,25 +77,44 @@ class Federation:
         train, rounds = self.resolved.recipe.train, self.resolved.recipe.federated.rounds
         return RATES.among(train.lr_schedule, dict(train)).at(self.number, rounds, train.lr)
 
-    def _apply(self, collected: Collected) -> float:
-        """Step the global weights; the norm of the round's delta. Nothing changes where nobody has answered."""
+    def _apply(self, collected: Collected, decoded: list[Tensor]) -> tuple[float, dict[str, str]]:
+        """Step the global weights; the norm of the round's delta, and why there was no step, as `skipped`. Nothing
+        changes where too few clients have answered for the aggregate."""
         answers, strategy = collected.answers, self.strategy
         if not answers:
-            return 0.0
-        deltas = stacked([self._decoded(answer) for answer in answers])
+            return 0.0, {"skipped": "no client has answered"}
+        deltas = stacked(decoded)
         deltas *= torch.tensor([strategy.share(n) for n in collected.behind], dtype=torch.float64)[:, None]
-        equal = self.resolved.recipe.federated.weights == "equal"
-        counts = torch.tensor([1.0 if equal else float(a.samples) for a in answers], dtype=torch.float64)
-        delta = self.combiner(deltas, counts, self.number)
+        counts = torch.tensor([self._count(answer) for answer in answers], dtype=torch.float64)
+        try:
+            delta = self.combiner(deltas, counts, self.number)
+        except UsageError as error:  # for as many as are asked it is enough: `federation_of` has tried it
+            return 0.0, {"skipped": error.what}
         growth = {name: [answer.growth[name] for answer in answers] for name in strategy.client_keeps}
         strategy.hear(growth, self.resolved.recipe.federated.clients, self.kept)
         step = strategy.step(delta, self.kept)
         self.weights = (self.weights.double() + step).to(self.weights.dtype)
-        return float(delta.norm())
+        return float(delta.norm()), {}
 
-    def _decoded(self, answer: Answer) -> Tensor:
+    def _count(self, answer: Answer) -> float:
+        """What an answer counts for. What a client says of its samples is believed where nobody else can know."""
+        config = self.resolved.recipe.federated
+        if config.weights == "equal":
+            return 1.0
+        return float(answer.samples if SPLITS.read(config.split).apart else len(self.parts[answer.client]))
+
+    def _decoded(self, answer: Answer) -> Tensor | None:
+        """The delta of an answer; None for one that is no delta of this run."""
         kept = self.codec_kept.setdefault(answer.client, self.codec.initial())
-        return self.codec.decode(answer.parts, kept, answer.number)
+        try:
+            delta = self.codec.decode(answer.parts, kept, answer.number)
+        except (ValueError, RuntimeError):  # of torch, where parts do not go together
+            return None
+        named = self.strategy.client_keeps
+        fits = answer.growth.keys() == {*named} and all(
+            x.shape == delta.shape for x in answer.growth.values()
+        )
+        return delta if fits and bool(torch.isfinite(delta).all()) else None
 
     def _record(self, collected: Collected, rate: float, norm: float, seconds: float) -> dict[str, Any]:
         answers = collected.answers
@@ -235,6 +257,7 @@ def federation_of(
         for name in strategy.server_keeps
     }
     buffer = getattr(strategy, "buffer", 0)
+    _try_aggregate(combiner, buffer or drawn.asked)
     cohorts = BufferCohorts(drawn, buffer) if strategy.asynchronous else RoundCohorts(drawn)
     return Federation(
         resolved,
@@ -248,4 +271,11 @@ def federation_of(
         parts.samples,
         weights,
         kept,
+    )
+
+
+def _try_aggregate(combiner: Combiner, clients: int) -> None:
+    """Raises what the aggregate raises where it needs more clients than are ever asked at once."""
+    combiner.aggregate.combine(
+        torch.zeros(clients, 1, dtype=torch.float64), torch.ones(clients, dtype=torch.float64)
     )

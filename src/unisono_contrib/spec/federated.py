@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Split(Member, ABC):
-    """Which client has which training samples. by_class: it needs the class of each sample."""
+    """Which client has which training samples. by_class: it needs the class of each sample. apart: clients have data of
+    their own, which their processes alone know; otherwise each sample is with exactly one client."""
 
     by_class: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     @abstractmethod
     def assign(
@@ -32,9 +34,11 @@ class Split(Member, ABC):
 
 class Aggregate(Member, ABC):
     """How the deltas of a round's clients become one. linear: it is a weighted mean, so that a sum of deltas that
-    nobody sees one by one is enough for it, as under secure aggregation."""
+    nobody sees one by one is enough for it, as under secure aggregation. ties: of clients between which nothing decides
+    it takes the first."""
 
     linear: ClassVar[bool] = False
+    ties: ClassVar[bool] = False
 
     @abstractmethod
     def combine(self, deltas: "Tensor", weights: "Tensor") -> "Tensor":
@@ -54,16 +58,21 @@ class LocalWork:
     kept: "Mapping[str, Tensor]" = field(default_factory=dict)
 
 
+Equals = tuple[tuple[str, str], ...]
+"""Identities: (a strategy with options, the one whose weights it must have, to the last bit)."""
+
+
 class Strategy(Member, ABC):
     """What the server makes of a round's delta, and what clients add to their local steps.
 
     Both sides are functions of vectors that somebody else keeps. server_keeps: names of the server's, float64 [d].
     sends: those of them that clients are sent. client_keeps: names of what each client has for itself, [d] in the
-    model's dtype, zeros before its first round. asynchronous: the server waits for no round of clients (`buffer`,
-    `concurrency`).
+    model's dtype, zeros before its first round. equals: identities that it is held to. asynchronous: the server waits
+    for no round of clients and steps by a `buffer` of deltas.
     """
 
     asynchronous: ClassVar[bool] = False
+    equals: ClassVar[Equals] = ()
     server_keeps: ClassVar[tuple[str, ...]] = ()
     sends: ClassVar[tuple[str, ...]] = ()
     client_keeps: ClassVar[tuple[str, ...]] = ()

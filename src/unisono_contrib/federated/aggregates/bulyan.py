@@ -20,6 +20,7 @@ class Bulyan(Aggregate):
 
     name: ClassVar[str] = "bulyan"
     main: ClassVar[str] = "attackers"
+    ties: ClassVar[bool] = True  # the last two that are each other's nearest have one score
     attackers: Annotated[int, Field(ge=0)] = Field(
         default=1, description="clients of a round that may attack"
     )

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from unisono.spec.training import Positive, Share
 from unisono_contrib.federated.strategies._momentum import VELOCITY, momentum_step
-from unisono_contrib.spec.federated import Strategy
+from unisono_contrib.spec.federated import Equals, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +17,7 @@ class FedAvgM(Strategy):
     """FedAvg with momentum on the server."""
 
     name: ClassVar[str] = "fedavgm"
+    equals: ClassVar[Equals] = (("fedavgm:beta=0,lr=1", "fedavg"),)
     server_keeps: ClassVar[tuple[str, ...]] = (VELOCITY,)
 
     lr: Positive = Field(default=1.0, description="learning rate of the server")

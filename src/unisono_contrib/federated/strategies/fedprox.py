@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from unisono.spec.training import NotNegative, Positive
-from unisono_contrib.spec.federated import Strategy
+from unisono_contrib.spec.federated import Equals, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +17,7 @@ class FedProx(Strategy):
 
     name: ClassVar[str] = "fedprox"
     main: ClassVar[str] = "mu"
+    equals: ClassVar[Equals] = (("fedprox:mu=0", "fedavg"),)
 
     mu: NotNegative = Field(
         default=0.01, description="of the term mu/2 · |weights - start|² in a client's loss"

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.training import Positive
-from unisono_contrib.spec.federated import LocalWork, Strategy
+from unisono_contrib.spec.federated import Equals, LocalWork, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,7 @@ class Scaffold(Strategy):
     """Clients correct their steps by how their gradient differs from the mean of all."""
 
     name: ClassVar[str] = "scaffold"
+    equals: ClassVar[Equals] = (("scaffold:frozen=true", "fedavg"),)
     server_keeps: ClassVar[tuple[str, ...]] = (CONTROL,)
     sends: ClassVar[tuple[str, ...]] = (CONTROL,)
     client_keeps: ClassVar[tuple[str, ...]] = (CONTROL,)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from unisono.spec.training import Positive, Share
 from unisono_contrib.federated.strategies._momentum import VELOCITY, momentum_step
-from unisono_contrib.spec.federated import Strategy
+from unisono_contrib.spec.federated import Equals, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class OuterNesterov(Strategy):
     """SGD with Nesterov's momentum on the server, as `sync=diloco` has it."""
 
-    name: ClassVar[str] = "diloco"
+    name: ClassVar[str] = "outer_nesterov"
+    equals: ClassVar[Equals] = (("outer_nesterov:outer_lr=1,outer_momentum=0", "fedavg"),)
     server_keeps: ClassVar[tuple[str, ...]] = (VELOCITY,)
 
     outer_lr: Positive = Field(default=0.7, description="learning rate of the server")
