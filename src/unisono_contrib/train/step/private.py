@@ -27,12 +27,9 @@ from unisono.sync import Verdict
 from unisono.train.step.batch_norm import changed_buffers
 from unisono.train.step.run import Run
 from unisono_contrib.privacy.mechanism import SampledGaussian
-from unisono_contrib.privacy.noise import Accountant, noise_for
-from unisono_contrib.privacy.prv import prv_epsilon
-from unisono_contrib.privacy.rdp import rdp_epsilon
+from unisono_contrib.privacy.noise import ACCOUNTANTS, Accountant, noise_for
 from unisono_contrib.privacy.stream import normals
 
-ACCOUNTANTS: Mapping[str, Accountant] = {"prv": prv_epsilon, "rdp": rdp_epsilon}
 LOOKS = 20
 """Values of the tight epsilon in a run; a step between two tells the next, which is larger."""
 
