@@ -100,6 +100,12 @@ def test_the_noise_follows_from_a_target() -> None:
     assert 4.9 < budget.epsilon(4) <= 5.0
 
 
+def test_a_client_that_does_not_bound_its_delta_is_bounded_by_the_server() -> None:
+    combiner = federated(privacy__noise=0.0, privacy__clip=0.1).combiner
+    out = combiner(100.0 * drawn(3), torch.ones(3, dtype=torch.float64), 0)
+    assert float(out.norm()) <= 0.1
+
+
 # Secure sums -----------------------------------------------------------------------------------------------
 
 
