@@ -1,5 +1,6 @@
 """Rounds of simulated clients: what they are equal to, and that they go on from a checkpoint to the last bit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from unisono.spec.errors import UsageError, UserCodeError
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.state.checkpoint import read_full
+from unisono_contrib.federated.clients import ClientHost, SimulatedClients
 from unisono_contrib.federated.cohorts import Draws
+from unisono_contrib.federated.server import Parts
 from unisono_contrib.spec.federated import STRATEGIES
 
 EVERYBODY = {"federated__participation": 1, "federated__dropout": 0, "federated__clients": 5}
@@ -174,6 +177,32 @@ def test_a_split_by_class_needs_classes(tmp_path: Path) -> None:
     keys = {"model__kind": "mlp"}
     with pytest.raises(UsageError):
         federated(None, **keys, data__source=f"text:{text}")
+
+
+def test_a_poisoned_tenth_moves_a_robust_aggregate_little_and_the_mean_far(corpus: Corpus) -> None:
+    """Of 10 clients one sends its delta times -10. Distances are those of the weights after two rounds."""
+
+    def attack(parts: Parts) -> SimulatedClients:
+        host = ClientHost(parts.trainer, parts.samples, parts.codec)
+        return SimulatedClients(
+            host, lambda a: replace(a, parts=[-10.0 * x for x in a.parts]) if a.client == 7 else a
+        )
+
+    def moved(aggregate: str) -> float:
+        keys = {
+            "federated__participation": 1, "federated__dropout": 0, "federated__split": "iid",
+            "federated__clients": 10, "federated__local_steps": 3, "federated__aggregate": aggregate,
+        }  # fmt: skip
+        start, clean, poisoned = (federated(corpus, clients, **keys) for clients in (None, None, attack))
+        for _ in range(2):
+            clean.play_round()
+            poisoned.play_round()
+        way = clean.weights - start.weights
+        return float((poisoned.weights - clean.weights).norm() / way.norm())
+
+    assert moved("mean") > 1.0
+    for aggregate in ("median", "trimmed_mean:0.1", "multi_krum:1", "bulyan:1"):
+        assert moved(aggregate) < 0.35, aggregate
 
 
 def test_every_strategy_is_tried_here() -> None:
