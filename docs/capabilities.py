@@ -960,6 +960,47 @@ EXPERIMENTS = (
         lambda ran: [row["key"] for row in ran.objects[-1]["differences"] if row["key"] == "train.lr"],
     ),
 )
+_G = "21 Federated and privacy"
+DIGITS = "--model.kind mlp --model.hidden 16 --data.source digits --no-out.report"
+FEDERATE = f"unisono federate {DIGITS} --federated.clients 12 --federated.rounds 2"
+PRIVATE = (
+    reads(
+        _G,
+        "Differential privacy of samples",
+        f'unisono train {DIGITS} --plan "dp=2 micros=2" --train.steps 6 --privacy.target_epsilon 4',
+        "`epsilon` of each step stays within the target",
+        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"] <= 4.0,
+    ),
+    proven(
+        _G,
+        "Noise once an update, whatever the ranks",
+        "dp=2 micros=2",
+        "dp=4",
+        more="--privacy.noise 1 --privacy.clip 0.5",
+    ),
+    reads(
+        _G,
+        "Differential privacy of clients",
+        f"{FEDERATE} --privacy.noise 2 --privacy.clip 0.5",
+        "`epsilon` of each round",
+        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"],
+    ),
+    reads(
+        _G,
+        "Secure aggregation",
+        f"{FEDERATE} --federated.secure true --json",
+        "rounds by the masked sum, of which no one was skipped",
+        lambda ran: all(not line.get("skipped") and line["delta_norm"] > 0 for line in ran.metrics()),
+    ),
+    prints(
+        _G,
+        "Robust aggregation",
+        f"{FEDERATE} --federated.aggregate krum:attackers=5",
+        "13 clients are needed for 5 attackers, and there are 12",
+        r"krum with attackers=5 needs 2 . attackers \+ 3 = 13 clients in a round, and there are 12",
+        code=2,
+    ),
+)
 _G = "22 Heterogeneous, adaptive, decentralised, scale"
 HETEROGENEOUS = (
     prints(
@@ -1007,6 +1048,7 @@ ROWS: tuple[Row, ...] = (
     *CLUSTERS,
     *DEBUGGING,
     *EXPERIMENTS,
+    *PRIVATE,
     *HETEROGENEOUS,
 )
 

@@ -64,7 +64,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_family_has_a_toy() -> None:
-    assert {*PLACES} == {*toys.TOYS, "starter", "verb", "bench"}
+    assert {*PLACES} == {*toys.TOYS, "starter", "verb", "bench", "section"}
     assert len(PLACES) == len(FAMILIES) and all(family.names() for family in FAMILIES.values())
 
 
@@ -101,6 +101,7 @@ def test_a_run_uses_it(told: dict[str, Any], noun: str) -> None:
         done = json.loads(run["out"])
         assert done["steps"] == done["ranks"] == 2
         assert all(word in done["plan"] for word in plan.split() if "toy" in word)
+    assert told["federated"]["code"] == 0, told["federated"]["err"]
     assert noun in told["used"]
 
 
