@@ -960,6 +960,31 @@ EXPERIMENTS = (
         lambda ran: [row["key"] for row in ran.objects[-1]["differences"] if row["key"] == "train.lr"],
     ),
 )
+FEDERATE = "unisono federate examples/federated.toml --federated.rounds 3 --json"
+_G = "21 Federated and privacy"
+FEDERATED = (
+    reads(
+        _G,
+        "Training across organisations",
+        f"{FEDERATE} --federated.strategy scaffold",
+        "`clients` and `dropped` of each round, which add up to the five that were asked",
+        lambda ran: [line["clients"] + line["dropped"] for line in ran.metrics()] == [5, 5, 5],
+    ),
+    reads(
+        _G,
+        "Robust (Byzantine) aggregation",
+        f"{FEDERATE} --federated.aggregate median --federated.participation 0.3",
+        "`aggregate = median` in place of the mean",
+        lambda ran: ran.objects[0]["rounds"] == 3 and "skipped" not in ran.metrics()[0],
+    ),
+    reads(
+        _G,
+        "Communication-efficient federated rounds",
+        f"{FEDERATE} && sleep 1 && {FEDERATE} --federated.codec int8+ef",
+        "`bytes_received` of a round: a quarter",
+        lambda ran: 3.0 < ran.metrics(0)[0]["bytes_received"] / ran.metrics(1)[0]["bytes_received"] < 4.1,
+    ),
+)
 _G = "22 Heterogeneous, adaptive, decentralised, scale"
 HETEROGENEOUS = (
     prints(
@@ -1007,6 +1032,7 @@ ROWS: tuple[Row, ...] = (
     *CLUSTERS,
     *DEBUGGING,
     *EXPERIMENTS,
+    *FEDERATED,
     *HETEROGENEOUS,
 )
 
