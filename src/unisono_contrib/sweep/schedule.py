@@ -9,13 +9,14 @@ from typing import Any
 from unisono.config import Loaded
 from unisono.config.write import recipe_toml
 from unisono.observe.files import write_whole
-from unisono.spec.errors import ConfigProblems
+from unisono.spec.errors import UsageError
 from unisono.spec.words import number
 from unisono_contrib.sweep.journal import Journal, lines
 from unisono_contrib.sweep.methods import End, New, Train
 from unisono_contrib.sweep.places import TrialPlace, Workers
 from unisono_contrib.sweep.progress import Progress, State, Trial, replay
 from unisono_contrib.sweep.room import Need, Room, free_gpus, need_of
+from unisono_contrib.sweep.space import Params
 from unisono_contrib.sweep.spec import SweepSpec
 from unisono_contrib.sweep.trial import RECIPE, Job, Outcome, branch
 
@@ -70,7 +71,7 @@ class Sweep:
         try:
             loaded = self._loaded(trial, params)
             need = need_of(loaded, self.room)
-        except ConfigProblems as error:  # values that do not go with each other: of this trial alone
+        except UsageError as error:  # values that do not go with each other: of this trial alone
             self._end(trial, State.FAILED, error.what)
             return True
         if why := self.room.why_not(need, (other for other, _ in self.taken.values())):
@@ -97,20 +98,16 @@ class Sweep:
         workers.start(Job(trial.number, str(folder), train.piece.until, metric, grace, environ), need)
         return True
 
-    def _loaded(self, trial: Trial, params: Any) -> Loaded:
-        """The recipe of a trial, whose runs lie in the sweep's folder."""
-        return self.spec.loaded(params, [("out.dir", str(self.folder)), ("name", trial.name), *self._own])
-
-    @property
-    def _own(self) -> list[tuple[str, str]]:
-        """Keys of all trials that the sweep sets where the recipe leaves them open: no report is drawn for each, and
-        trials side by side share the cores."""
-        origins, own = self.spec.base.origins, [("out.report", "false")]
-        if origins["launch.threads_per_rank"] == "default":
-            world = self.spec.base.plan.world if self.spec.base.plan.dp > 0 else 1
-            threads = max(1, self.room.cores // (self.workers * world))
-            own.append(("launch.threads_per_rank", str(threads)))
-        return own
+    def _loaded(self, trial: Trial, params: Params) -> Loaded:
+        """The recipe of a trial, whose runs lie in the sweep's folder; no report is drawn for each. Where the recipe
+        leaves the threads open, trials side by side share the cores. Raises ConfigProblems."""
+        own = [("out.dir", str(self.folder)), ("name", trial.name), ("out.report", "false")]
+        loaded = self.spec.loaded(params, own)
+        if loaded.origins["launch.threads_per_rank"] != "default":
+            return loaded
+        world = loaded.plan.fill(loaded.recipe.launch.ranks).world
+        threads = max(1, self.room.cores // (self.workers * world))
+        return self.spec.loaded(params, [*own, ("launch.threads_per_rank", str(threads))])
 
     def _hear(self, trial: Trial, outcome: Outcome) -> None:
         """Write down how a piece has ended."""
