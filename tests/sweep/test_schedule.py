@@ -100,6 +100,11 @@ def test_another_sweep_in_the_same_folder_is_refused_and_more_trials_are_not(tmp
             pass
 
 
+def test_options_of_a_method_that_the_command_line_replaces_mean_nothing(tmp_path: Path) -> None:
+    assert spec_in(tmp_path, 'method = "asha"\neta = 3', method="random", trials=5).config.trials == 5
+    assert spec_in(tmp_path, 'method = "asha"\neta = 3', method="asha").method.model_dump()["eta"] == 3
+
+
 @pytest.mark.parametrize(
     ("said", "space", "problem"),
     [

@@ -17,17 +17,15 @@ from unisono_contrib.sweep import journal
 
 pytestmark = pytest.mark.timeout(300)
 
-MODEL = '''\
-"""A line through points that notes which width each rank was built with."""
+NOTES = """\
 import os
-from torch import nn
 
 
-def build(vocab, width=1):
-    with open(f"seen-{width}.txt", "a") as seen:
-        seen.write(f"rank {os.environ['RANK']}\\n")
-    return nn.Sequential(nn.Embedding(vocab, width), nn.Linear(width, vocab))
-'''
+def note(model):
+    with open("seen.txt", "a") as seen:
+        seen.write(f"{os.environ['RANK']} {model._run.replica.update.rate(0)}\\n")
+    return 0.0
+"""
 
 
 def folder_with(place: Path, said: str, space: str, recipe: str = "") -> Path:
@@ -75,28 +73,15 @@ def test_a_trial_that_diverges_or_is_killed_leaves_the_others_alone(tmp_path: Pa
 
 @pytest.mark.slow
 def test_all_ranks_of_a_trial_have_the_same_values(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "words.txt").write_text(jobs.words())
-    recipe = """\
-plan = "dp=2"
-[model]
-kind = "model.py:build"
-context = 4
-width = 1
-[data]
-source = "text:words.txt"
-[train]
-steps = 2
-global_batch = 4
-[launch]
-threads_per_rank = 1
-"""
-    place = folder_with(tmp_path, 'method = "grid"\nworkers = 1', '"model.width" = [2, 5]', recipe)
+    """Said by the ranks themselves: the learning rate of their own optimiser."""
+    (tmp_path / "notes.py").write_text(NOTES)
+    recipe = RECIPE_TEXT.format(steps=2) + 'lr_schedule = "constant"\nevaluate = "notes.py:note"\n'
+    space = '"train.lr" = [0.5, 0.25]\nplan = ["dp=2"]'
+    place = folder_with(tmp_path, 'method = "grid"\nworkers = 1', space, recipe)
     done = unisono(place, "sweep", "lr.toml", "--json")
     assert done.code == 0, done.err
-    for width in (2, 5):
-        assert {*(place / f"seen-{width}.txt").read_text().split("\n")} >= {"rank 0", "rank 1"}
-    assert not (place / "seen-1.txt").exists(), "no rank has the base's value"
+    seen = {*(place / "seen.txt").read_text().splitlines()}
+    assert seen == {f"{rank} {rate}" for rank in (0, 1) for rate in (0.5, 0.25)}
 
 
 def killed(place: Path, number: int, after: int) -> None:
@@ -134,3 +119,24 @@ def test_killed_half_way_it_repeats_no_piece_and_keeps_its_rungs(
         runs = [*(place / "runs" / "lr" / f"trial-{row['trial']:03}").glob("*/metrics.jsonl")]
         steps = [json.loads(line)["step"] for line in runs[0].read_text().splitlines()]
         assert len(runs) == 1 and steps == [*range(1, row["step"] + 1)]
+
+
+@pytest.mark.slow
+def test_on_ray_a_worker_that_is_lost_costs_its_trial_a_try_and_the_others_end(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed: pip install unisono[ray]")
+    said = 'method = "grid"\nworkers = 2'
+    place = folder_with(tmp_path, said, '"train.lr" = [0.01, 0.1, 0.2]', RECIPE_TEXT.format(steps=2000))
+    with started(place, "sweep", "lr.toml", "--json", "--on", "ray") as job:
+        runs, until = [], time.monotonic() + jobs.SECONDS
+        while not runs and time.monotonic() < until:
+            runs = [*place.glob("runs/lr/*/*/metrics.jsonl")]
+            time.sleep(0.05)
+        tasks = [
+            p for p in psutil.process_iter(["cmdline"]) if "ray::trial" in " ".join(p.info["cmdline"] or ())
+        ]
+        ours = [p for p in tasks if Path(p.cwd()) == place]
+        ours[0].kill()
+        done = job.done()
+    assert done.code == 0, done.err
+    assert [row["state"] for row in done.object["trials"]] == ["done"] * 3
+    assert done.object["failures"] == 1 and done.left == ()

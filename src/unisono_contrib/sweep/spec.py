@@ -114,7 +114,7 @@ def read(file: Path, flags: Sequence[Flag], environ: Mapping[str, str], **change
         raise ConfigProblems(
             [Problem("C01", what, str(file), "[sweep] with recipe, method and [sweep.space]")]
         )
-    said |= {key: value for key, value in changed.items() if value is not None}
+    said = _changed(said, {key: value for key, value in changed.items() if value is not None})
     method, rest = _method(said, where("method"))
     sweep = _validated(rest, method, where)
     space = _space(sweep.space, where, problems)
@@ -150,6 +150,14 @@ def _text(file: Path) -> str:
             fix="unisono sweep FILE.toml",
             code="C03",
         ) from error
+
+
+def _changed(said: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """`[sweep]` with what the command line says; options of a method that it replaces mean nothing any more."""
+    before = str(said.get("method"))
+    replaced = changed.get("method", before) != before and before in METHODS.names()
+    idle = {*METHODS.find(before).model_fields} if replaced else set[str]()
+    return {key: value for key, value in said.items() if key not in idle} | {**changed}
 
 
 def _method(said: Mapping[str, Any], where: str) -> tuple[SearchMethod, dict[str, Any]]:

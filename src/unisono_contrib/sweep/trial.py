@@ -23,11 +23,9 @@ from unisono.config.layers import PREFIX
 from unisono.launch.parent import PR_SET_PDEATHSIG
 from unisono.observe.files import write_whole
 from unisono.observe.metrics import read_steps
-from unisono.spec.runs import CHECKPOINTS, CONFIG
+from unisono.spec.runs import CHECKPOINTS, CONFIG, PARENT
 from unisono.spec.words import is_number
 
-PARENT = "parent.json"
-"""In a run's folder: the checkpoint of another run from which it began."""
 RECIPE, LOCK, LOG, ANSWER = "recipe.toml", "lock", "log.txt", "answer.json"
 _WAIT = 60.0
 """Seconds in which a trial of a sweep that was killed a moment ago may save and end."""
