@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from tests.sweep.fake import LR, FakePlace, Killed, bowl, searched, spec_in
 from unisono_contrib.sweep import journal
 from unisono_contrib.sweep.methods import METHODS
 from unisono_contrib.sweep.methods.asha import SuccessiveHalving
+from unisono_contrib.sweep.methods.batch import largest_useful
+from unisono_contrib.sweep.methods.lr_range import judge_range
 from unisono_contrib.sweep.progress import Progress, State
 from unisono_contrib.sweep.result import trained
+from unisono_contrib.train.rates.range import RangeTest
 
 
 def steps_of(folder: Path) -> int:
@@ -162,3 +166,57 @@ def test_without_optuna_there_is_one_error(tmp_path: Path, monkeypatch: pytest.M
 def test_methods_say_what_they_do() -> None:
     assert all(METHODS.find(name).summary() for name in METHODS.names())
     assert Progress({}, 10, 1).best is None
+
+
+def losses(falls_from: float, least: float, diverges: float, count: int = 400) -> list[tuple[float, float]]:
+    """Of a range test from 1e-6 to 10: flat, falling to `least`, rising, and gone at `diverges`."""
+    points = []
+    for i in range(count):
+        lr = 1e-6 * 1e7 ** (i / (count - 1))
+        fallen = min(1.0, max(0.0, math.log(lr / falls_from) / math.log(least / falls_from)))
+        loss = 2.3 - 1.5 * (3 * fallen**2 - 2 * fallen**3) + max(0.0, math.log10(lr / least)) ** 2
+        points.append((lr, loss if lr < diverges else 1e3 * lr / diverges))
+    return points
+
+
+def test_a_range_test_finds_where_the_loss_falls_is_least_and_has_diverged() -> None:
+    test = judge_range(losses(1e-4, 1e-2, 1.0))
+    assert test is not None and test.diverged is not None
+    assert 3e-4 < test.steepest < 5e-3 and 7e-3 < test.least < 4e-2 and 0.3 < test.diverged < 2.0
+    calm = judge_range(losses(1e-4, 1e-2, math.inf))
+    assert calm is not None and calm.diverged is None and calm.least == test.least
+    gone = judge_range([*losses(1e-4, 1e-2, math.inf)[:300], (0.5, math.inf)])
+    assert gone is not None and gone.diverged == 0.5
+    assert judge_range([(1e-3, math.nan)] * 5) is None and judge_range([]) is None
+
+
+def test_the_rate_of_a_range_test_grows_by_one_factor() -> None:
+    rate = RangeTest(first_lr=1e-6)
+    rates = [rate.at(step, 101, 1.0) for step in range(101)]
+    assert rates[0] == pytest.approx(1e-6) and rates[-1] == pytest.approx(1.0)
+    assert {round(b / a, 9) for a, b in pairwise(rates)} == {round(1e6 ** (1 / 100), 9)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "useful"),
+    [([100, 50, 25, 12], 128), ([100, 55, 50, 49], 32), ([100, 99, 20, 10], 16), ([100, 60, 40, 27], 64)],
+)
+def test_the_largest_useful_batch_is_the_last_whose_doubling_paid(steps: list[int], useful: int) -> None:
+    assert largest_useful([*zip((16, 32, 64, 128), steps, strict=True)], 1.5) == useful
+
+
+def test_batches_are_searched_with_rates_that_grow_with_them(tmp_path: Path) -> None:
+    space = '"train.global_batch" = [32, 8, 16]'
+    spec = spec_in(tmp_path, 'method = "batch"\nscale = "linear"', space)
+    progress = searched(spec, tmp_path / "out", FakePlace(bowl))
+    rates = [(t.params["train.global_batch"], t.params["train.lr"] / 1e-3) for t in progress.trials]
+    assert rates == [(8, 1.0), (16, 2.0), (32, 4.0)]
+    assert spec.method.conclude(progress).params is None, "these runs have written no steps"
+    assert spec.method.misfit(spec_in(tmp_path, "").progress) != ""
+
+
+def test_a_range_test_is_one_run(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path, 'method = "lr_range"', '"train.lr" = {low = 1e-6, high = 10.0}')
+    progress = searched(spec, tmp_path / "out", FakePlace(lambda recipe, step: recipe["train"]["first_lr"]))
+    assert [(t.params, t.value) for t in progress.trials] == [({"train.lr": 10.0}, 1e-6)]
+    assert "one interval" in spec.method.misfit(spec_in(tmp_path, "", '"train.lr" = [0.1]').progress)

@@ -17,11 +17,12 @@ _MOST = 64  # trials with a curve of their own
 
 
 def write(
-    progress: Progress, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path
-) -> list[Path]:
-    """Write sweep.html and sweep.png. Raises OSError."""
+    progress: Progress, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path,
+    own: Sequence[LineChart | None] = (),
+) -> list[Path]:  # fmt: skip
+    """Write sweep.html and sweep.png. own: charts of the method. Raises OSError."""
     metric = facts["metric"]
-    charts = [best_so_far(progress, lines, metric), curves(progress, metric), *by_key(progress, metric)]
+    charts = [*own, best_so_far(progress, lines, metric), curves(progress, metric), *by_key(progress, metric)]
     drawn = [chart for chart in charts if chart is not None]
     headline, more = headlines(facts)
     heads = ("trial", "state", *progress.space, "failures", "step", metric)

@@ -80,14 +80,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """All trials of a sweep, and what a method needs to decide. steps: of the recipe. wanted: trials. goal: min or
-    max."""
+    """All trials of a sweep, and what a method needs to decide. steps, lr, batch: of the recipe that all
+    share. wanted: trials. goal: min or max."""
 
     space: Space
     steps: int
     wanted: int
     seed: int = 0
     goal: str = "min"
+    lr: float = 1e-3
+    batch: int = 1
     trials: tuple[Trial, ...] = field(default=())
 
     def cost(self, value: float | None) -> float:

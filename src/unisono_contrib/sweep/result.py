@@ -34,7 +34,7 @@ def facts(
     conclusion: Conclusion,
 ) -> dict[str, Any]:
     """The object of `sweep --json`."""
-    best = progress.best
+    best = _best(progress, conclusion)
     rows = trained(lines)
     return {
         "sweep": str(folder),
@@ -42,12 +42,20 @@ def facts(
         "metric": spec.config.metric,
         "goal": spec.goal,
         "trials": [_row(trial) for trial in progress.trials],
-        "best": None if best is None else {**_row(best), "params": dict(conclusion.params or best.params)},
+        "best": None if best is None else {**_row(best), "params": dict(conclusion.params or {})},
         "steps": rows[-1][0] if rows else 0,
         "failures": sum(trial.failures for trial in progress.trials),
         "seconds": sum(line.get("seconds", 0.0) for line in lines if line["event"] == "value"),
         **conclusion.facts,
     }
+
+
+def _best(progress: Progress, conclusion: Conclusion) -> Trial | None:
+    """The trial that the conclusion is about; the best by the metric where it is about none."""
+    if conclusion.params is None:
+        return None
+    same = (trial for trial in progress.trials if dict(trial.params) == dict(conclusion.params or {}))
+    return next(same, progress.best or progress.trials[0])
 
 
 def _row(trial: Trial) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Sweep:
     def _loaded(self, trial: Trial, params: Params) -> Loaded:
         """The recipe of a trial, whose runs lie in the sweep's folder; no report is drawn for each. Where the recipe
         leaves the threads open, trials side by side share the cores. Raises ConfigProblems."""
+        params = {**self.spec.method.fixed(self.progress), **params}
         own = [("out.dir", str(self.folder)), ("name", trial.name), ("out.report", "false")]
         loaded = self.spec.loaded(params, own)
         if loaded.origins["launch.threads_per_rank"] != "default":

@@ -80,13 +80,14 @@ class SweepSpec:
     @property
     def progress(self) -> Progress:
         """That of a sweep that has not begun."""
-        steps, said = self.base.recipe.train.steps, self.config
-        return Progress(self.space, steps, said.trials, said.seed, self.goal)
+        train, said = self.base.recipe.train, self.config
+        return Progress(
+            self.space, train.steps, said.trials, said.seed, self.goal, train.lr, train.global_batch
+        )
 
     def loaded(self, params: Params, own: Sequence[Flag] = ()) -> Loaded:
         """The recipe with a trial's values. own: keys that count more. Raises ConfigProblems."""
-        values = {**self.method.fixed(self.progress), **params}
-        trial: list[Flag] = [(key, text(value)) for key, value in values.items()]
+        trial: list[Flag] = [(key, text(value)) for key, value in params.items()]
         return config.load(self.recipe, [*self.flags, *trial, *own], environ=self.environ)
 
     def identity(self) -> dict[str, Any]:

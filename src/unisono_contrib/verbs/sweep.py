@@ -92,7 +92,10 @@ def _searched(call: CommandCall, spec: "SweepSpec", folder: Path) -> Result:
             conclusion = spec.method.conclude(progress)
             facts = result.facts(spec, folder, progress, lines, conclusion)
             best = result.write_best(spec, folder, conclusion)
-            files = [*page.write(progress, lines, facts, folder), *([best] if best is not None else [])]
+            files = [
+                *page.write(progress, lines, facts, folder, spec.method.charts(progress)),
+                *([best] if best is not None else []),
+            ]
     return _said(call, facts, [*result.said(progress, spec.config.metric), *conclusion.said], files)
 
 

@@ -5,11 +5,12 @@ again repeats nothing, and what a method decided needs no memory of its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from unisono.report.picture import LineChart
 from unisono.spec.family import Family, Member
 from unisono_contrib.sweep.progress import Piece, Progress, State, Trial
 from unisono_contrib.sweep.space import Params
@@ -91,6 +92,10 @@ class SearchMethod(Member, ABC):
         """What came of it."""
         best = progress.best
         return Conclusion(None if best is None else best.params, {})
+
+    def charts(self, progress: Progress) -> Sequence[LineChart | None]:
+        """Charts of its own, on the sweep's page."""
+        return []
 
 
 METHODS: Family[SearchMethod] = Family(
