@@ -7,7 +7,7 @@ and after every change of the members, between two steps.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 from unisono.codecs import CODECS, Coder
 from unisono.codecs._watched import bound
@@ -64,6 +64,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     near = mesh.lockstep(policy.neighbours) if isinstance(policy, OuterPolicy) else mesh
     seen = count if near is mesh else count // mesh.dp.size * near.dp.size
     sync = _sync(part, policy, mesh, near, plan)
+    _share_matrices(replica, policy, mesh)
     gradients = gradients_kind(plan, sync)(
         local.slots,
         near.dp,
@@ -97,7 +98,18 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     )
     sync.assigned(stretches, mesh.shape.shard)
     run.assigner = _assigner(run, policy, stretches)
-    return flowing(run, plan)
+    return reduce(lambda around, change: change(around), replica.around, flowing(run, plan))
+
+
+def _share_matrices(replica: Replica, policy: Policy, mesh: Mesh) -> None:
+    """Divide the steps of whole matrices over the ranks that hold them. Replicas share them where they step together;
+    not where each has weights of its own, nor where state comes to a rank in turns of its own."""
+    local = replica.local
+    if replica.update.gathers:
+        streamed = any(away.optimizer for away in local.away.values())
+        over_dp = policy.equal and not isinstance(policy, OuterPolicy) and not streamed
+        share = contributed("unisono.train.step.owners").share_matrices
+        share(replica.update.optimizer, local.slots, mesh, over_dp)
 
 
 def _numbered(leaves: range, count: int, mesh: Mesh, near: Mesh) -> range:

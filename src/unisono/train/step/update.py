@@ -79,7 +79,7 @@ class Update:
     lag: steps from a gradient to its update. by_parts: whether parts of the model may be updated later than others.
     judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
     alike. after(verdict): what else follows from the whole step on all ranks, each; returns what there is to tell.
-    optimizer_over(slots): the same optimiser, at its beginning, over other tensors.
+    optimizer_over(slots): the same optimiser, at its beginning, over other tensors. gathers: see `Optimiser`.
     """
 
     by_parts: ClassVar[bool] = False
@@ -95,6 +95,7 @@ class Update:
     judge: Callable[[int, Verdict, Numbers], str] = not_numbers
     after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
     optimizer_over: Callable[[Sequence[Slot]], Optimizer] | None = None
+    gathers: bool = False
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
@@ -137,7 +138,7 @@ def update_of(
 ) -> Update:
     """The recipe's update over the local tensors of a rank's slots; even, norms: see `make`."""
     dither = dither or Dither(0)
-    optimizer = make(train, slots, device, even=even, dither=dither, norms=norms)
+    optimizer = make(train, slots, device, even=even, dither=dither, norms=norms, shared=True)
     member = train.optimiser()
     crossing, scaler = crossing_of(member, optimizer, slots), scaler or Unscaled()
     over = partial(make, train, device=device, even=even, dither=dither)
@@ -151,6 +152,7 @@ def update_of(
         crossing,
         member.apart,
         optimizer_over=over,
+        gathers=member.gathers,
     )
 
 
@@ -167,16 +169,18 @@ def make(
     even: bool = False,
     dither: Dither | None = None,
     norms: NormsOver | None = None,
+    shared: bool = False,
 ) -> Optimizer:
     """The recipe's optimiser, or several that act as one; matrices decay, vectors do not, as in GPT-2.
 
     Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
-    same bits wherever a tensor is cut (see `line_for`). norms: over ranks that hold parts of tensors; None: each is
-    whole here. dither: rounds what has no master.
+    same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master. norms: over ranks that hold
+    parts of tensors; None: each is whole here. shared: whoever calls it divides steps of whole matrices over ranks
+    afterwards (`owners.py`), so that a rank may hold parts of them.
     """
     learning, chosen = _learning(slots), train.optimiser()
     members = {s.master: chosen.for_parameter(s.name, s.shape) for s in learning}
-    _refuse_parts(learning, members, norms is not None)
+    _refuse_parts(learning, members, norms is not None, shared)
     ragged = [
         s
         for s in learning
@@ -230,12 +234,14 @@ def _learning(slots: Sequence[Slot]) -> list[Slot]:
 
 
 def _refuse_parts(
-    slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimiser], norms_over_ranks: bool
+    slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimiser], norms_over_ranks: bool, shared: bool
 ) -> None:
-    """Raises UsageError where an optimiser that needs whole tensors, or norms of these, is to step a part of one."""
+    """Raises UsageError where an optimiser that needs whole tensors, or norms of these, is to step a part of one that
+    nobody gathers."""
     for slot in slots:
         member = members[slot.master]
-        part = tuple(slot.master.shape) != slot.shape and not (member.norms and norms_over_ranks)
+        together = (shared and member.gathers) or (norms_over_ranks and member.norms)
+        part = tuple(slot.master.shape) != slot.shape and not together
         odd = part or is_narrow(slot.master) or (member.norms and slot.lazy)
         if (member.whole or member.norms) and odd:
             here, full = list(slot.master.shape), list(slot.shape)
