@@ -266,3 +266,18 @@ def test_a_part_of_a_matrix_that_nobody_adds_up_is_refused() -> None:
     rows = [Slot("tables.0", part, part, (4, 4), (0, 0), lazy=True)]
     with pytest.raises(UsageError, match="rows are stepped when they are read"):
         make(TrainConfig(optimizer="lamb"), rows, torch.device("cpu"))
+
+
+@pytest.mark.timeout(60)
+def test_offloaded_states_come_in_parts_and_ranks_meet_once_a_pass(threads, tmp_path, monkeypatch) -> None:
+    """A part for each parameter, of which stages have different numbers."""
+    told = recipe(tmp_path, **keys_of("lans"))
+    plan = "pp=2 micros=4 precision=fp64"
+    plain = threads(lambda ctx: parts(ctx, told, plan), 2)
+    monkeypatch.setattr("unisono.parallel.offload.streaming.AT_ONCE", 1)
+    for (met, held), (_, want) in zip(
+        threads(lambda ctx: parts(ctx, told, f"{plan} offload=optimizer"), 2), plain, strict=True
+    ):
+        assert met == 6
+        for (_, _, state), (_, _, right) in zip(held, want, strict=True):
+            assert all(torch.equal(state[key], right[key]) for key in right)
