@@ -192,7 +192,8 @@ def make(
     stand_ins = pairs | lazy
     fused, lives = train.fused and has_fused(device), []
     # A frozen stage has none. Where ranks add up norms, each has to take part.
-    for member in dict.fromkeys([*members.values(), *([chosen] if chosen.norms or not members else [])]):
+    always = [chosen] if chosen.norms or not members else []
+    for member in dict.fromkeys((*members.values(), *always)):
         groups = [
             {
                 "params": [
@@ -205,7 +206,7 @@ def make(
             for matrix in (True, False)
         ]
         groups = [group for group in groups if group["params"]] or groups[:1]
-        lives.append(member.bind(groups, train.lr, fused))
+        lives.append(member.bind(groups, train.peak_lr, fused))
         for parameter in (p for group in groups for p in group["params"]):
             lives[-1].state[parameter] = member.state(parameter)
         if norms is not None and member.norms:
