@@ -83,8 +83,8 @@ def budget_of(section: Any, drawn: Draws, rounds: int) -> ClientBudget:
 
 def most_asked(drawn: Draws, rounds: int) -> int:
     """In how many of the first `rounds` rounds the client was asked that was asked most often."""
-    asked = Counter(client for number in range(rounds) for client in drawn.cohort(number))
-    return max(asked.values(), default=0)
+    counts = Counter(client for number in range(rounds) for client in drawn.cohort(number))
+    return max(counts.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
