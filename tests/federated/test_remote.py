@@ -6,6 +6,7 @@ Server and clients are threads of this process, each with a model of its own; th
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,26 @@ def test_an_answer_that_is_none_counts_as_a_drop_out(corpus: Corpus) -> None:
         place.clients.wait_for(5, 30.0)
         line = place.federation.play_round()
     assert (line["clients"], line["dropped"]) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "changes,words",
+    [
+        ({"client": 0}, "an answer for client 0"),
+        ({"number": 7}, "has not answered"),
+        ({"samples": 0}, "no samples"),
+    ],
+    ids=["of another's client", "of another round", "of nothing"],
+)
+def test_an_answer_that_was_not_asked_for_is_not_counted(corpus: Corpus, changes: dict, words: str) -> None:
+    everybody = {"federated__participation": 1, "federated__dropout": 0}
+    with serving(corpus, patience=1.5, **everybody) as place:
+        place.join("milan", "0-3")
+        place.join("oslo", "4", play=lambda host, task: replace(host.play(task), **changes))
+        place.clients.wait_for(5, 30.0)
+        line = place.federation.play_round()
+    assert (line["clients"], line["dropped"]) == (4, 1)
+    assert any(words in note for note in place.notes)
 
 
 def test_tokens_are_read_from_a_file(tmp_path: Path) -> None:

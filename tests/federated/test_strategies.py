@@ -92,6 +92,20 @@ def test_scaffold_on_two_quadratics_reaches_the_optimum_that_fedavg_misses() -> 
     assert scaffold.CONTROL in STRATEGIES.read("scaffold").sends
 
 
+def test_a_variate_becomes_the_mean_gradient_and_the_server_has_the_mean_of_all_clients() -> None:
+    """Option II of the paper; the server's grows by the sum over who has answered, divided by all clients there are."""
+    strategy, gradients, lr = STRATEGIES.read("scaffold"), DELTAS, 0.1
+    server, mine = torch.full((3,), 0.5, dtype=torch.float64), torch.full((3,), -0.25, dtype=torch.float64)
+    start = torch.ones(3, dtype=torch.float64)
+    weights = start - lr * sum(g - mine + server for g in gradients)
+    work = LocalWork(weights, start, 3 * lr, {"control": server}, {"control": mine})
+    grown = strategy.learn(work)["control"]
+    assert torch.allclose(mine + grown, sum(gradients) / 3, rtol=1e-12)
+    kept = {"control": server.clone()}
+    strategy.hear({"control": [grown, grown]}, 8, kept)
+    assert torch.allclose(kept["control"], server + 2 * grown / 8, rtol=1e-12)
+
+
 def test_old_deltas_count_for_less() -> None:
     strategy = STRATEGIES.read("fedbuff")
     assert [strategy.share(n) for n in (0, 3)] == [1.0, 0.5]

@@ -109,11 +109,11 @@ class Federation:
         kept = self.codec_kept.setdefault(answer.client, self.codec.initial())
         try:
             delta = self.codec.decode(answer.parts, kept, answer.number)
-        except (ValueError, RuntimeError):  # of torch, where parts do not go together
+        except (ValueError, RuntimeError, IndexError):  # of torch, where parts do not go together
             return None
         named = self.strategy.client_keeps
         fits = answer.growth.keys() == {*named} and all(
-            x.shape == delta.shape for x in answer.growth.values()
+            x.shape == self.weights.shape for x in (delta, *answer.growth.values())
         )
         return delta if fits and bool(torch.isfinite(delta).all()) else None
 

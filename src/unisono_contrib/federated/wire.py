@@ -2,6 +2,7 @@
 
 A codec's exchange among replicas is played by each client alone: it yields what it would have added up or gathered,
 which is what the client sends. The server plays the same exchange with no delta of its own, and answers with what came.
+Where replicas deal parts of the sum out and gather them, the dealing alone is sent: the server has the sum.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Size, Tensor
 
-from unisono.codecs import CODECS, BucketMemory, Coder, Gather, Sent, Sum
+from unisono.codecs import CODECS, BucketMemory, Coder, Deal, Gather, Sent, Sum
 from unisono.codecs._watched import bound
 
 
@@ -58,17 +59,21 @@ class DeltaCodec:
         memory = BucketMemory(whole, alike, tuple(self._named), number, self._coder.seed, 0, 1)
         exchange = self._coder.exchange(delta, [Size(shape) for shape in self.shapes], memory)
         sent: list[Tensor] = []
-        answer = None
+        answer, dealt, rest = None, False, came
         while True:
             try:
                 request = exchange.send(answer)
             except StopIteration as end:
+                if rest is not None and next(rest, None) is not None:
+                    raise ValueError("what came is more than a delta of this codec") from None
                 return sent, end.value.clone()
             if isinstance(request, Sent):
                 answer = None
                 continue
             several = request if isinstance(request, tuple) else (request,)
-            answers = tuple(self._answer(each, sent, came) for each in several)
+            log, source = ([], None) if dealt else (sent, rest)  # both sides have what follows a dealing
+            answers = tuple(self._answer(each, log, source) for each in several)
+            dealt = dealt or any(isinstance(each, Deal) for each in several)
             answer = answers if isinstance(request, tuple) else answers[0]
 
     @staticmethod
