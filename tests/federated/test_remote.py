@@ -24,7 +24,7 @@ from unisono_contrib.federated.clients import Answer, ClientHost
 from unisono_contrib.federated.joined import JoinPlace, serve
 from unisono_contrib.federated.organisations import Organisation, client_tls, organisations_in, server_tls
 from unisono_contrib.federated.remote import RemoteClients, listen
-from unisono_contrib.federated.server import Federation, Parts
+from unisono_contrib.federated.server import Federation, RunParts
 
 pytestmark = pytest.mark.timeout(60)
 KEYS = {"federated__clients": 5, "federated__participation": 0.6, "federated__rounds": 3}
@@ -49,7 +49,7 @@ class Place:
         self._threads: list[threading.Thread] = []
         self.port = 0
 
-        def clients_of(parts: Parts) -> RemoteClients:
+        def clients_of(parts: RunParts) -> RemoteClients:
             recipe = recipe_of(**self.keys).recipe
             same, most = alike(recipe, parts, corpus.fingerprint), most_bytes(parts)
             listener = listen("127.0.0.1", 0, known, same, 5, most, tls)
@@ -64,7 +64,7 @@ class Place:
     ) -> None:
         """An organisation's process, as a thread. play(host, task): in the place of its local steps."""
         resolved = recipe_of(**self.keys | keys)
-        parts = Parts.of(resolved, self.corpus)
+        parts = RunParts.of(resolved, self.corpus)
         host: Any = ClientHost(parts.trainer, parts.samples, parts.codec)
         if play is not None:
             host = _Playing(host, play)
