@@ -82,7 +82,9 @@ class LocalTrainer:
         self.recipe, self.corpus, self.strategy = recipe, corpus, strategy
         self.config = recipe.federated
         place = Place(0, 1, of_rank("gloo", 0), "gloo", timedelta(seconds=600))
-        self.run: Run = build(recipe, plan, place, corpus, Recorder(0))
+        # [privacy] protects clients in their rounds, not the samples of one in its steps.
+        steps = recipe.model_copy(update={"privacy": None})
+        self.run: Run = build(steps, plan, place, corpus, Recorder(0))
         _refuse_buffers(self.run)
         self.slots = learning_dense(self.run.local.slots, "federated")
         self.run.sync = self.run.gradients.sync = PulledSync(self.run.sync, self)

@@ -75,8 +75,9 @@ def _played(federation: Federation, run_dir: Path, note: Callable[[str], None]) 
 
 
 def in_words(record: Mapping[str, Any]) -> str:
-    """`round 12  loss 0.4211  val_loss 0.3900  val_accuracy 0.8876  clients 5`."""
+    """`round 12  loss 0.4211  val_loss 0.3900  val_accuracy 0.8876  clients 5`; epsilon where rounds are private."""
     number = record.get("step", record.get("rounds"))
     values = [f"{name} {value:.4f}" for name, value in record.items()
-              if isinstance(value, float) and (name == "loss" or name.startswith("val_"))]  # fmt: skip
-    return "  ".join([f"round {number}", *values, f"clients {record['clients']}"])
+              if isinstance(value, float) and (name in ("loss", "epsilon") or name.startswith("val_"))]  # fmt: skip
+    skipped = [f"skipped: {why}"] if (why := record.get("skipped")) else []
+    return "  ".join([f"round {number}", *values, f"clients {record['clients']}", *skipped])

@@ -185,6 +185,7 @@ class RemoteClients(Clients):
             return
         for client in member.clients:
             self._members.pop(client, None)
+            self._open.pop(client, None)  # who joins in its place knows nothing of its task
         member.link.close()
         self._note(f"{member.organisation} has left with clients {_ranges(member.clients)}: {why}")
 

@@ -23,9 +23,10 @@ from unisono_contrib.federated.client import LocalTrainer, Task
 from unisono_contrib.federated.clients import Answer, ClientHost, Clients, SimulatedClients
 from unisono_contrib.federated.cohorts import BufferCohorts, Cohorts, Collected, RoundCohorts, RoundDraws
 from unisono_contrib.federated.combine import Combiner, stacked
+from unisono_contrib.federated.protect import combiner_of
 from unisono_contrib.federated.samples import samples_of
 from unisono_contrib.federated.wire import DeltaCodec
-from unisono_contrib.spec.federated import AGGREGATES, SPLITS, STRATEGIES, Strategy
+from unisono_contrib.spec.federated import SPLITS, STRATEGIES, Strategy
 
 PREFIX = "federated/"
 
@@ -134,6 +135,7 @@ class Federation:
             "bytes_received": sum(answer.nbytes for answer in answers),
             "seconds": seconds,
             **behind,
+            **self.combiner.says(self.number),
         }
 
     def evaluate(self) -> dict[str, float]:
@@ -244,16 +246,16 @@ def federation_of(
     run's start does, ConfigProblems where the strategy does not go with the rest of the recipe."""
     recipe, parts = resolved.recipe, RunParts.of(resolved, corpus)
     strategy, trainer = parts.trainer.strategy, parts.trainer
-    combiner = combiner or Combiner(AGGREGATES.read(recipe.federated.aggregate))
+    eligible = [client for client, mine in enumerate(parts.samples) if len(mine)]
+    drawn = RoundDraws(recipe.seed, recipe.federated, eligible)
+    sizes = {slot.name: slot.master.numel() for slot in trainer.slots}
+    combiner = combiner or combiner_of(recipe, sizes, drawn)
     if clients_of is None:
         host = ClientHost(trainer, parts.samples, parts.codec, combiner.clip)
         clients: Clients = SimulatedClients(host)
     else:
         clients = clients_of(parts)
     weights = trainer.weights()
-    drawn = RoundDraws(
-        recipe.seed, recipe.federated, [i for i, mine in enumerate(parts.samples) if len(mine)]
-    )
     kept = {
         name: torch.full(weights.shape, strategy.initial(name), dtype=torch.float64)
         for name in strategy.server_keeps

@@ -2,8 +2,8 @@
 language models", 2018): a delta is clipped, and noise is added once a round to their mean.
 
     clipped = [clip_delta(delta, 0.5) for delta in deltas]
-    mean = combine(clipped, weights)                # sum of weight / total · clipped
-    noised = add_noise(mean, client_noise(...), key, number)
+    mean = ...                                           # Σ share · clipped
+    noised = add_noise(mean, 1.1 * sensitivity(0.5, shares), key, number)
 
 A round's mean is public; what a client sent is seen by the server, unless aggregation is secure.
 """
@@ -28,18 +28,17 @@ def clip_delta(delta: Tensor, bound: float) -> Tensor:
     return delta * min(1.0, bound / norm) if norm > 0.0 else delta.clone()
 
 
-def sensitivity(bound: float, weights: Sequence[float], total: float) -> float:
-    """How far one client moves the weighted sum Σ weight / total · delta, in 2-norm, by taking part or not.
+def sensitivity(bound: float, shares: Sequence[float]) -> float:
+    """How far one client moves the weighted mean Σ share · delta of a round, in 2-norm: bound · max(shares).
 
-    It is bound · max(weights) / total: a client with many samples moves it more than bound / n, and the noise must hide
-    the largest one. bound: of each delta's norm. weights: of all clients that might take part, positive; not only of
-    this round's. total: by what the weighted sum is divided. It must not depend on who takes part in the round: the
-    expected total weight of a round, or one that is fixed. `sensitivity(0.5, [10, 990], 1000)` is 0.495. Raises
-    UsageError C02 for values out of range."""
-    if not weights or min(weights) <= 0.0 or total <= 0.0 or not bound > 0.0:
-        what = f"the sensitivity of a sum with bound {bound}, total {total} and {len(weights)} weights"
-        raise UsageError(what, where="privacy", fix="positive numbers", code="C02")
-    return bound * max(weights) / total
+    Two rounds are neighbours if one client's delta is zero in one of them; its share stays. A client with many samples
+    moves the mean by more than bound / n, and the noise must hide the largest. bound: of each delta's norm. shares:
+    weights of the round over their sum. `sensitivity(0.5, [0.01, 0.99])` is 0.495. Raises UsageError C02 for values out
+    of range."""
+    if not shares or min(shares) < 0.0 or max(shares) > 1.0 or not bound > 0.0:
+        what = f"the sensitivity of a mean with bound {bound} and shares {list(shares)[:5]}"
+        raise UsageError(what, where="privacy", fix="a positive bound, and shares from 0 to 1", code="C02")
+    return bound * max(shares)
 
 
 @torch.no_grad()

@@ -1,14 +1,18 @@
 """The noise for a budget: the smallest one under which all steps of a run stay within (epsilon, delta)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from unisono.spec.errors import UsageError
 from unisono_contrib.privacy.mechanism import SampledGaussian
 from unisono_contrib.privacy.prv import prv_epsilon
+from unisono_contrib.privacy.rdp import rdp_epsilon
 
 Accountant = Callable[[Sequence[SampledGaussian], float], float]
 """(history, delta) → epsilon: `rdp_epsilon`, `prv_epsilon`."""
+
+ACCOUNTANTS: Mapping[str, Accountant] = {"prv": prv_epsilon, "rdp": rdp_epsilon}
+"""By the name that `[privacy] accountant` says."""
 
 _LEAST, _MOST = 1e-3, 1e6
 

@@ -42,6 +42,11 @@ def key_of_file(path: Path) -> bytes:
     return key
 
 
+def secret_of(path: str | None, seed: int) -> bytes:
+    """The key of all noise: of the file that `[privacy] key` names, or of the seed. Raises UsageError C03."""
+    return key_of_seed(seed) if path is None else key_of_file(Path(path))
+
+
 def uniforms(key: bytes, purpose: str, number: int, name: str, count: int) -> "NDArray[np.uint64]":
     """Uniform integers below 2^64, [count]. number: of the round or step. Raises UsageError E01 without
     `cryptography`."""

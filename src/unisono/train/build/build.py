@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -32,8 +33,9 @@ from unisono.parallel.stochastic import Dither
 from unisono.parallelize import Local, parallelize
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.spec.finder import contributed
+from unisono.spec.finder import contributed, sister
 from unisono.spec.model import Facts, OwnModel
+from unisono.spec.section import Section, sections_of
 from unisono.spec.training import LOSSES
 from unisono.sync import POLICIES, SampleLane
 from unisono.sync._outer import MailboxPlace
@@ -165,7 +167,14 @@ def replica_of(
     return Replica(
         plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps,
         recipe.launch.servers or 1, _mailbox_of(recipe.launch),
+        tuple(live.around(section, recipe, len(corpus.train)) for section, live in _live_sections(recipe)),
     )  # fmt: skip
+
+
+def _live_sections(recipe: Recipe) -> list[tuple[Section, ModuleType]]:
+    """Sections of the recipe that change how a run trains, each with the module that does so."""
+    modules = ((section, sister(f"{__package__}.{section.name}")) for section in sections_of(recipe))
+    return [(section, module) for section, module in modules if module is not None]
 
 
 def _mailbox_of(launch: LaunchConfig) -> MailboxPlace | None:
@@ -236,7 +245,14 @@ def feeds(
     )
     schedule = unflushed(plan)
     turn, place = divmod(lane.place, lane.count)
-    read = of(corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place)
+    usual = partial(
+        of, corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place
+    )
+    special = (
+        live.batches(section, recipe, corpus.train, device, dtype_of(plan.precision))
+        for section, live in _live_sections(recipe)
+    )
+    read = next((feed for feed in special if feed is not None), None) or usual()
     return (
         FilteredFeed(read, schedule.ahead(plan.pp), drains(train)) if schedule else FilteredFeed(read),
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),

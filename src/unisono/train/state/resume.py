@@ -12,6 +12,7 @@ from unisono.plan.grammar import member
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import restored
+from unisono.spec.section import sections_of
 from unisono.spec.source import SOURCES
 from unisono.train.state.checkpoint import load
 from unisono.train.state.checkpoint.faults import damaged
@@ -108,7 +109,7 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
         then["model"] = restored(then["model"]).model_dump(mode="json")
     differ = [
         (name, old, new)
-        for key in FIXED
+        for key in (*FIXED, *(key for section in sections_of(recipe) for key in section.pins))
         for name, old, new in _differences(key, _dig(then, key), _dig(now, key))
     ]
     if differ:

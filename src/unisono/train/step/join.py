@@ -7,7 +7,7 @@ and after every change of the members, between two steps.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 from unisono.codecs import CODECS, Coder
 from unisono.codecs._watched import bound
@@ -97,7 +97,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     )
     sync.assigned(stretches, mesh.shape.shard)
     run.assigner = _assigner(run, policy, stretches)
-    return flowing(run, plan)
+    return reduce(lambda around, change: change(around), replica.around, flowing(run, plan))
 
 
 def _numbered(leaves: range, count: int, mesh: Mesh, near: Mesh) -> range:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.family import one_of
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import family_in
 from unisono.spec.section import Section
 from unisono.spec.training import Count, Natural, Positive, Share
@@ -47,6 +48,16 @@ class FederatedConfig(Section):
     codec: Annotated[str, one_of(family_in("unisono.codecs"))] = Field(
         default="plain", description="compression of what clients send: a codec as in the plan, +ef too"
     )
+    secure: bool = Field(
+        default=False, description="secure aggregation: the server learns the sum of a round's deltas alone"
+    )
+    secure_limit: Positive = Field(
+        default=8.0, description="secure: greatest number of a weighted delta; beyond it the round is refused"
+    )
+    secure_bits: int = Field(default=32, ge=1, le=60, description="secure: bits of a number's fraction")
+    secure_threshold: float = Field(
+        default=0.67, gt=0.5, le=1.0, description="secure: share of a round's clients that must not drop out"
+    )
     patience: Positive = Field(
         default=60.0,
         description="real clients: seconds of a round after which who has not answered drops out",
@@ -60,6 +71,26 @@ def problems_of(recipe: Any, plan: Any) -> Iterator[Problem]:
         yield Problem("C06", what, "federated", "[federated] with clients = 10")
     else:
         yield from STRATEGIES.read(recipe.federated.strategy).problems(recipe.train)
+        yield from _hidden(recipe.federated, recipe.privacy)
     if plan.world != 1:
         what = f"each client trains on one device, and plan {plan} takes {plan.world}"
         yield Problem("C06", what, "plan", 'plan = "dp=1"; precision= and recompute= are free')
+
+
+def _hidden(federated: FederatedConfig, privacy: Any) -> Iterator[Problem]:
+    """What would show more of a client than [privacy] or secure sums promise."""
+    aggregate, strategy = AGGREGATES.read(federated.aggregate), STRATEGIES.read(federated.strategy)
+    codec = family_in("unisono.codecs").read(federated.codec)
+    for on, key in ((federated.secure, "federated.secure"), (privacy is not None, "privacy")):
+        if on and not aggregate.linear:
+            what = f"aggregate={aggregate.name} compares the deltas of clients, of which {key} shows none but a mean"
+            yield Problem("P42", what, f"federated.aggregate, {key}", "aggregate = mean, or without it")
+        if on and strategy.client_keeps:
+            what = f"strategy={strategy.name} sends {', '.join(strategy.client_keeps)} of each client as they are"
+            yield Problem("P42", what, f"federated.strategy, {key}", "another strategy, such as fedavg")
+        if on and strategy.asynchronous:
+            what = f"strategy={strategy.name} has no rounds of clients, over which {key} could sum"
+            yield Problem("P42", what, f"federated.strategy, {key}", "another strategy, such as fedavg")
+        if on and codec.fidelity is not Fidelity.EXACT:
+            what = f"codec={federated.codec} changes a delta after it was bounded, on its way to {key}"
+            yield Problem("P42", what, f"federated.codec, {key}", "codec = plain")

@@ -19,6 +19,7 @@ class Krum(Aggregate):
 
     name: ClassVar[str] = "krum"
     main: ClassVar[str] = "attackers"
+    ties: ClassVar[bool] = True
     attackers: Annotated[int, Field(ge=0)] = Field(
         default=1, description="clients of a round that may attack"
     )

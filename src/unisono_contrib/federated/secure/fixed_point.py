@@ -40,9 +40,8 @@ class FixedPoint:
 
     def require_room(self, clients: int) -> None:
         """Before a round. Raises UsageError A02 where its sum may wrap."""
-        if clients * self.max_weight * math.ceil(math.ldexp(self.limit, self.fraction_bits)) < 2 ** (
-            MODULUS_BITS - 1
-        ):
+        largest = clients * self.max_weight * math.ceil(math.ldexp(self.limit, self.fraction_bits))
+        if largest < 2 ** (MODULUS_BITS - 1):
             return
         bits = math.ceil(self.fraction_bits + self.room(clients)) - 1
         raise UsageError(
