@@ -152,14 +152,14 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     from unisono_contrib.federated.alike import alike, most_bytes
     from unisono_contrib.federated.clients import ClientHost
     from unisono_contrib.federated.joined import JoinPlace, serve
-    from unisono_contrib.federated.server import Parts
+    from unisono_contrib.federated.server import RunParts
 
     recipe = resolved.recipe
     place = JoinPlace(
         address, port, args.organisation, token, args.clients, tls, recipe.federated.patience
     )  # fmt: skip
     corpus = load(recipe.data, recipe.model)
-    parts = Parts.of(resolved, corpus)
+    parts = RunParts.of(resolved, corpus)
     host = ClientHost(parts.trainer, parts.samples, parts.codec)
     played = serve(
         place, alike(recipe, parts, corpus.fingerprint), host, most_bytes(parts), call.settings.note
