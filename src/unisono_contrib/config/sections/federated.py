@@ -7,6 +7,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.family import one_of
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import family_in
 from unisono.spec.section import Section
 from unisono.spec.training import Count, Natural, Positive, Share
@@ -79,6 +80,7 @@ def problems_of(recipe: Any, plan: Any) -> Iterator[Problem]:
 def _hidden(federated: FederatedConfig, privacy: Any) -> Iterator[Problem]:
     """What would show more of a client than [privacy] or secure sums promise."""
     aggregate, strategy = AGGREGATES.read(federated.aggregate), STRATEGIES.read(federated.strategy)
+    codec = family_in("unisono.codecs").read(federated.codec)
     for on, key in ((federated.secure, "federated.secure"), (privacy is not None, "privacy")):
         if on and not aggregate.linear:
             what = f"aggregate={aggregate.name} compares the deltas of clients, of which {key} shows none but a mean"
@@ -89,6 +91,6 @@ def _hidden(federated: FederatedConfig, privacy: Any) -> Iterator[Problem]:
         if on and strategy.asynchronous:
             what = f"strategy={strategy.name} has no rounds of clients, over which {key} could sum"
             yield Problem("P42", what, f"federated.strategy, {key}", "another strategy, such as fedavg")
-        if on and federated.codec != "plain":
+        if on and codec.fidelity is not Fidelity.EXACT:
             what = f"codec={federated.codec} changes a delta after it was bounded, on its way to {key}"
             yield Problem("P42", what, f"federated.codec, {key}", "codec = plain")
