@@ -46,17 +46,20 @@ def headlines(facts: Mapping[str, Any]) -> tuple[str, str]:
     """(the best trial in a sentence, what the sweep took)."""
     best = facts["best"]
     values = ", ".join(f"{key} = {_said(value)}" for key, value in best["params"].items()) if best else ""
+    if facts["conclusion"]:
+        return facts["conclusion"][-1], _took(facts)
     headline = (
         f"best: {facts['metric']} {number(best['value'])} with {values}"
         if best
         else "no trial has ended with a value"
     )
+    return headline, _took(facts)
+
+
+def _took(facts: Mapping[str, Any]) -> str:
     states = [row["state"] for row in facts["trials"]]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return (
-        headline,
-        f"method {facts['method']} · {len(states)} trials: {counted} · {facts['steps']} steps trained",
-    )
+    return f"method {facts['method']} · {len(states)} trials: {counted} · {facts['steps']} steps trained"
 
 
 def _said(value: Any) -> str:

@@ -46,6 +46,7 @@ def facts(
         "steps": rows[-1][0] if rows else 0,
         "failures": sum(trial.failures for trial in progress.trials),
         "seconds": sum(line.get("seconds", 0.0) for line in lines if line["event"] == "value"),
+        "conclusion": list(conclusion.said),
         **conclusion.facts,
     }
 
