@@ -13,7 +13,7 @@ from unisono_contrib.sweep.methods import METHODS
 from unisono_contrib.sweep.methods.asha import SuccessiveHalving
 from unisono_contrib.sweep.methods.batch import largest_useful
 from unisono_contrib.sweep.methods.lr_range import judge_range
-from unisono_contrib.sweep.progress import Progress, State
+from unisono_contrib.sweep.progress import State, SweepProgress
 from unisono_contrib.sweep.result import trained
 from unisono_contrib.train.rates.range import RangeTest
 
@@ -165,7 +165,7 @@ def test_without_optuna_there_is_one_error(tmp_path: Path, monkeypatch: pytest.M
 
 def test_methods_say_what_they_do() -> None:
     assert all(METHODS.find(name).summary() for name in METHODS.names())
-    assert Progress({}, 10, 1).best is None
+    assert SweepProgress({}, 10, 1).best is None
 
 
 def losses(falls_from: float, least: float, diverges: float, count: int = 400) -> list[tuple[float, float]]:

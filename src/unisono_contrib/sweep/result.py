@@ -9,7 +9,7 @@ from unisono.observe.files import write_whole
 from unisono.planner.formatting import Column, table
 from unisono.spec.words import number
 from unisono_contrib.sweep.methods import Conclusion
-from unisono_contrib.sweep.progress import Progress, Trial
+from unisono_contrib.sweep.progress import SweepProgress, Trial
 from unisono_contrib.sweep.spec import SweepSpec
 
 BEST = "best.toml"
@@ -29,7 +29,7 @@ def trained(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, flo
 def facts(
     spec: SweepSpec,
     folder: Path,
-    progress: Progress,
+    progress: SweepProgress,
     lines: Sequence[Mapping[str, Any]],
     conclusion: Conclusion,
 ) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def facts(
     }
 
 
-def _best(progress: Progress, conclusion: Conclusion) -> Trial | None:
+def _best(progress: SweepProgress, conclusion: Conclusion) -> Trial | None:
     """The trial that the conclusion is about; the best by the metric where it is about none."""
     if conclusion.params is None:
         return None
@@ -67,7 +67,7 @@ def _row(trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def said(progress: Progress, metric: str) -> list[str]:
+def said(progress: SweepProgress, metric: str) -> list[str]:
     """The table, the best trial first."""
     ranked = sorted(progress.trials, key=lambda t: (-t.step, progress.cost(t.value), t.number))
     keys = [*progress.space]

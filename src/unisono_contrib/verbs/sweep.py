@@ -77,7 +77,7 @@ def _searched(call: CommandCall, spec: "SweepSpec", folder: Path) -> Result:
         folder.mkdir(parents=True, exist_ok=True)
         with journal.locked(folder):
             journal.held_to(folder, spec.identity())
-            log = journal.Journal(folder)
+            log = journal.SweepJournal(folder)
             sweep = schedule.Sweep(
                 spec, folder, room, workers, call.settings.note, schedule.begun(spec, folder), log
             )
