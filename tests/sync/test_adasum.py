@@ -79,10 +79,21 @@ def test_horovod_adasum_merge(source, replicas: int) -> None:
     assert ranks[0].reports[0].loss == pytest.approx(summed.reports[0].loss, rel=1e-12)
 
 
-@pytest.mark.parametrize("inside", ["tp=2", "pp=2", "shard=2", "cp=2"])
-def test_the_inside_of_a_replica_may_be_cut_in_any_way(source, inside: str) -> None:
+def test_a_step_tells_how_many_gradients_it_made_use_of(source) -> None:
+    recipe = recipe_of(source, 3, batch=8)
+    assert [line["adasum_gain"] for line in play(recipe, "dp=4 sync=adasum", twins=True)[0].metrics] == [
+        1.0
+    ] * 3
+    assert all(1.0 < line["adasum_gain"] < 4.0 for line in play(recipe, "dp=4 sync=adasum")[0].metrics)
+
+
+@pytest.mark.parametrize(
+    ("inside", "tied"),
+    [("tp=2", True), ("pp=2", False), ("shard=2", True), ("shard=2 zero=1", False), ("cp=2", True)],
+)
+def test_the_inside_of_a_replica_may_be_cut_in_any_way(source, inside: str, tied: bool) -> None:
     recipe = recipe_of(source, 3, batch=8, lr=0.3, lr_schedule="constant")
-    model = recipe.model.model_copy(update={"tie_embeddings": False})
+    model = recipe.model.model_copy(update={"tie_embeddings": tied})
     recipe = recipe.model_copy(update={"model": model})
     plain, cut = (play(recipe, f"dp=2 {more} sync=adasum") for more in ("", inside))
     assert [r.loss for r in cut[0].reports] == pytest.approx([r.loss for r in plain[0].reports], rel=1e-9)

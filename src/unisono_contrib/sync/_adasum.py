@@ -1,6 +1,6 @@
 """The live part of `adasum`: parts of all replicas' gradients, their dot products, and the merged parts again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -24,12 +24,14 @@ class AdasumSync(Sync):
 
     def __init__(self, slots: Sequence[Any], group: Group) -> None:
         self.dp, self._world = group, group
+        self._device = slots[0].master.device if slots else torch.device("cpu")
         self._slots = learning_dense(slots, "adasum")
         self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
         self._counted = frozenset(slot.name for slot in self._slots)
         self._rows: dict[str, int] = {}
         self._count = 0
         self._flights: list[tuple[Bucket, Tensor, Pending]] = []
+        self._counts = torch.ones(1, dtype=torch.float64)
 
     def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
         """Number the tensors of the whole model, alike on all ranks. Raises UsageError P24, on all ranks, where the
@@ -38,7 +40,7 @@ class AdasumSync(Sync):
         names = {slot.name for slot in self._slots}
         apart = any(slot.alias for slot in self._slots)
         keys = {name: int.from_bytes(blake2b(name.encode(), digest_size=7).digest()) for name in names}
-        like = torch.empty(0, dtype=torch.int64, device=_device(self._slots))
+        like = torch.empty(0, dtype=torch.int64, device=self._device)
         sizes = world.all_gather(like.new_tensor([[len(keys), apart]]))
         if bool(sizes[:, 1].any()):
             what = "sync=adasum merges whole gradients, and stages of a pipeline hold the two uses of a tied weight"
@@ -58,15 +60,16 @@ class AdasumSync(Sync):
     def settle(self) -> Verdict:
         flights, self._flights = self._flights, []
         n = self.dp.size
-        table = torch.zeros(self._count, n, n, dtype=torch.float64, device=_device(self._slots))
+        table = torch.zeros(self._count, n, n, dtype=torch.float64, device=self._device)
         for bucket, parts, pending in flights:
             pending.wait()
             for name, part in self._parts(bucket, parts):
                 if name in self._counted:
                     wide = part.double()
                     table[self._rows[name]] += wide @ wide.T
+        self._counts = merge_weights(self._world.all_reduce(table))
         # Each gradient was weighted for a sum over n replicas; n times that is the mean over its own samples.
-        weights = merge_weights(self._world.all_reduce(table)) * n
+        weights = self._counts * n
         gathers = []
         for bucket, parts, _ in flights:
             merged = torch.zeros_like(parts[0])
@@ -78,6 +81,11 @@ class AdasumSync(Sync):
         for _, pending in gathers:
             pending.wait()
         return Verdict.APPLY
+
+    def metrics(self) -> Mapping[str, Any]:
+        """`adasum_gain`: how many replicas' gradients the step added up, as a mean over tensors: 1 where all are equal,
+        the number of replicas where all are orthogonal."""
+        return {"adasum_gain": round(float(self._counts.sum(-1).mean()), 4)}
 
     def _parts(self, bucket: Bucket, parts: Tensor) -> Iterator[tuple[str, Tensor]]:
         """(name, [replicas, m]: what lies here of a parameter) of each of which something does. parts: [replicas,
@@ -108,7 +116,8 @@ def merge_weights(dots: Tensor) -> Tensor:
 def _merge(dots: Tensor, square: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Weights of the merged vector of two, each a weighted sum of the replicas' gradients."""
     both = _dot(dots, a, b)
-    return sum((1.0 - _share(both, _dot(dots, x, x), (x * x * square).sum(1)))[:, None] * x for x in (a, b))  # type: ignore[return-value]
+    kept_a, kept_b = (1.0 - _share(both, _dot(dots, x, x), (x * x * square).sum(1)) for x in (a, b))
+    return kept_a[:, None] * a + kept_b[:, None] * b
 
 
 def _dot(dots: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -119,7 +128,3 @@ def _share(both: Tensor, length: Tensor, size: Tensor) -> Tensor:
     """both / (2 · length), zero where `length`, of a vector added up from pieces of squared size `size`, is nothing."""
     is_some = length > NOTHING * size
     return torch.where(is_some, both / (2.0 * torch.where(is_some, length, 1.0)), 0.0)
-
-
-def _device(slots: Sequence[Any]) -> torch.device:
-    return slots[0].master.device if slots else torch.device("cpu")

@@ -36,7 +36,7 @@ class Adasum(Policy):
     fidelity = Fidelity.LOSSY
     identities = (
         Identity("adasum", "every_step", alike=True),
-        Identity("adasum", "every_step", alike=True, replicas=3),
+        Identity("adasum", "every_step", alike=True, replicas=4),
     )
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
