@@ -29,7 +29,6 @@ class Muon(Optimiser):
     name: ClassVar[str] = "muon"
     whole: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
-    by_name: ClassVar[bool] = True
     squares: ClassVar[bool] = True
     betas: tuple[Share, Share] = Field(
         default=(0.9, 0.95), description="of its AdamW: decay of the two moments"
