@@ -48,8 +48,8 @@ class Optimiser(Member, ABC):
     holds a part of one cannot make it. gathers: one rank gathers the parts and makes the step for all (`owners.py` of
     the sister package); else plans that cut such a tensor are refused. with_owner: that rank keeps the state, too.
     norms: a step needs norms of whole tensors alone, which ranks that hold parts of one add up; its live optimiser is a
-    `train.optim._normed_steps.NormedSteps` of the sister package. by_name: `for_parameter` tells weights inside a model
-    from embeddings by their names."""
+    `train.optim._normed_steps.NormedSteps` of the sister package. by_shape: `for_parameter` goes by shapes
+    alone, so that it is known of any model which parameters are whose."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class Optimiser(Member, ABC):
     gathers: ClassVar[bool] = False
     with_owner: ClassVar[bool] = False
     norms: ClassVar[bool] = False
-    by_name: ClassVar[bool] = False
+    by_shape: ClassVar[bool] = False
 
     def for_parameter(self, name: str, shape: tuple[int, ...]) -> "Optimiser":
         """The optimiser of one parameter, by its name and full shape. As here: this one. Another one where some
