@@ -735,6 +735,30 @@ OPTIMISERS = (
         lambda ran: _falls([step["lr"] for step in ran.metrics()][3::-1]),
     ),
     proven(_G, "Gradient clipping across shards", "shard=2 tp=2", "pp=2 dp=2", more="--train.clip 0.1"),
+    proven(
+        _G,
+        "LARS, LAMB: trust ratios of whole matrices under any cut",
+        "dp=2 shard=2",
+        "tp=2 pp=2",
+        more="--train.optimizer lamb",
+    ),
+    proven(_G, "LANS", "shard=2 zero=1", more="--train.optimizer lans"),
+    reads(
+        _G,
+        "1-bit LAMB",
+        f"{TRAIN} 6 --plan dp=2 --train.clip 0 --json && sleep 1 &&"
+        f' {TRAIN} 6 --plan "dp=2 codec=sign+ef" --train.clip 0'
+        " --train.optimizer onebit_lamb --train.variance_steps 2 --json",
+        "after two steps of LAMB one sign per element is sent",
+        lambda ran: sent(ran, 1) < 0.2 * sent(ran, 0),
+    ),
+    prints(
+        _G,
+        "Learning-rate scaling rules",
+        f"{TRAIN} 1 --train.lr_scaling linear --train.lr_base_batch 1",
+        "the peak rate, and how it came about",
+        r"peak lr \S+ = \S+ x \d+ / 1",
+    ),
 )
 _G = "15 Fault tolerance and elasticity"
 FAULTS = (

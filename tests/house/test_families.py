@@ -64,7 +64,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_family_has_a_toy() -> None:
-    assert {*PLACES} == {*toys.TOYS, "starter", "verb", "bench", "section"}
+    assert {*PLACES} == {*toys.TOYS, *toys.BESIDE}
     assert len(PLACES) == len(FAMILIES) and all(family.names() for family in FAMILIES.values())
 
 
@@ -74,7 +74,7 @@ def test_it_is_found_and_no_declaration_needs_torch(told: dict[str, Any], noun: 
     assert set(told["found"][noun]) == {*FAMILIES[PLACES[noun]].names()} | more
 
 
-@pytest.mark.parametrize("noun", sorted({*NOUNS} - {"verb", "starter", "bench"}))
+@pytest.mark.parametrize("noun", sorted({*NOUNS} - toys.BESIDE))
 def test_help_or_schema_list_it(told: dict[str, Any], noun: str) -> None:
     assert toys.name_of(noun) in told["schema"]["out"]
     if noun in OF_PLANS:

@@ -139,6 +139,43 @@ TOYS = {
 }
 
 
+_METHOD = '''
+"""A toy."""
+
+from unisono_contrib.sweep.methods import SearchMethod
+
+
+class ToyMethod(SearchMethod):
+    """Nothing but the first cell."""
+
+    name = "toy"
+
+    def propose(self, progress, folder):
+        return {}
+'''
+_PLACE = '''
+"""A toy."""
+
+from contextlib import contextmanager
+
+from unisono_contrib.sweep.places import TrialPlace
+
+
+class ToyPlace(TrialPlace):
+    """Nowhere."""
+
+    name = "toy"
+
+    @contextmanager
+    def open(self, grace):
+        yield None
+'''
+_OF_VERBS = {"bench": _BENCH, "search method": _METHOD, "place of trials": _PLACE, "section": _SECTION}
+"""Families whose members one verb alone takes, and no run."""
+BESIDE = {"starter", "verb", *_OF_VERBS}
+"""Families that no recipe and no plan names."""
+
+
 def name_of(noun: str) -> str:
     """The toy's name: `toy_learning_rate_schedule`."""
     return "toy_" + noun.replace(" ", "_").replace("-", "_")
@@ -154,7 +191,7 @@ def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
             continue
         place = folder / (f"{name_of(noun)}/__init__.py" if family.folders else f"{name_of(noun)}.py")
         place.parent.mkdir(exist_ok=True)
-        own = {"starter": _STARTER + inspect.getsource(starters.Toy), "bench": _BENCH, "section": _SECTION}
+        own = {"starter": _STARTER + inspect.getsource(starters.Toy), **_OF_VERBS}
         text = own[noun] if noun in own else TOYS[noun].text(noun, name_of(noun))
         place.write_text(text.replace('name = "toy"', f'name = "{name_of(noun)}"'))
     package.with_name("mine.py").write_text(

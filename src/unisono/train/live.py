@@ -90,7 +90,7 @@ class Live:
         self.since = time.perf_counter()
         with self.run.gate:
             self._announce(self.saver.poll())
-        if report.stop or step >= train.steps:
+        if report.stop or step >= self.order.last_step:
             return
         if self._validates(train, step):
             self.validate()
@@ -134,7 +134,7 @@ class Live:
                 self.journal.flush()  # a run resumed from here makes no line again that is missing
             self._announce(self.saver.settle())
             pieces = [*pieces_of(run, center=run.sync.center()), *kept_of(run)]
-            again = min(order.recipe.train.steps, self.cadence.after(run.step))
+            again = min(order.last_step, self.cadence.after(run.step))
             order.faults.reached("save")
             state = self._state()
             folder = self.saver.save(run.step, pieces, state, blocking=blocking, last=last, again=again)

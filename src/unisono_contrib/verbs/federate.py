@@ -194,12 +194,13 @@ def resolved_for_clients(recipe: "Loaded") -> "Resolved":
     """The recipe as clients play it: a local step is one micro-batch, and what counts in steps counts in rounds. Raises
     ConfigProblems."""
     from unisono import config
-    from unisono.spec.errors import ConfigProblems
-    from unisono_contrib.config.sections.federated import problems_of
 
     section, train = recipe.recipe.federated, recipe.recipe.train
-    if problems := list(problems_of(recipe.recipe, recipe.plan)):
-        raise ConfigProblems(problems)
+    if section is None:
+        raise UsageError(
+            "the recipe has no [federated] section, which says who the clients are",
+            where="federated", fix="[federated] with clients = 10", code="C06",
+        )  # fmt: skip
     steps = {"steps": section.rounds, "micro_batch": train.global_batch}
     as_rounds = recipe.recipe.model_copy(update={"train": train.model_copy(update=steps)})
     origins = {**recipe.origins, "train.steps": "derived: federated.rounds"}

@@ -20,7 +20,7 @@ from unisono.comm.device import beside_cpus, has_numbers, of_rank
 from unisono.comm.group import Group
 from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
-from unisono.config import LaunchConfig, Recipe
+from unisono.config import LaunchConfig, Recipe, TrainConfig
 from unisono.models.build import build as build_model
 from unisono.models.cut_chain import InferredChain
 from unisono.models.init import Rule, draw, rules_of
@@ -37,18 +37,18 @@ from unisono.spec.finder import contributed, sister
 from unisono.spec.model import Facts, OwnModel
 from unisono.spec.section import Section, sections_of
 from unisono.spec.training import LOSSES
-from unisono.sync import POLICIES, SampleLane
+from unisono.sync import POLICIES, Policy, SampleLane
 from unisono.sync._outer import MailboxPlace
 from unisono.train.build.pretrained import beginning
 from unisono.train.build.stepped_by import stepped_by
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.filtered import FilteredFeed
-from unisono.train.step.join import Replica, join, timetable_of
+from unisono.train.step.join import Replica, join, measure_of, timetable_of
 from unisono.train.step.overlap import drains, unflushed
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import scaler_of
-from unisono.train.step.update import update_of
+from unisono.train.step.update import NormsOver, update_of
 
 HOUR = 3600.0
 """Seconds for which a run waits for others at most, where the user has set no deadline."""
@@ -150,13 +150,17 @@ def replica_of(
         compiled=train.compile,
         scratch=place.scratch,
     )
-    local = replace(local, notes=(*local.notes, *steps))
+    rate = filter(None, [recipe.train.scaling()])
+    local = replace(local, notes=(*local.notes, *steps, *rate))
     if begin is not None:
         begin.fill(local.slots, local.owners)
     _teach(recipe, plan, mesh, local, place, corpus)
     scaler = scaler_of(plan.precision, plan.arithmetic, place.device)
     dither = Dither(recipe.seed, local.owners)
-    update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler, dither=dither)
+    norms = _norms_of(train, policy, mesh, local, place.device)
+    update = update_of(
+        train, local.slots, place.device, even=policy.leafwise, scaler=scaler, dither=dither, norms=norms
+    )
     lent = [slot.live for slot in local.slots if local.away[slot.name].params]
     if lent:
         send_home(lent, local.store)
@@ -169,6 +173,16 @@ def replica_of(
         recipe.launch.servers or 1, _mailbox_of(recipe.launch),
         tuple(live.around(section, recipe, len(corpus.train)) for section, live in _live_sections(recipe)),
     )  # fmt: skip
+
+
+def _norms_of(
+    train: TrainConfig, policy: Policy, mesh: Mesh, local: Local, device: torch.device
+) -> NormsOver | None:
+    """What adds up norms over the ranks of this replica, for an optimiser that needs them."""
+    if not train.optimiser().norms:
+        return None
+    whole_norms = contributed("unisono.train.step.whole_norms").WholeNorms
+    return partial(whole_norms, by=measure_of(policy, local, mesh), owners=local.owners, device=device)
 
 
 def _live_sections(recipe: Recipe) -> list[tuple[Section, ModuleType]]:

@@ -12,6 +12,7 @@ from unisono.plan.grammar import member
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import restored
+from unisono.spec.runs import FIXED
 from unisono.spec.section import RECIPE_SECTIONS, sections_of
 from unisono.spec.source import SOURCES
 from unisono.train.state.checkpoint import load
@@ -21,9 +22,6 @@ from unisono.train.state.checkpoint.manifest import MANIFEST
 from unisono.train.state.checkpoint.read import whole_manifest
 from unisono.train.state.checkpoint.tensorfile import Damage
 from unisono.train.state.writing import nothing_to_resume
-
-# What must be as it was when a run goes on; the rest of a recipe may change.
-FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
 
 FREE = ("data.cache", "data.workers")  # where and how fast it is made, and not what
 

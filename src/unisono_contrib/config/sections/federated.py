@@ -19,6 +19,7 @@ class FederatedConfig(Section):
     step, its optimiser, lr; lr_schedule, eval_every and save_every count in rounds."""
 
     name: ClassVar[str] = "federated"
+    verb: ClassVar[str] = "federate"
 
     clients: Count = Field(default=10, description="how many there are")
     rounds: Count = Field(default=10, description="server steps of the whole run")
@@ -63,18 +64,16 @@ class FederatedConfig(Section):
         description="real clients: seconds of a round after which who has not answered drops out",
     )
 
+    @property
+    def pins(self) -> tuple[str, ...]:
+        return tuple(f"federated.{key}" for key in ("clients", "split", "strategy", "codec"))
 
-def problems_of(recipe: Any, plan: Any) -> Iterator[Problem]:
-    """What keeps a recipe from being played by clients."""
-    if recipe.federated is None:
-        what = "the recipe has no [federated] section, which says who the clients are"
-        yield Problem("C06", what, "federated", "[federated] with clients = 10")
-    else:
-        yield from STRATEGIES.read(recipe.federated.strategy).problems(recipe.train)
-        yield from _hidden(recipe.federated, recipe.privacy)
-    if plan.world != 1:
-        what = f"each client trains on one device, and plan {plan} takes {plan.world}"
-        yield Problem("C06", what, "plan", 'plan = "dp=1"; precision= and recompute= are free')
+    def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
+        yield from STRATEGIES.read(self.strategy).problems(recipe.train)
+        yield from _hidden(self, recipe.privacy)
+        if plan.world != 1:
+            what = f"each client trains on one device, and plan {plan} takes {plan.world}"
+            yield Problem("C06", what, "plan", 'plan = "dp=1"; precision= and recompute= are free')
 
 
 def _hidden(federated: FederatedConfig, privacy: Any) -> Iterator[Problem]:
