@@ -63,8 +63,9 @@ class PrivacyConfig(Section):
         if math.isinf(self.clip) and (self.noise or self.target_epsilon):
             what = "noise is a multiple of privacy.clip, which is infinite"
             yield Problem("C06", what, "privacy.clip, privacy.noise", "a finite clip, or noise = 0")
-        yield from _training_problems(recipe.train)
-        yield from _plan_problems(plan)
+        if recipe.federated is None:  # else it protects clients, whose own steps are plain
+            yield from _training_problems(recipe.train)
+            yield from _plan_problems(plan)
 
 
 def _training_problems(train: Any) -> Iterator[Problem]:
