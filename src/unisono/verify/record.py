@@ -93,7 +93,7 @@ class Observed:
         """One micro-batch that is about to be computed."""
         samples = leaf.samples.cpu()
         fact = {
-            "first": int(samples[0]),
+            "first": int(samples[0]) if len(samples) else -1,
             "samples": digest(samples),
             "inputs": digest(leaf.inputs),
             "targets": digest(leaf.targets),
@@ -195,7 +195,8 @@ class Record:
         for note in self.notes:
             if note.last and note.at["tp"] == 0:
                 place = (note.at["dp"], note.at["shard"])
-                for leaf in (leaf for leaf in note.leaves if leaf["ended"]):
+                # Batches of random size may leave some empty, which nobody computes.
+                for leaf in (leaf for leaf in note.leaves if leaf["ended"] and leaf["count"]):
                     leaves_of[leaf["first"]].setdefault(place, {}).setdefault(note.at["cp"], []).append(leaf)
         return {first: _over_positions(by.values()) for first, by in leaves_of.items()}
 
