@@ -138,7 +138,8 @@ class LocalTrainer:
         self.load(task.weights)
         self._lr, self.run.step, losses = task.lr, 0, list[float]()
         start, sent = task.weights, task.sent
-        self._pulling = lambda: self.strategy.pull(self.weights(), start, sent, kept)
+        if type(self.strategy).pull is not Strategy.pull:  # else weights need not be gathered in each step
+            self._pulling = lambda: self.strategy.pull(self.weights(), start, sent, kept)
         try:
             for chosen in self._batches(task, len(samples)):
                 losses.append(self._step(task, samples, chosen))
