@@ -181,11 +181,10 @@ def beside_engine(python: str, rounds: int) -> dict[str, Any]:
     data = {
         f"{name}{key}": x for name, of in sets for key, x in zip(("inputs", "targets"), _all(of), strict=True)
     }
-    np.savez(
-        arrays, settings=json.dumps(said), **data,
-        **{f"weight{i}": x for i, x in enumerate(weights)},
-        **{f"client{i}": mine for i, mine in enumerate(run.parts)},
-    )  # fmt: skip
+    data |= {f"weight{i}": x for i, x in enumerate(weights)} | {
+        f"client{i}": x for i, x in enumerate(run.parts)
+    }
+    np.savez(arrays, allow_pickle=False, settings=np.array(json.dumps(said)), **data)
     script = str(Path(__file__).with_name("federated_flower_engine.py"))
     done = subprocess.run(
         [python, script], input=arrays.getvalue(), capture_output=True, check=False, timeout=540
