@@ -101,6 +101,7 @@ def test_a_run_uses_it(told: dict[str, Any], noun: str) -> None:
         done = json.loads(run["out"])
         assert done["steps"] == done["ranks"] == 2
         assert all(word in done["plan"] for word in plan.split() if "toy" in word)
+    assert told["federated"]["code"] == 0, told["federated"]["err"]
     assert noun in told["used"]
 
 

@@ -10,6 +10,7 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.from_recipe import assuming
+from unisono.verbs.train.room import expected
 from unisono_contrib.planner.mixture import mixture
 
 GPT = ["--model.kind", "gpt", "--model.n_layer", "4", "--model.n_head", "8", "--model.d_model", "512",
@@ -59,6 +60,27 @@ def test_what_is_named_is_not_assumed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert assuming(got, Plan(), [cluster("dgx-a100")]) == (Plan(precision="fp64"), ())
     both = assuming(config.load(None, []), Plan(), mixture("dgx-a100+dgx-v100").pools)
     assert both[0].precision == "fp16" and "v100" in both[1][0]
+
+
+@pytest.mark.parametrize(
+    ("verb", "where", "dp"),
+    [("simulate", "dgx-a100", 8), ("plan", "dgx-a100", 8), ("simulate", "dgx-a100+dgx-h100", 16)],
+)
+def test_every_price_knows_how_many_servers_there_are(
+    verb: str, where: str, dp: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [verb, *GPT, *BATCH, "--cluster", where, "--plan", f"dp={dp} sync=ssp:s=4", "--launch.servers"]
+    got = [answered([*words, servers], capsys) for servers in ("1", "2", "8")]
+    seconds = [(each["plans"][0] if verb == "plan" else each)["step_s"] for each in got]
+    assert seconds[0] > seconds[1] > seconds[2]
+
+
+def test_a_run_expects_what_its_servers_take() -> None:
+    seconds = []
+    for servers in ("1", "2"):
+        got = config.load(None, [("plan", "dp=4 sync=ssp:s=4"), ("launch.servers", servers)])
+        seconds.append(json.loads(expected(got.recipe, got.plan, {}) or "{}")["step_s"])
+    assert seconds[0] > seconds[1]
 
 
 def test_a_batch_that_nobody_named_is_said(capsys: pytest.CaptureFixture[str]) -> None:

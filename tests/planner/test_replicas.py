@@ -133,6 +133,23 @@ def test_delayed_gradients_hide_behind_the_steps_between() -> None:
     assert dp("sync=hogwild").bytes == dp("sync=hogwild").seconds == 0.0
 
 
+@pytest.mark.parametrize(("sync", "copies"), [("ssp:s=4", 1), ("async", 1), ("quorum:k=12,copies=2", 2)])
+def test_servers_share_bytes_and_seconds_of_their_links(sync: str, copies: int) -> None:
+    plan = Plan.parse(f"dp=16 precision=bf16 sync={sync}")
+
+    def on(servers: int) -> Traffic:
+        where = replace(cluster("dgx-a100:8"), servers=servers)
+        return simulate(PlanRequest(MODEL, plan, where, stack("plain"), 4, 4)).price.comm["dp"]
+
+    one, two, every = map(on, (1, 2, 16))
+    size = one.bytes / (16 + copies)  # pushed to each copy, and sent to 16 replicas
+    assert two.bytes == pytest.approx(size * (8 + copies), rel=1e-6)
+    assert every.bytes == pytest.approx(size * (1 + copies), rel=1e-6)
+    # One server receives 16 gradients and sends 16 times the weights; of two with two copies, each has both parts.
+    assert two.seconds == pytest.approx(one.seconds * (copies + 1) / 4, rel=0.01)
+    assert every.seconds < two.seconds < one.seconds
+
+
 def test_what_meets_on_shard_is_covered_by_itself_where_replicas_meet_otherwise(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SELDOM)
     where = cluster("dgx-a100:8")

@@ -27,7 +27,7 @@ TEXT = "to be or not to be, that is the question: " * 40
 @dataclass(slots=True)
 class Trained:
     """Of one rank: reports and weights of each step, those at the start, "the" weights at the end, bytes sent over dp in
-    each step."""
+    each step, and by operation in all."""
 
     reports: list[Report] = field(default_factory=list)
     weights: list[dict[str, Tensor]] = field(default_factory=list)
@@ -36,6 +36,7 @@ class Trained:
     sent: list[int] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     state: dict[str, Tensor] = field(default_factory=dict)
+    ledger: dict[str, int] = field(default_factory=dict)
 
     @property
     def last(self) -> Tensor:
@@ -109,6 +110,7 @@ def play(
                 break
         out.center = {name: x.detach().clone() for name, x in run.sync.center().items()}
         out.state = {name: x.detach().clone() for name, x in run.sync.state().items()}
+        out.ledger = {op: nbytes for (axis, op), nbytes in recorder.bytes().items() if axis == "dp"}
         return out
 
     return threads.run(ranks, rank_of)

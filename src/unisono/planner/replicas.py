@@ -76,7 +76,8 @@ def traffic(
     model: Transformer | Network, plan: Plan, cluster: Cluster, stack: Stack, elements: float, over: Cover
 ) -> Spent:
     """Return what one rank spends on the gradient of `elements` elements."""
-    work, apart = declared(model, plan, stack.reduce_bytes, elements), stride(plan, "dp", cluster.order)
+    work = declared(model, plan, stack.reduce_bytes, elements, cluster.servers)
+    apart = stride(plan, "dp", cluster.order)
     nbytes, wire = 0.0, 0.0
     way = getattr(member("collective", plan.collective), "program", None)
     for call in work.calls:

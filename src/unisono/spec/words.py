@@ -26,6 +26,7 @@ INSTRUMENTS = {
     "effective_batch": "effective batch",
     "idle_share": "idle share",
     "cohort": "peers in the round",
+    "epsilon": "epsilon",
 }
 
 

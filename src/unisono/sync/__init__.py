@@ -130,6 +130,10 @@ class Policy(Member, ABC):
     def work(self, gradient_bytes: int, dp: int) -> Work:
         """What one rank sends and keeps in a step, given the bytes of its gradients and the number of replicas."""
 
+    def served_work(self, gradient_bytes: int, dp: int, servers: int) -> Work:
+        """The same of a rank that carries one of so many parameter servers. As here: there are none."""
+        return self.work(gradient_bytes, dp)
+
     @abstractmethod
     def bind(self, slots: "Sequence[Any]", group: "Group", codec: Any) -> "Sync":
         """The live policy of one rank. slots: `parallel.params.Slot`, all parameters of this rank. group: its `dp`.

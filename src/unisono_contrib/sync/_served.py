@@ -49,8 +49,13 @@ class ServedPolicy(OuterPolicy):
         return play(self.rule(len(durations)), durations, steps).seconds / steps
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
-        """Of a rank that carries the one server: it receives dp gradients and sends dp copies of the weights, 2·dp·S in
-        all, of which a collective's rank sends half. With more servers the links share it. A gradient goes to
-        every copy."""
-        calls = (Call("dp", "push", gradient_bytes * self.copies), Call("dp", "serve", gradient_bytes * dp))
-        return Work(calls, gradient_bytes * 3)
+        return self.served_work(gradient_bytes, dp, 1)
+
+    def served_work(self, gradient_bytes: int, dp: int, servers: int) -> Work:
+        """Of a rank that carries a server. S bytes of weights are on n servers: each receives S/n of every replica's
+        gradient and sends S/n to every replica. A gradient goes to every copy, and weights come from the first one.
+        With as many copies as servers, one rank has all of both."""
+        servers = min(servers, dp)
+        part, held = -(-gradient_bytes // servers), min(self.copies, servers)
+        push = Call("dp", "push", gradient_bytes * self.copies, received=part * held * dp)
+        return Work((push, Call("dp", "serve", part * dp)), part * held * 3)

@@ -9,7 +9,7 @@ from unisono.plan import Plan
 from unisono.planner import search
 from unisono.planner.clusters import cluster, names
 from unisono.planner.formatting import Description, room
-from unisono.planner.from_recipe import assuming, planned, unplayed
+from unisono.planner.from_recipe import assuming, planned, serving, unplayed
 from unisono.planner.model_kinds import Model, attending
 from unisono.planner.simulate import PlanRequest, PlanResult
 from unisono.planner.space import Space, space_on
@@ -39,9 +39,14 @@ def _refuse(values: Any, flags: tuple[str, ...], where: Mixture) -> None:
         raise UsageError(what, where="--cluster", fix=fix, code="C04")
 
 
+def _mixture(loaded: Loaded, flags: Any) -> Mixture:
+    where = mixture(flags.cluster)
+    return replace(where, pools=tuple(serving(pool, loaded.recipe) for pool in where.pools))
+
+
 def priced(loaded: Loaded, environ: Mapping[str, str], flags: Any) -> tuple[Mixture, PlanRequest]:
     """What `simulate` is asked. Raises UsageError, ConfigProblems with all that is wrong with the plan."""
-    where = mixture(flags.cluster)
+    where = _mixture(loaded, flags)
     _refuse(flags, _SIMULATE, where)
     if flags.cost_per_hour is not None:
         pools = tuple(replace(pool, cost_per_hour=flags.cost_per_hour) for pool in where.pools)
@@ -58,7 +63,7 @@ def request_on_mixture(loaded: Loaded, model: Model, mixture: Mixture, software:
     plan, batch = planned(replace(loaded, plan=keys), mixture, model)
     unpriced(plan)
     software, steps = software or stack(mixture.stack), loaded.recipe.train.steps
-    sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
+    sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded)
     return PlanRequest(model, plan, mixture.whole(), software, *sizes, assumed=assumed, unplayed=later)
 
 
@@ -83,7 +88,7 @@ def simulated(where: Mixture, ask: PlanRequest) -> Description:
 
 def searched(loaded: Loaded, environ: Mapping[str, str], flags: Any) -> tuple[Mixture, Space]:
     """What `plan` searches. Raises UsageError."""
-    where = mixture(flags.cluster)
+    where = _mixture(loaded, flags)
     _refuse(flags, _PLAN, where)
     if flags.objective != "time":
         what = "on a mixture of devices, plans are ranked by time"

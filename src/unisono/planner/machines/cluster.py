@@ -121,7 +121,8 @@ class Cluster:
     cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
     unless another is named. cores: CPU cores of one host, where ranks share them; 0: of devices of their own.
     order: of a plan's axes on the levels; `train` plays the usual one. in_node: devices of one node, 0: as many as the
-    innermost level connects. loader: of each host. rows, pools: where the rows of a pipeline lie on devices of several
+    innermost level connects. loader: of each host. servers: of parameters, under a policy that has some: as many
+    replicas carry one each. rows, pools: where the rows of a pipeline lie on devices of several
     kinds (see `machines.mixture`), the place of each row among clusters that see all devices as one kind does; `device`
     is then their mean.
     """
@@ -137,6 +138,7 @@ class Cluster:
     order: Order = USUAL
     in_node: int = 0
     loader: Loader = NO_LOADER
+    servers: int = 1
     rows: tuple[int, ...] = ()
     pools: tuple["Cluster", ...] = ()
 

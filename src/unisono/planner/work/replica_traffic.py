@@ -17,20 +17,23 @@ def leafwise(plan: Plan) -> bool:
 
 
 def transfer_of(call: Call, ranks: int) -> Transfer:
-    """Return the transfer in which each of `ranks` ranks sends the bytes that a call declares."""
+    """Return the transfer in which each of `ranks` ranks sends the bytes that a call declares, or those that come in
+    at one of them, whichever are more: links carry both ways at once."""
     sent = Transfer(call.axis, call.op, 1.0).sent(ranks)
-    return Transfer(call.axis, call.op, call.nbytes / sent, call.times, later=True)
+    return Transfer(call.axis, call.op, max(call.nbytes, call.received) / sent, call.times, later=True)
 
 
-def declared(model: Transformer | Network, plan: Plan, item: float, elements: float) -> Work:
+def declared(
+    model: Transformer | Network, plan: Plan, item: float, elements: float, servers: int = 1
+) -> Work:
     """Return the work of one rank beside computing gradients of so many elements, of `item` bytes each. The
-    all-reduces of the policy are the exchanges of the codec."""
+    all-reduces of the policy are the exchanges of the codec. servers: of parameters, where the policy has some."""
     policy, codec = member("sync", plan.sync), member("codec", plan.codec)
     shapes = [tuple(map(round, shape)) for shape in model.matrices(plan.tp)[0]]
     rest = round(model.matrices(plan.tp)[1]) - sum(map(prod, shapes))
     coded = codec.work((*shapes, (max(1, rest),)), 4, plan.dp)
     scale = elements / (sum(map(prod, shapes)) + max(1, rest)) * item / 4
-    policy_work = policy.work(round(item * elements), plan.dp)
+    policy_work = policy.served_work(round(item * elements), plan.dp, servers)
     calls: list[Call] = []
     often = 0.0
     for call in policy_work.calls:

@@ -7,7 +7,7 @@ and after every change of the members, between two steps.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 from unisono.codecs import CODECS, Coder
 from unisono.codecs._watched import bound
@@ -29,7 +29,7 @@ from unisono.sync._outer import Site
 from unisono.sync.every_step import EveryStepSync
 from unisono.train.step.assigner import Assigner
 from unisono.train.step.batch_norm import changed_buffers, running_norms
-from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
+from unisono.train.step.grad_norm import ByRow, ByTensor
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import LossPlaces
 from unisono.train.step.overlap import flowing, gradients_kind, unflushed
@@ -64,6 +64,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     near = mesh.lockstep(policy.neighbours) if isinstance(policy, OuterPolicy) else mesh
     seen = count if near is mesh else count // mesh.dp.size * near.dp.size
     sync = _sync(part, policy, mesh, near, plan)
+    _share_matrices(replica, policy, mesh)
     gradients = gradients_kind(plan, sync)(
         local.slots,
         near.dp,
@@ -88,7 +89,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         eval_row=eval_row,
         sync=sync,
         gradients=gradients,
-        measure=_measure(policy, local, mesh),
+        measure=measure_of(policy, local, mesh),
         update=_update_of(replica, near, lambda: _numbered(run.leaves, count, mesh, near), seen, plan),
         shared=SharedNumbers(sync, local.device),
         seed=replica.seed,
@@ -97,7 +98,18 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     )
     sync.assigned(stretches, mesh.shape.shard)
     run.assigner = _assigner(run, policy, stretches)
-    return flowing(run, plan)
+    return reduce(lambda around, change: change(around), replica.around, flowing(run, plan))
+
+
+def _share_matrices(replica: Replica, policy: Policy, mesh: Mesh) -> None:
+    """Divide the steps of whole matrices over the ranks that hold them. Replicas share them where they step together;
+    not where each has weights of its own, nor where state comes to a rank in turns of its own."""
+    local = replica.local
+    if replica.update.gathers:
+        streamed = any(away.optimizer for away in local.away.values())
+        over_dp = policy.equal and not isinstance(policy, OuterPolicy) and not streamed
+        share = contributed("unisono.train.step.owners").share_matrices
+        share(replica.update.optimizer, local.slots, mesh, over_dp)
 
 
 def _numbered(leaves: range, count: int, mesh: Mesh, near: Mesh) -> range:
@@ -233,7 +245,9 @@ def _update_of(replica: Replica, mesh: Mesh, leaves: Callable[[], range], count:
     return replace(replica.update, after=after, lag=lag) if after or lag else replica.update
 
 
-def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:
+def measure_of(policy: Policy, local: Local, mesh: Mesh) -> ByTensor:
+    """What adds up squares over the ranks of this replica, so that their order changes no bit under a policy that
+    promises this."""
     if not policy.leafwise:
         return ByTensor(local.shapes, mesh.replica, mesh.at)
     return ByRow(local.shapes, mesh.replica, mesh.at, policy.virtual)

@@ -95,5 +95,6 @@ def _come_together(run: Run, report: Report) -> None:
 
 
 def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
-    """Targets of the global batch, of which all leaves have as many; where some do not count, `Leaf.scale` says so."""
-    return sum(leaf.targets.numel() for leaf in leaves) * run.of_leaves / len(leaves)
+    """Targets of the global batch, of which all leaves have as many; where some do not count, `Leaf.scale` says so. At
+    least 1: batches of random size may be empty."""
+    return max(1, sum(leaf.targets.numel() for leaf in leaves)) * run.of_leaves / len(leaves)

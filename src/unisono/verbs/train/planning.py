@@ -20,6 +20,7 @@ from unisono.plan.grammar import member
 from unisono.planner import predict, search
 from unisono.planner.explanation import why
 from unisono.planner.formatting import room
+from unisono.planner.from_recipe import serving
 from unisono.planner.machines.cluster import Cluster, Link
 from unisono.planner.pricing import closed
 from unisono.planner.request import PlanRequest
@@ -241,6 +242,7 @@ def ask_of(loaded: Loaded, model: object, plan: Plan, cluster: Cluster, stack: o
     train = loaded.recipe.train
     micro = train.micro_batch or 1
     micros = max(1, train.global_batch // micro // plan.replicas)
+    cluster = serving(cluster, loaded.recipe)
     return PlanRequest(model, plan, cluster, stack, micro, micros)  # pyright: ignore[reportArgumentType]
 
 

@@ -14,6 +14,7 @@ from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import choice
 from unisono.planner import grouping, predict
 from unisono.planner.alive import chosen, fullest
+from unisono.planner.from_recipe import serving
 from unisono.planner.memory import Memory
 from unisono.planner.remedies import remedies
 from unisono.planner.work.transformer import Transformer, transformer
@@ -59,6 +60,7 @@ def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | No
         return None
     try:
         where, stack, calibrated = predict.here(environ)
+        where = serving(where, recipe)
         price = predict.predict(model, plan, where, stack, micro_batch=batch.micro_batch, micros=batch.micros)
         prediction = predict.as_json(price, calibrated)
     except UsageError as error:

@@ -167,7 +167,7 @@ def entries_of(sequencer: Sequencer, who: dict[str, Any], said: dict[str, Any]) 
 class ShardHost:
     """A shard that hears the replicas' gradients and the sequencer's log. place: which part of the
     parameters it has. copy: 0 for the one that replicas read from; the others say nothing to replicas. sent: bytes that
-    went to replicas. done: entries of the log that were carried out."""
+    have gone to replicas since it began. done: entries of the log that were carried out."""
 
     shard: Shard
     address: str
@@ -243,8 +243,10 @@ class ShardHost:
             known[id(reply.tensors)] = data
             box = self._log if reply.to < 0 else self.listener.boxes.get(("worker", reply.to))
             if box is not None:
+                self.sent += (
+                    len(data) if reply.to >= 0 else 0
+                )  # first: whoever has it knows that it is counted
                 box.put(data)
-                self.sent += len(data) if reply.to >= 0 else 0
 
     def close(self) -> None:
         self.listener.close()

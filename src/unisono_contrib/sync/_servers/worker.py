@@ -100,6 +100,7 @@ class ServerSync(OuterSync):
         self._begun, self._final, self._next = False, -1, 0
         self._waited, self._since, self._idle = 0.0, time.perf_counter(), 0.0
         self._tally: dict[str, Any] = {}
+        self._served = 0
         self._links = _connect(site, offer, self.parts)
         weakref.finalize(self, self._links.close)
 
@@ -181,6 +182,7 @@ class ServerSync(OuterSync):
                 _put([*(slot.master for slot in part), *self._states(part)], tensors)
             self.group.barrier()
             self.site.replica.barrier()  # a server may end now, since all ranks have what they asked for
+            self._count_served()
         return {slot.name: slot.master.data for part in self.parts for slot in part}
 
     def salvage(self, tell: Tell) -> tuple[int, frozenset[str]] | None:
@@ -234,10 +236,14 @@ class ServerSync(OuterSync):
         with self.group.recorder.span("wait", axis="dp", op=op):
             heard = [self._next_of(connection) for connection in self._links.shards]
         self._waited += time.perf_counter() - begun
-        for host in self._links.shard_hosts:
-            sent, host.sent = host.sent, 0
-            self.group.recorder.count("dp", "serve", sent)
+        self._count_served()
         return heard
+
+    def _count_served(self) -> None:
+        """Note in the ledger what the servers here have sent since it was noted last."""
+        sent = sum(host.sent for host in self._links.shard_hosts)
+        self.group.recorder.count("dp", "serve", sent - self._served)
+        self._served = sent
 
     def _next_of(self, connection: Connection) -> Message:
         try:

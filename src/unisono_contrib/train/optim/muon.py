@@ -28,6 +28,8 @@ class Muon(Optimiser):
 
     name: ClassVar[str] = "muon"
     whole: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
+    by_name: ClassVar[bool] = True
     squares: ClassVar[bool] = True
     betas: tuple[Share, Share] = Field(
         default=(0.9, 0.95), description="of its AdamW: decay of the two moments"
@@ -53,12 +55,6 @@ class Muon(Optimiser):
         return self if inside else AdamW(betas=self.betas, eps=self.eps)
 
     def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
-        for axis in ("tp", "shard"):
-            if getattr(plan, axis) > 1:
-                what = f"optimizer=muon needs whole matrices, and {axis}={getattr(plan, axis)} cuts them"
-                yield Problem(
-                    "P28", what, f"plan.{axis}, train.optimizer", "dp or pp, or --train.optimizer adamw"
-                )
         if plan.arithmetic.stochastic:
             what = f"optimizer=muon steps masters in float32, and precision={plan.text('precision')} has none"
             yield Problem("P28", what, "plan.precision, train.optimizer", "precision=bf16")
