@@ -7,12 +7,15 @@ also where a host of the cluster is lost.
 
 import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from unisono.launch.signals import heard
 from unisono.spec.errors import UsageError
 from unisono_contrib.sweep.places import TrialPlace
 from unisono_contrib.sweep.room import Need
@@ -20,7 +23,7 @@ from unisono_contrib.sweep.trial import PieceOutcome, TrialJob, start
 
 _STOP = "stop"
 """In a trial's folder: the task that trains it is asked to save and end. Ray's own cancelling kills what it started."""
-_LOOK = 0.1  # seconds between two looks at that
+_LOOK = 0.1  # seconds between two looks at that, and at tasks
 
 
 def piece(job: TrialJob, folder: str) -> PieceOutcome:
@@ -52,7 +55,12 @@ class RayWorkers:
         self.tasks[task] = job
 
     def ended(self) -> Iterator[tuple[int, PieceOutcome]]:
-        ready, _ = self.ray.wait([*self.tasks], num_returns=1)
+        ready = list[Any]()
+        while not ready:  # a signal that comes while Ray waits is heard after it
+            try:
+                ready, _ = self.ray.wait([*self.tasks], num_returns=1, timeout=_LOOK)
+            except SystemError as error:  # what a handler of a signal has raised inside of Ray
+                raise error.__cause__ or error from None
         for task in ready:
             yield self.tasks.pop(task).number, self._outcome(task)
 
@@ -86,7 +94,8 @@ class RayPlace(TrialPlace):
         ray = _ray()
         begun = not ray.is_initialized()
         if begun:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            with _same_handlers():
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         workers = RayWorkers(ray)
         try:
             yield workers
@@ -94,6 +103,16 @@ class RayPlace(TrialPlace):
             workers.stop(grace)
             if begun:
                 ray.shutdown()
+
+
+@contextmanager
+def _same_handlers() -> Iterator[None]:
+    """At its end signals have the handlers that they had: ray.init sets some by which SIGTERM aborts the process."""
+    before = {number: signal.getsignal(number) for number in heard()}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _ray() -> Any:
