@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from unisono.launch.signals import heard
 from unisono.spec.errors import UsageError
 from unisono_contrib.sweep.places import TrialPlace
-from unisono_contrib.sweep.room import Need
+from unisono_contrib.sweep.room import Need, only_gpus
 from unisono_contrib.sweep.trial import PieceOutcome, TrialJob, start
 
 _STOP = "stop"
@@ -30,7 +31,8 @@ def piece(job: TrialJob, folder: str) -> PieceOutcome:
     """Train a piece, inside a worker of Ray. folder: where the sweep was started."""
     os.chdir(folder)
     stop = Path(job.folder, _STOP)
-    process = start(job)
+    gpus = [str(gpu) for gpu in _ray().get_gpu_ids()]
+    process = start(replace(job, environ={**job.environ, **only_gpus(gpus)}))
     try:
         while (outcome := process.wait(_LOOK)) is None:
             if stop.exists() and not process.stopping:
@@ -118,8 +120,8 @@ def _same_handlers() -> Iterator[None]:
 def _ray() -> Any:
     """The library, imported late. Raises UsageError E01 without it."""
     try:
-        import ray
-        import ray.exceptions
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.exceptions  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
             "--on ray needs ray, which is not installed", where="unisono sweep", code="E01",
