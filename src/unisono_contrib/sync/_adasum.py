@@ -27,7 +27,6 @@ class AdasumSync(Sync):
         self._device = slots[0].master.device if slots else torch.device("cpu")
         self._slots = learning_dense(slots, "adasum")
         self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
-        self._counted = frozenset(slot.name for slot in self._slots)
         self._rows: dict[str, int] = {}
         self._count = 0
         self._flights: list[tuple[Bucket, Tensor, Pending]] = []
@@ -36,7 +35,7 @@ class AdasumSync(Sync):
     def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
         """Number the tensors of the whole model, alike on all ranks. Raises UsageError P24, on all ranks, where the
         uses of a tied weight are summed after replicas have met."""
-        self._world, self._counted = world, counted
+        self._world = world
         names = {slot.name for slot in self._slots}
         apart = any(slot.alias for slot in self._slots)
         keys = {name: int.from_bytes(blake2b(name.encode(), digest_size=7).digest()) for name in names}
@@ -64,9 +63,9 @@ class AdasumSync(Sync):
         for bucket, parts, pending in flights:
             pending.wait()
             for name, part in self._parts(bucket, parts):
-                if name in self._counted:
-                    wide = part.double()
-                    table[self._rows[name]] += wide @ wide.T
+                wide = part.double()
+                table[self._rows[name]] += wide @ wide.T
+        # What several ranks of a replica hold alike is in all dot products of a tensor as often: no quotient changes.
         self._counts = merge_weights(self._world.all_reduce(table))
         # Each gradient was weighted for a sum over n replicas; n times that is the mean over its own samples.
         weights = self._counts * n
