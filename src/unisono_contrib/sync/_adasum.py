@@ -11,7 +11,7 @@ from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group, Pending
 from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
-from unisono.sync._slots import learning_dense
+from unisono.sync._slots import learning
 
 NOTHING = 1e-13
 """Squared length, over that of what it was added up from, below which a vector is rounding noise around zero."""
@@ -25,7 +25,12 @@ class AdasumSync(Sync):
     def __init__(self, slots: Sequence[Any], group: Group) -> None:
         self.dp, self._world = group, group
         self._device = slots[0].master.device if slots else torch.device("cpu")
-        self._slots = learning_dense(slots, "adasum")
+        self._slots = list(learning(slots))
+        if any(slot.sparse for slot in self._slots):
+            what = (
+                "sync=adasum merges whole gradients, and those of tables hold the rows alone that were read"
+            )
+            raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
         self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
         self._rows: dict[str, int] = {}
         self._count = 0
