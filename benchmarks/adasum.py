@@ -21,7 +21,7 @@ SAMPLES = 2
 """Of a replica, in a step."""
 REPLICAS = (4, 8)
 RATES: Mapping[str, Sequence[float]] = {
-    "sgd": (0.03, 0.1, 0.3, 1.0),
+    "sgd": (0.01, 0.03, 0.1, 0.3),
     "adamw": (3e-4, 1e-3, 3e-3, 1e-2),
 }
 
