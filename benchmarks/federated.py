@@ -36,7 +36,7 @@ from unisono.config import resolve
 from unisono.train.data.load import load
 from unisono_contrib.federated.clients import Answer, ClientHost, SimulatedClients
 from unisono_contrib.federated.combine import Combiner
-from unisono_contrib.federated.server import Federation, Parts, federation_of
+from unisono_contrib.federated.server import Federation, RunParts, federation_of
 from unisono_contrib.spec.federated import AGGREGATES, Aggregate
 
 BASE = {
@@ -96,7 +96,7 @@ def federation(
     return run
 
 
-def _with_attackers(parts: Parts) -> SimulatedClients:
+def _with_attackers(parts: RunParts) -> SimulatedClients:
     def tamper(answer: Answer) -> Answer:
         attacks = answer.client in POISONED
         return replace(answer, parts=[-10.0 * part for part in answer.parts]) if attacks else answer

@@ -69,7 +69,7 @@ PROMISED: tuple[tuple[str, Finder[Any], tuple[str, ...]], ...] = (
     ),
     ("`data.source`", SOURCES, ("mds", "s3", "tar")),
     ("`out.track`", SINKS, ("mlflow", "tensorboard", "trackio", "wandb")),
-    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sync")),
+    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sweep", "sync")),
 )
 # Plans that a reader might expect to work: what they ask for, and the plan. Each is refused with exit code 2.
 REFUSED = {

@@ -742,6 +742,30 @@ OPTIMISERS = (
         "`adasum_gain`: between the mean of two gradients (1) and their sum (2)",
         lambda ran: all(1.0 < step["adasum_gain"] < 2.1 for step in ran.metrics()),
     ),
+    proven(
+        _G,
+        "LARS, LAMB: trust ratios of whole matrices under any cut",
+        "dp=2 shard=2",
+        "tp=2 pp=2",
+        more="--train.optimizer lamb",
+    ),
+    proven(_G, "LANS", "shard=2 zero=1", more="--train.optimizer lans"),
+    reads(
+        _G,
+        "1-bit LAMB",
+        f"{TRAIN} 6 --plan dp=2 --train.clip 0 --json && sleep 1 &&"
+        f' {TRAIN} 6 --plan "dp=2 codec=sign+ef" --train.clip 0'
+        " --train.optimizer onebit_lamb --train.variance_steps 2 --json",
+        "after two steps of LAMB one sign per element is sent",
+        lambda ran: sent(ran, 1) < 0.2 * sent(ran, 0),
+    ),
+    prints(
+        _G,
+        "Learning-rate scaling rules",
+        f"{TRAIN} 1 --train.lr_scaling linear --train.lr_base_batch 1",
+        "the peak rate, and how it came about",
+        r"peak lr \S+ = \S+ x \d+ / 1",
+    ),
 )
 _G = "15 Fault tolerance and elasticity"
 FAULTS = (
@@ -967,40 +991,10 @@ EXPERIMENTS = (
         lambda ran: [row["key"] for row in ran.objects[-1]["differences"] if row["key"] == "train.lr"],
     ),
 )
-_G = "21 Federated and privacy"
-DIGITS = "--model.kind mlp --model.hidden 16 --data.source digits --no-out.report"
-SIMULATED = f"unisono federate {DIGITS} --federated.clients 12 --federated.rounds 2"
-PRIVATE = (
-    reads(
-        _G,
-        "Differential privacy of samples",
-        f'unisono train {DIGITS} --plan "dp=2 micros=2" --train.steps 6 --privacy.target_epsilon 4',
-        "`epsilon` of each step stays within the target",
-        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"] <= 4.0,
-    ),
-    proven(
-        _G,
-        "Noise once an update, whatever the ranks",
-        "dp=2 micros=2",
-        "dp=4",
-        more="--privacy.noise 1 --privacy.clip 0.5",
-    ),
-    reads(
-        _G,
-        "Differential privacy of clients",
-        f"{SIMULATED} --privacy.noise 2 --privacy.clip 0.5",
-        "`epsilon` of each round",
-        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"],
-    ),
-    reads(
-        _G,
-        "Secure aggregation",
-        f"{SIMULATED} --federated.secure true --json",
-        "rounds by the masked sum, of which no one was skipped",
-        lambda ran: all(not line.get("skipped") and line["delta_norm"] > 0 for line in ran.metrics()),
-    ),
-)
 FEDERATE = "unisono federate examples/federated.toml --federated.rounds 3 --json"
+_G = "21 Federated and privacy"
+_DIGITS = "--model.kind mlp --model.hidden 16 --data.source digits --no-out.report"
+TWELVE = f"unisono federate {_DIGITS} --federated.clients 12 --federated.rounds 2"
 FEDERATED = (
     reads(
         _G,
@@ -1022,6 +1016,42 @@ FEDERATED = (
         f"{FEDERATE} && sleep 1 && {FEDERATE} --federated.codec int8+ef",
         "`bytes_received` of a round: a quarter",
         lambda ran: 3.0 < ran.metrics(0)[0]["bytes_received"] / ran.metrics(1)[0]["bytes_received"] < 4.1,
+    ),
+    reads(
+        _G,
+        "Differential privacy of samples",
+        f'unisono train {_DIGITS} --plan "dp=2 micros=2" --train.steps 6 --privacy.target_epsilon 4',
+        "`epsilon` of each step stays within the target",
+        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"] <= 4.0,
+    ),
+    proven(
+        _G,
+        "Noise once an update, whatever the ranks",
+        "dp=2 micros=2",
+        "dp=4",
+        more="--privacy.noise 1 --privacy.clip 0.5",
+    ),
+    reads(
+        _G,
+        "Differential privacy of clients",
+        f"{TWELVE} --privacy.noise 2 --privacy.clip 0.5",
+        "`epsilon` of each round",
+        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"],
+    ),
+    reads(
+        _G,
+        "Secure aggregation",
+        f"{TWELVE} --federated.secure true --json",
+        "rounds by the masked sum, of which no one was skipped",
+        lambda ran: all(not line.get("skipped") and line["delta_norm"] > 0 for line in ran.metrics()),
+    ),
+    prints(
+        _G,
+        "Too few clients for their attackers",
+        f"{TWELVE} --federated.aggregate krum:attackers=5",
+        "13 clients are needed for 5 attackers, and there are 12",
+        r"krum with attackers=5 needs 2 . attackers \+ 3 = 13 clients in a round, and there are 12",
+        code=2,
     ),
 )
 _G = "22 Heterogeneous, adaptive, decentralised, scale"
@@ -1071,7 +1101,6 @@ ROWS: tuple[Row, ...] = (
     *CLUSTERS,
     *DEBUGGING,
     *EXPERIMENTS,
-    *PRIVATE,
     *FEDERATED,
     *HETEROGENEOUS,
 )

@@ -66,8 +66,8 @@ def test_positions_are_never_the_same_so_that_dropout_is_drawn_anew(corpus: Corp
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_clients_know_nothing_of_each_other(corpus: Corpus, optimizer: str) -> None:
     """The same task gives the same delta, whoever was here before: moments begin anew."""
-    keys: dict[str, object] = {"train__optimizer": optimizer}
-    trainer = trainer_of(corpus, **keys, **({"train__momentum": 0.9} if optimizer == "sgd" else {}))
+    momentum = {"train__momentum": 0.9} if optimizer == "sgd" else {}
+    trainer = trainer_of(corpus, "fedavg", train__optimizer=optimizer, **momentum)
     start = trainer.weights()
     task = Task(0, 3, start, 0.05)
     first = trainer.train(task, SAMPLES, {}).delta

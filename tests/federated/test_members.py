@@ -1,17 +1,18 @@
 """Every split, aggregate and strategy passes its suite; and the suites find members that are wrong."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from unisono.spec.family import Member
 from unisono_contrib.federated.strategies.fedavg import FedAvg
 from unisono_contrib.federated.strategies.fedprox import FedProx
-from unisono_contrib.spec.federated import AGGREGATES, SPLITS, STRATEGIES, Aggregate, Equals, Split
+from unisono_contrib.spec.federated import AGGREGATES, SPLITS, STRATEGIES, Aggregate, Equals, SampleSplit
 from unisono_contrib.verify.conformance import aggregate, held, split, strategy, word_of
 
-NAMES = [f"{word_of(f)}={name}" for f in (SPLITS, AGGREGATES, STRATEGIES) for name in f.names()]
+FAMILIES: tuple[Any, ...] = (SPLITS, AGGREGATES, STRATEGIES)
+NAMES = [f"{word_of(family)}={name}" for family in FAMILIES for name in family.names()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,7 +39,7 @@ class InPlace(Aggregate):
         return deltas.mul_((weights / weights.sum())[:, None]).sum(0)
 
 
-class Loses(Split):
+class Loses(SampleSplit):
     """Cuts off what does not fill a part."""
 
     name = "loses"
@@ -56,7 +57,7 @@ class Unkept(FedAvg):
     name = "unkept"
 
     def step(self, delta, kept):
-        state = self.__dict__.setdefault("velocity", delta * 0.0)
+        state = vars(self).setdefault("velocity", delta * 0.0)
         return state.mul_(0.9).add_(delta).clone()
 
 

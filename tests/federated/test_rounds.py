@@ -13,8 +13,8 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.state.checkpoint import read_full
 from unisono_contrib.federated.clients import ClientHost, SimulatedClients
-from unisono_contrib.federated.cohorts import Draws
-from unisono_contrib.federated.server import Parts
+from unisono_contrib.federated.cohorts import RoundDraws
+from unisono_contrib.federated.server import RunParts
 from unisono_contrib.spec.federated import STRATEGIES
 
 EVERYBODY = {"federated__participation": 1, "federated__dropout": 0, "federated__clients": 5}
@@ -140,7 +140,7 @@ def test_the_seed_alone_decides(corpus: Corpus) -> None:
 
 def test_participation_dropout_and_stragglers_are_as_often_as_they_say() -> None:
     config = recipe_of(federated__clients=50, federated__participation=0.1, federated__stragglers=0.3)
-    drawn = Draws(7, config.recipe.federated, range(50))
+    drawn = RoundDraws(7, config.recipe.federated, range(50))
     cohorts = [drawn.cohort(number) for number in range(400)]
     assert all(len(set(cohort)) == 5 for cohort in cohorts)
     counts = np.bincount(np.concatenate(cohorts), minlength=50)
@@ -182,7 +182,7 @@ def test_a_split_by_class_needs_classes(tmp_path: Path) -> None:
 def test_a_poisoned_tenth_moves_a_robust_aggregate_little_and_the_mean_far(corpus: Corpus) -> None:
     """Of 10 clients one sends its delta times -10. Distances are those of the weights after two rounds."""
 
-    def attack(parts: Parts) -> SimulatedClients:
+    def attack(parts: RunParts) -> SimulatedClients:
         host = ClientHost(parts.trainer, parts.samples, parts.codec)
         return SimulatedClients(
             host, lambda a: replace(a, parts=[-10.0 * x for x in a.parts]) if a.client == 7 else a

@@ -97,6 +97,19 @@ def test_what_cannot_be_played_is_refused(
     assert not list(Path("runs").rglob("metrics.jsonl"))
 
 
+def test_train_does_not_leave_clients_out_in_silence(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(recipe)]) == 2
+    assert "unisono train does not play [federated]" in capsys.readouterr().err
+
+
+def test_a_run_does_not_go_on_with_other_clients(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, done, _ = said(capsys, str(recipe))
+    code, _, err = said(capsys, "--resume", done["run_dir"], "--federated.clients", "6")
+    assert code == 2 and "error U-K05" in err and "federated.clients" in err
+
+
 def test_a_recipe_without_clients_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plain.toml"
     path.write_text('[model]\nkind = "mlp"\n[data]\nsource = "digits"\n')

@@ -124,6 +124,7 @@ def test_the_edges(epsilon_of: Accountant) -> None:
     assert epsilon_of(spent((1.0, 0.0, 10), (0.0, 0.5, 0)), 1e-5) == 0.0
     assert epsilon_of(spent((0.0, 0.1, 1)), 1e-5) == math.inf
     assert 0.0 <= epsilon_of(spent((100.0, 1e-3, 1)), 1e-3) <= 0.02
+    assert 0.0 <= epsilon_of(spent((1e4, 1.0, 1)), 0.1) <= 0.02
 
 
 def test_a_large_epsilon_has_a_value() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 from unisono.config.toml import toml_of
 from unisono_contrib.sweep import journal
 from unisono_contrib.sweep.places import TrialPlace
-from unisono_contrib.sweep.progress import Progress
-from unisono_contrib.sweep.room import Need, Room
+from unisono_contrib.sweep.progress import SweepProgress
+from unisono_contrib.sweep.room import Need, TrialRoom
 from unisono_contrib.sweep.schedule import Sweep, begun
 from unisono_contrib.sweep.spec import SweepSpec, read
-from unisono_contrib.sweep.trial import CHECKPOINTS, RECIPE, Job, Outcome
+from unisono_contrib.sweep.trial import CHECKPOINTS, RECIPE, PieceOutcome, TrialJob
 
 RECIPE_TEXT = """\
 name = "base"
@@ -42,25 +42,25 @@ class FakePlace(TrialPlace):
     def __init__(
         self,
         curve: Callable[[Mapping[str, Any], int], float | None],
-        fails: Mapping[tuple[int, int], Outcome] | None = None,
+        fails: Mapping[tuple[int, int], PieceOutcome] | None = None,
         seed: int = 0,
         most: int = 10**6,
     ) -> None:
         self.curve, self.fails, self.rng, self.most = curve, fails or {}, random.Random(seed), most
-        self.started, self.together = list[Job](), 0
-        self.running = dict[int, Job]()
+        self.started, self.together = list[TrialJob](), 0
+        self.running = dict[int, TrialJob]()
 
     @contextmanager
     def open(self, grace: float) -> Iterator["FakePlace"]:
         self.running.clear()
         yield self
 
-    def start(self, job: Job, need: Need) -> None:
+    def start(self, job: TrialJob, need: Need) -> None:
         self.started.append(job)
         self.running[job.number] = job
         self.together = max(self.together, len(self.running))
 
-    def ended(self) -> Iterator[tuple[int, Outcome]]:
+    def ended(self) -> Iterator[tuple[int, PieceOutcome]]:
         if not self.most:
             raise Killed
         self.most -= 1
@@ -69,14 +69,14 @@ class FakePlace(TrialPlace):
         tries = sum(other.number == number for other in self.started)
         yield number, self.fails.get((number, tries)) or self._trained(job)
 
-    def _trained(self, job: Job) -> Outcome:
+    def _trained(self, job: TrialJob) -> PieceOutcome:
         recipe = toml_of((Path(job.folder) / RECIPE).read_text())
         step = job.until or recipe["train"]["steps"]
         run = Path(job.folder) / "run"
         (run / CHECKPOINTS / f"step-{step:06d}").mkdir(parents=True, exist_ok=True)
         for name in ("config.resolved.toml", "env.json"):
             (run / name).touch()
-        return Outcome(step, self.curve(recipe, step), str(run))
+        return PieceOutcome(step, self.curve(recipe, step), str(run))
 
 
 def spec_in(place: Path, said: str, space: str = LR, steps: int = 64, **changed: Any) -> SweepSpec:
@@ -88,12 +88,12 @@ def spec_in(place: Path, said: str, space: str = LR, steps: int = 64, **changed:
 
 
 def searched(
-    spec: SweepSpec, folder: Path, place: FakePlace, workers: int = 2, room: Room | None = None
-) -> Progress:
+    spec: SweepSpec, folder: Path, place: FakePlace, workers: int = 2, room: TrialRoom | None = None
+) -> SweepProgress:
     """Play a sweep to its end, or until it is killed."""
     folder.mkdir(exist_ok=True)
-    log = journal.Journal(folder)
-    room = room or Room(64, 1e15)
+    log = journal.SweepJournal(folder)
+    room = room or TrialRoom(64, 1e15)
     try:
         return Sweep(spec, folder, room, workers, lambda text: None, begun(spec, folder), log).run(place)
     finally:

@@ -11,11 +11,11 @@ from unisono import config
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono_contrib.sweep import journal, page, result
 from unisono_contrib.sweep.progress import State
-from unisono_contrib.sweep.room import Need, Room, free_gpus
-from unisono_contrib.sweep.trial import RECIPE, Outcome
+from unisono_contrib.sweep.room import Need, TrialRoom, free_gpus
+from unisono_contrib.sweep.trial import RECIPE, PieceOutcome
 
-LOST = Outcome(why="killed by SIGKILL", again=True)
-WRONG = Outcome(why="no memory", again=False)
+LOST = PieceOutcome(why="killed by SIGKILL", again=True)
+WRONG = PieceOutcome(why="no memory", again=False)
 
 
 def test_a_failed_trial_is_tried_again_and_the_others_end(tmp_path: Path) -> None:
@@ -40,9 +40,10 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("room", "at_once"), [(Room(2, 1e15), 1), (Room(4, 1e15), 2), (Room(64, 1.2e9), 1), (Room(64, 1e15), 4)]
+    ("room", "at_once"),
+    [(TrialRoom(2, 1e15), 1), (TrialRoom(4, 1e15), 2), (TrialRoom(64, 1.2e9), 1), (TrialRoom(64, 1e15), 4)],
 )
-def test_no_more_trials_train_than_there_is_room_for(tmp_path: Path, room: Room, at_once: int) -> None:
+def test_no_more_trials_train_than_there_is_room_for(tmp_path: Path, room: TrialRoom, at_once: int) -> None:
     """Each has two ranks, and so takes two cores and 0.6 GB beside what the ledger counts."""
     place = FakePlace(bowl)
     spec = spec_in(tmp_path, "trials = 5\nworkers = 4", f'{LR}\nplan = ["dp=2"]')
@@ -51,7 +52,7 @@ def test_no_more_trials_train_than_there_is_room_for(tmp_path: Path, room: Room,
 
 
 def test_gpus_are_lent_to_one_trial_at_a_time() -> None:
-    room = Room(1, 1e12, ("0", "1", "3"))
+    room = TrialRoom(1, 1e12, ("0", "1", "3"))
     assert free_gpus(room, ("1",), 2) == ("0", "3")
     assert room.why_not(Need(1, 0, 2), [Need(1, 0, 2)]) == "GPUs" and not room.why_not(
         Need(9, 0, 1), [Need(9, 0, 2)]
@@ -83,7 +84,7 @@ def test_the_recipe_of_a_trial_has_its_values_and_the_best_is_written_out(tmp_pa
 
 def test_trials_that_share_cores_share_threads(tmp_path: Path) -> None:
     searched(
-        spec_in(tmp_path, "trials = 2"), tmp_path / "out", FakePlace(bowl), workers=2, room=Room(8, 1e15)
+        spec_in(tmp_path, "trials = 2"), tmp_path / "out", FakePlace(bowl), workers=2, room=TrialRoom(8, 1e15)
     )
     recipe = tomllib.loads((tmp_path / "out" / "trial-000" / RECIPE).read_text())
     assert recipe["launch"]["threads_per_rank"] == 4

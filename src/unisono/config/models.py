@@ -1,9 +1,10 @@
 """What a recipe may say. Frozen pydantic models: strict types, unknown keys are errors."""
 
+import math
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -82,10 +83,16 @@ class _Train(BaseModel):
         default=(), description=f"numbers that validations report besides the loss: {METRICS.listed()}"
     )
     lr: NotNegative = Field(default=1e-3, description="peak learning rate")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="how lr grows with global_batch beyond lr_base_batch"
+    )
+    lr_base_batch: Count | None = Field(
+        default=None, description="samples of a step for which lr was chosen, for lr_scaling"
+    )
     lr_schedule: Annotated[str, one_of(RATES)] = Field(default="cosine", description=RATES.listed())
     weight_decay: NotNegative = Field(
         default=0.1,
-        description=f"decay of matrices: decoupled; for {' and '.join(_COUPLED)} a part of the gradient",
+        description=f"decay of matrices: decoupled; for {', '.join(_COUPLED)} a part of the gradient",
     )
     clip: NotNegative = Field(default=1.0, description="greatest gradient norm of the whole model; 0 is off")
     eval_every: Natural = Field(default=0, description="steps between validations; 0: only at the end")
@@ -179,9 +186,24 @@ class TrainConfig(_with_options(_Train, OPTIMISERS, RATES)):
         """The chosen optimiser with its options. Raises UsageError."""
         return OPTIMISERS.among(self.optimizer, dict(self))
 
+    @property
+    def peak_lr(self) -> float:
+        """`lr`, scaled from `lr_base_batch` to `global_batch`: by their quotient (Goyal et al., 2017), or by the root
+        of it (Krizhevsky, 2014; You et al., 2020)."""
+        times = self.global_batch / (self.lr_base_batch or self.global_batch)
+        return self.lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[self.lr_scaling]
+
+    def scaling(self) -> str:
+        """How `peak_lr` came about, "" where it is `lr`. Example: `peak lr 0.016 = 0.001 x 512 / 32`."""
+        if self.lr_scaling == "none":
+            return ""
+        quotient = f"{self.global_batch} / {self.lr_base_batch}"
+        times = quotient if self.lr_scaling == "linear" else f"sqrt({quotient})"
+        return f"peak lr {self.peak_lr:.6g} = {self.lr:g} x {times}"
+
     def rate(self) -> Callable[[int], float]:
         """The learning rate by step, from 0. Raises UsageError."""
-        return partial(RATES.among(self.lr_schedule, dict(self)).at, steps=self.steps, lr=self.lr)
+        return partial(RATES.among(self.lr_schedule, dict(self)).at, steps=self.steps, lr=self.peak_lr)
 
 
 class LaunchConfig(BaseModel):
@@ -314,5 +336,5 @@ def _with_sections(base: type[BaseModel]) -> Any:
     return create_model("Recipe", __base__=base, **sections)
 
 
-class Recipe(_with_sections(_Recipe)):
+class Recipe(_Recipe if TYPE_CHECKING else _with_sections(_Recipe)):
     """What is computed; the plan, beside it, says how it is spread."""

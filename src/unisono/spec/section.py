@@ -10,7 +10,8 @@ from unisono.spec.finder import Finder
 
 
 class Section(BaseModel):
-    """The keys of one such section, each with its default and a line of help. A recipe without it has None there.
+    """The keys of one such section, each with its default and a line of help. A recipe without it has None there. verb:
+    the command that plays a recipe with it, where `train` does not.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with two
     functions: `batches(section, recipe, dataset, device, dtype)`, the feed of training, or None for the usual one; and
@@ -20,6 +21,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: ClassVar[str]
+    verb: ClassVar[str] = ""
 
     @property
     def pins(self) -> tuple[str, ...]:

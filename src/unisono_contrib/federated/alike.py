@@ -8,14 +8,14 @@ import torch
 
 from unisono import __version__
 from unisono.config import Recipe
-from unisono_contrib.federated.server import Parts
+from unisono_contrib.federated.server import RunParts
 from unisono_contrib.spec.federated import SPLITS
 
 _ROOM = 1 << 20
 """Bytes of a message beside its vectors."""
 
 
-def alike(recipe: Recipe, parts: Parts, fingerprint: str) -> dict[str, str]:
+def alike(recipe: Recipe, parts: RunParts, fingerprint: str) -> dict[str, str]:
     """By what people call it: versions as they are, all else as 16 hex digits. The data counts where all have the same,
     of which each client has a part."""
     said = recipe.model_dump(mode="json")
@@ -25,7 +25,7 @@ def alike(recipe: Recipe, parts: Parts, fingerprint: str) -> dict[str, str]:
     return facts if SPLITS.read(recipe.federated.split).apart else {**facts, "data": fingerprint}
 
 
-def most_bytes(parts: Parts) -> int:
+def most_bytes(parts: RunParts) -> int:
     """Bytes that a message may have at most: the weights and some vectors like them."""
     weights = parts.trainer.weights()
     return _ROOM + 4 * max(8, weights.element_size()) * weights.numel()

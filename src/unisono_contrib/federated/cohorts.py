@@ -38,7 +38,7 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class RoundDraws:
     """What is drawn for a run. clients: those that have samples."""
 
     seed: int
@@ -46,13 +46,13 @@ class Draws:
     clients: Sequence[int]
 
     @property
-    def asked(self) -> int:
+    def size(self) -> int:
         """How many clients are asked in a round, or train at once."""
         return max(1, min(len(self.clients), round(self.config.participation * len(self.clients))))
 
     def cohort(self, number: int) -> list[int]:
         """The clients of a round, in the order in which their deltas are added up."""
-        places = draws.chosen(self.seed, "cohort", self.asked, len(self.clients), number)
+        places = draws.chosen(self.seed, "cohort", self.size, len(self.clients), number)
         return sorted(self.clients[place] for place in places)
 
     def drops(self, number: int, client: int) -> bool:
@@ -99,7 +99,7 @@ class Cohorts(ABC):
 class RoundCohorts(Cohorts):
     """The server waits for all clients of a round that answer."""
 
-    def __init__(self, drawn: Draws) -> None:
+    def __init__(self, drawn: RoundDraws) -> None:
         self._drawn = drawn
 
     def collect(self, number: int, clients: Clients, task_of: TaskOf) -> Collected:
@@ -134,7 +134,7 @@ class BufferCohorts(Cohorts):
     """Some clients train at any time; whoever is ready is followed by another one. The server steps when it has a
     buffer of deltas. All times are those of a logical clock, which the seed decides."""
 
-    def __init__(self, drawn: Draws, buffer: int) -> None:
+    def __init__(self, drawn: RoundDraws, buffer: int) -> None:
         self._drawn, self._buffer = drawn, buffer
         self._clock, self._number = 0.0, 0
         self._flights: list[_Flight] = []
@@ -142,7 +142,7 @@ class BufferCohorts(Cohorts):
     def collect(self, number: int, clients: Clients, task_of: TaskOf) -> Collected:
         answers, behind, dropped = list[Answer](), list[int](), 0
         while len(answers) < self._buffer:
-            while len(self._flights) < self._drawn.asked:
+            while len(self._flights) < self._drawn.size:
                 self._begin(number, clients, task_of)
             flight = heapq.heappop(self._flights)
             self._clock = flight.at

@@ -13,7 +13,7 @@ def key(seed: int, purpose: str, *numbers: int) -> int:
     """A 63-bit seed of its own for each purpose, such as ("cohort", round)."""
     x = np.array([(seed ^ zlib.crc32(purpose.encode()) << 32) & _MASK], dtype=np.uint64)
     for number in numbers:
-        x = mix(mix(x) ^ np.uint64(number & _MASK))
+        x = mix(mix(x) ^ np.array([number & _MASK], dtype=np.uint64))
     return int(mix(x)[0] >> np.uint64(1))
 
 

@@ -13,7 +13,7 @@ from unisono.train.state.checkpoint.find import latest, step_of
 from unisono.train.state.resume import choose
 from unisono.train.state.writing import locked, writing
 from unisono_contrib.federated.clients import Clients
-from unisono_contrib.federated.server import Federation, Parts, federation_of
+from unisono_contrib.federated.server import Federation, RunParts, federation_of
 
 METRICS = "metrics.jsonl"
 
@@ -24,7 +24,7 @@ def play(
     resume: bool = False,
     checkpoint: str = "",
     note: Callable[[str], None] = lambda text: None,
-    clients_of: Callable[[Parts, str, Path], Clients] | None = None,
+    clients_of: Callable[[RunParts, str, Path], Clients] | None = None,
 ) -> dict[str, Any]:
     """All rounds of a run; the object of `--json`. resume: go on from a checkpoint, the newest or the one named.
     clients_of(parts, fingerprint of the data, run folder): where the clients are; in this process if None. Raises
@@ -75,8 +75,9 @@ def _played(federation: Federation, run_dir: Path, note: Callable[[str], None]) 
 
 
 def in_words(record: Mapping[str, Any]) -> str:
-    """`round 12  loss 0.4211  val_loss 0.3900  val_accuracy 0.8876  clients 5`."""
+    """`round 12  loss 0.4211  val_loss 0.3900  val_accuracy 0.8876  clients 5`; epsilon where rounds are private."""
     number = record.get("step", record.get("rounds"))
     values = [f"{name} {value:.4f}" for name, value in record.items()
-              if isinstance(value, float) and (name == "loss" or name.startswith("val_"))]  # fmt: skip
-    return "  ".join([f"round {number}", *values, f"clients {record['clients']}"])
+              if isinstance(value, float) and (name in ("loss", "epsilon") or name.startswith("val_"))]  # fmt: skip
+    skipped = [f"skipped: {why}"] if (why := record.get("skipped")) else []
+    return "  ".join([f"round {number}", *values, f"clients {record['clients']}", *skipped])

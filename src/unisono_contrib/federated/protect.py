@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono_contrib.federated.cohorts import Draws
+from unisono_contrib.federated.cohorts import RoundDraws
 from unisono_contrib.federated.combine import Combiner
 from unisono_contrib.federated.secure.client import SecureClient, require_majority
 from unisono_contrib.federated.secure.fixed_point import FixedPoint
@@ -23,7 +23,7 @@ from unisono_contrib.privacy.stream import secret_of
 from unisono_contrib.spec.federated import AGGREGATES
 
 
-def combiner_of(recipe: Any, sizes: Mapping[str, int], drawn: Draws) -> Combiner:
+def combiner_of(recipe: Any, sizes: Mapping[str, int], drawn: RoundDraws) -> Combiner:
     """The aggregate of a resolved recipe with what protects its clients. sizes: numbers of each parameter of a delta,
     in its order. drawn: who is asked when. Raises UsageError A02, C02, C03, E01."""
     aggregate, config, section = AGGREGATES.read(recipe.federated.aggregate), recipe.federated, recipe.privacy
@@ -31,8 +31,8 @@ def combiner_of(recipe: Any, sizes: Mapping[str, int], drawn: Draws) -> Combiner
     if config.secure:
         point = FixedPoint(config.secure_limit, config.secure_bits)
         summed = SimulatedSum(point, sizes, config.secure_threshold, recipe.seed)
-        point.require_room(drawn.asked)
-        require_majority(summed.needed(drawn.asked), drawn.asked)
+        point.require_room(drawn.size)
+        require_majority(summed.needed(drawn.size), drawn.size)
     if section is None:
         return Combiner(aggregate, total=summed)
     budget = budget_of(section, drawn, config.rounds)
@@ -59,7 +59,7 @@ class ClientBudget:
     noise: float
     delta: float
     accountant: str
-    drawn: Draws
+    drawn: RoundDraws
 
     def epsilon(self, rounds: int) -> float:
         """Of the first `rounds` rounds: of the client that was asked most often. inf without noise."""
@@ -72,7 +72,7 @@ class ClientBudget:
         return {"epsilon": spent if math.isfinite(spent) else None}
 
 
-def budget_of(section: Any, drawn: Draws, rounds: int) -> ClientBudget:
+def budget_of(section: Any, drawn: RoundDraws, rounds: int) -> ClientBudget:
     """Of a `[privacy]` section. The noise follows from target_epsilon where that is said."""
     noise = section.noise
     if noise is None:
@@ -81,10 +81,10 @@ def budget_of(section: Any, drawn: Draws, rounds: int) -> ClientBudget:
     return ClientBudget(noise, section.delta, section.accountant, drawn)
 
 
-def most_asked(drawn: Draws, rounds: int) -> int:
+def most_asked(drawn: RoundDraws, rounds: int) -> int:
     """In how many of the first `rounds` rounds the client was asked that was asked most often."""
-    asked = Counter(client for number in range(rounds) for client in drawn.cohort(number))
-    return max(asked.values(), default=0)
+    counts = Counter(client for number in range(rounds) for client in drawn.cohort(number))
+    return max(counts.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ _LOOK = 0.5  # seconds
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class ClientProcess:
     """A process of an organisation, with its clients. silent: it did not answer in time, and has said nothing since."""
 
     organisation: str
@@ -51,7 +51,7 @@ class FederationListener(HostListener):
     def _member(self, facts: dict[str, Any], host_link: HostLink, address: str) -> Any:
         """Whoever it is knows the token: what does not fit is said to it before the link ends."""
         organisation = self.organisations[str(facts["organisation"])]
-        member = Member(organisation.name, (), host_link, Inbox(self.most))
+        member = ClientProcess(organisation.name, (), host_link, Inbox(self.most))
         try:
             clients = tuple(numbers_in(str(facts.get("clients")), "--clients"))
         except UsageError as error:
@@ -66,7 +66,7 @@ class FederationListener(HostListener):
         member.clients = clients
         return member
 
-    def _turned_away(self, member: Member, why: str) -> None:
+    def _turned_away(self, member: ClientProcess, why: str) -> None:
         for frame in frames_of({"kind": "refused", "why": why}, {}):
             member.link.send(frame)
         member.link.close()
@@ -82,9 +82,9 @@ class RemoteClients(Clients):
 
     def __init__(self, listener: FederationListener, patience: float, note: Callable[[str], None]) -> None:
         self._listener, self._patience, self._note = listener, patience, note
-        self._members: dict[int, Member] = {}  # by client
+        self._members: dict[int, ClientProcess] = {}  # by client
         self._answers: dict[int, Answer] = {}
-        self._asked: dict[int, tuple[int, float]] = {}  # by client: number of its task, and when it was sent
+        self._open: dict[int, tuple[int, float]] = {}  # by client: number of its task, and when it was sent
         listener.refused = note
 
     def wait_for(self, count: int, patience: float) -> None:
@@ -105,13 +105,13 @@ class RemoteClients(Clients):
         member = self._members.get(task.client)
         self._answers.pop(task.client, None)
         if member is None or member.silent:
-            self._asked.pop(task.client, None)
+            self._open.pop(task.client, None)
             return
-        self._asked[task.client] = (task.number, time.monotonic())
+        self._open[task.client] = (task.number, time.monotonic())
         self._send(member, task_frames(task))
 
     def finish(self, task: Task) -> Answer | None:
-        number, since = self._asked.get(task.client, (-1, 0.0))
+        number, since = self._open.get(task.client, (-1, 0.0))
         while number == task.number and task.client in self._members:
             if (answer := self._answers.pop(task.client, None)) is not None:
                 return answer
@@ -152,7 +152,7 @@ class RemoteClients(Clients):
             self._members |= dict.fromkeys(member.clients, member)
             self._note(f"{member.organisation} has joined with clients {_ranges(member.clients)}")
 
-    def _hear(self, member: Member) -> None:
+    def _hear(self, member: ClientProcess) -> None:
         try:
             member.link.pay()
             for frame in member.link.receive():
@@ -161,7 +161,7 @@ class RemoteClients(Clients):
         except (Broken, ValueError, KeyError, TypeError) as error:
             self._lose(member, str(error))
 
-    def _take(self, member: Member, message: Any) -> None:
+    def _take(self, member: ClientProcess, message: Any) -> None:
         """An answer in time; what comes later than that is not counted, and shows that its client lives."""
         member.silent = False
         if message[0]["kind"] == "failed":
@@ -170,21 +170,22 @@ class RemoteClients(Clients):
         answer = answer_of(message)
         if answer.client not in member.clients:
             raise ValueError(f"an answer for client {answer.client}")
-        if self._asked.get(answer.client, (-1,))[0] == answer.number:
+        if self._open.get(answer.client, (-1,))[0] == answer.number:
             self._answers[answer.client] = answer
 
-    def _send(self, member: Member, frames: Iterator[bytes]) -> None:
+    def _send(self, member: ClientProcess, frames: Iterator[bytes]) -> None:
         try:
             for frame in frames:
                 member.link.send(frame)
         except Broken as error:
             self._lose(member, str(error))
 
-    def _lose(self, member: Member, why: str) -> None:
+    def _lose(self, member: ClientProcess, why: str) -> None:
         if self._members.get(member.clients[0]) is not member:
             return
         for client in member.clients:
             self._members.pop(client, None)
+            self._open.pop(client, None)  # who joins in its place knows nothing of its task
         member.link.close()
         self._note(f"{member.organisation} has left with clients {_ranges(member.clients)}: {why}")
 

@@ -21,7 +21,7 @@ from unisono.train.step.evaluate import evaluate
 from unisono.train.step.played_model import PlayedModel, evaluated
 from unisono_contrib.federated.client import LocalTrainer, Task
 from unisono_contrib.federated.clients import Answer, ClientHost, Clients, SimulatedClients
-from unisono_contrib.federated.cohorts import BufferCohorts, Cohorts, Collected, Draws, RoundCohorts
+from unisono_contrib.federated.cohorts import BufferCohorts, Cohorts, Collected, RoundCohorts, RoundDraws
 from unisono_contrib.federated.combine import Combiner, stacked
 from unisono_contrib.federated.protect import combiner_of
 from unisono_contrib.federated.samples import samples_of
@@ -216,7 +216,7 @@ def _due(every: int, number: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunParts:
     """What a server and the processes of its clients make alike. samples: of each client."""
 
     trainer: LocalTrainer
@@ -224,7 +224,7 @@ class Parts:
     samples: list[np.ndarray]
 
     @classmethod
-    def of(cls, resolved: Resolved, corpus: Corpus) -> "Parts":
+    def of(cls, resolved: Resolved, corpus: Corpus) -> "RunParts":
         """From a resolved recipe and its data. Raises UsageError."""
         recipe = resolved.recipe
         torch.set_num_threads(recipe.launch.threads_per_rank or 1)  # sums depend on their number
@@ -240,13 +240,14 @@ def federation_of(
     resolved: Resolved,
     corpus: Corpus,
     combiner: Combiner | None = None,
-    clients_of: Callable[[Parts], Clients] | None = None,
+    clients_of: Callable[[RunParts], Clients] | None = None,
 ) -> Federation:
     """A run before its first round. clients_of: where the clients are; in this process if None. Raises UsageError as a
     run's start does, ConfigProblems where the strategy does not go with the rest of the recipe."""
-    recipe, parts = resolved.recipe, Parts.of(resolved, corpus)
+    recipe, parts = resolved.recipe, RunParts.of(resolved, corpus)
     strategy, trainer = parts.trainer.strategy, parts.trainer
-    drawn = Draws(recipe.seed, recipe.federated, [i for i, mine in enumerate(parts.samples) if len(mine)])
+    eligible = [client for client, mine in enumerate(parts.samples) if len(mine)]
+    drawn = RoundDraws(recipe.seed, recipe.federated, eligible)
     sizes = {slot.name: slot.master.numel() for slot in trainer.slots}
     combiner = combiner or combiner_of(recipe, sizes, drawn)
     if clients_of is None:
@@ -260,7 +261,7 @@ def federation_of(
         for name in strategy.server_keeps
     }
     buffer = getattr(strategy, "buffer", 0)
-    _try_aggregate(combiner, buffer or drawn.asked)
+    _try_aggregate(combiner, buffer or drawn.size)
     cohorts = BufferCohorts(drawn, buffer) if strategy.asynchronous else RoundCohorts(drawn)
     return Federation(
         resolved,

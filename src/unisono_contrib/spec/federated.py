@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Split(Member, ABC):
+class SampleSplit(Member, ABC):
     """Which client has which training samples. by_class: it needs the class of each sample. apart: clients have data of
     their own, which their processes alone know; otherwise each sample is with exactly one client."""
 
@@ -112,8 +112,8 @@ class Strategy(Member, ABC):
         return 1.0
 
 
-SPLITS: Family[Split] = Family(
-    "split", "unisono_contrib.federated.splits", Split, "federated.split", ("C06", "C06")
+SPLITS: Family[SampleSplit] = Family(
+    "split", "unisono_contrib.federated.splits", SampleSplit, "federated.split", ("C06", "C06")
 )
 AGGREGATES: Family[Aggregate] = Family(
     "aggregate", "unisono_contrib.federated.aggregates", Aggregate, "federated.aggregate", ("C06", "C06")

@@ -25,7 +25,7 @@ from unisono.spec.errors import UsageError
 TRIALS, SWEEP = "trials.jsonl", "sweep.json"
 
 
-class Journal:
+class SweepJournal:
     """The journal of a sweep, open to be written. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:

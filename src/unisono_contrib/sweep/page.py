@@ -8,7 +8,7 @@ from unisono.observe.files import write_whole
 from unisono.report import html, sheet
 from unisono.report.picture import ChartAxis, ChartLine, LineChart, line_chart
 from unisono.spec.words import number
-from unisono_contrib.sweep.progress import Progress, Trial
+from unisono_contrib.sweep.progress import SweepProgress, Trial
 from unisono_contrib.sweep.result import trained
 from unisono_contrib.sweep.space import Interval
 
@@ -17,13 +17,18 @@ _MOST = 64  # trials with a curve of their own
 
 
 def write(
-    progress: Progress, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path,
-    own: Sequence[LineChart | None] = (),
+    progress: SweepProgress, lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], folder: Path,
+    charts: Sequence[LineChart | None] = (),
 ) -> list[Path]:  # fmt: skip
-    """Write sweep.html and sweep.png. own: charts of the method. Raises OSError."""
+    """Write sweep.html and sweep.png. charts: of the method. Raises OSError."""
     metric = facts["metric"]
-    charts = [*own, best_so_far(progress, lines, metric), curves(progress, metric), *by_key(progress, metric)]
-    drawn = [chart for chart in charts if chart is not None]
+    every = [
+        *charts,
+        best_so_far(progress, lines, metric),
+        curves(progress, metric),
+        *by_key(progress, metric),
+    ]
+    drawn = [chart for chart in every if chart is not None]
     headline, more = headlines(facts)
     heads = ("trial", "state", *progress.space, "failures", "step", metric)
     rows = [
@@ -46,24 +51,27 @@ def headlines(facts: Mapping[str, Any]) -> tuple[str, str]:
     """(the best trial in a sentence, what the sweep took)."""
     best = facts["best"]
     values = ", ".join(f"{key} = {_said(value)}" for key, value in best["params"].items()) if best else ""
+    if facts["conclusion"]:
+        return facts["conclusion"][-1], _took(facts)
     headline = (
         f"best: {facts['metric']} {number(best['value'])} with {values}"
         if best
         else "no trial has ended with a value"
     )
+    return headline, _took(facts)
+
+
+def _took(facts: Mapping[str, Any]) -> str:
     states = [row["state"] for row in facts["trials"]]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return (
-        headline,
-        f"method {facts['method']} · {len(states)} trials: {counted} · {facts['steps']} steps trained",
-    )
+    return f"method {facts['method']} · {len(states)} trials: {counted} · {facts['steps']} steps trained"
 
 
 def _said(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-def best_so_far(progress: Progress, lines: Sequence[Mapping[str, Any]], metric: str) -> LineChart | None:
+def best_so_far(progress: SweepProgress, lines: Sequence[Mapping[str, Any]], metric: str) -> LineChart | None:
     """The best value of all pieces until then, by the steps that all trials have trained."""
     points, best = list[tuple[float, float]](), None
     for steps, _, _, value in trained(lines):
@@ -74,7 +82,7 @@ def best_so_far(progress: Progress, lines: Sequence[Mapping[str, Any]], metric: 
     return line_chart(f"Best {metric} so far, by steps of all trials", [ChartLine("best", points, dots=True)])
 
 
-def curves(progress: Progress, metric: str) -> LineChart | None:
+def curves(progress: SweepProgress, metric: str) -> LineChart | None:
     """The metric of each trial at the ends of its pieces."""
     best = progress.best
     lines = [
@@ -93,7 +101,7 @@ def _points(trial: Trial) -> list[tuple[float, float]]:
     return [(float(step), value) for step, value in trial.values if value is not None]
 
 
-def by_key(progress: Progress, metric: str) -> list[LineChart]:
+def by_key(progress: SweepProgress, metric: str) -> list[LineChart]:
     """For each searched number, the metric that trials with its values came to."""
     charts, best = list[LineChart](), progress.best
     for key, dimension in progress.space.items():

@@ -79,7 +79,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SweepProgress:
     """All trials of a sweep, and what a method needs to decide. steps, lr, batch: of the recipe that all
     share. wanted: trials. goal: min or max."""
 
@@ -110,7 +110,7 @@ class Progress:
         """Whether a trial trains."""
         return any(trial.piece is not None for trial in self.trials)
 
-    def after(self, line: Mapping[str, Any]) -> "Progress":
+    def after(self, line: Mapping[str, Any]) -> "SweepProgress":
         """The progress after one more line of the journal."""
         if line["event"] == "new":
             trial = Trial(line["trial"], line["params"])
@@ -120,7 +120,7 @@ class Progress:
         return replace(self, trials=(*self.trials[:number], changed, *self.trials[number + 1 :]))
 
 
-def replay(progress: Progress, lines: Sequence[Mapping[str, Any]]) -> Progress:
+def replay(progress: SweepProgress, lines: Sequence[Mapping[str, Any]]) -> SweepProgress:
     """The progress after all lines of a journal."""
     for line in lines:
         progress = progress.after(line)

@@ -9,7 +9,7 @@ from unisono.observe.files import write_whole
 from unisono.planner.formatting import Column, table
 from unisono.spec.words import number
 from unisono_contrib.sweep.methods import Conclusion
-from unisono_contrib.sweep.progress import Progress, Trial
+from unisono_contrib.sweep.progress import SweepProgress, Trial
 from unisono_contrib.sweep.spec import SweepSpec
 
 BEST = "best.toml"
@@ -29,7 +29,7 @@ def trained(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, int, flo
 def facts(
     spec: SweepSpec,
     folder: Path,
-    progress: Progress,
+    progress: SweepProgress,
     lines: Sequence[Mapping[str, Any]],
     conclusion: Conclusion,
 ) -> dict[str, Any]:
@@ -46,11 +46,12 @@ def facts(
         "steps": rows[-1][0] if rows else 0,
         "failures": sum(trial.failures for trial in progress.trials),
         "seconds": sum(line.get("seconds", 0.0) for line in lines if line["event"] == "value"),
+        "conclusion": list(conclusion.said),
         **conclusion.facts,
     }
 
 
-def _best(progress: Progress, conclusion: Conclusion) -> Trial | None:
+def _best(progress: SweepProgress, conclusion: Conclusion) -> Trial | None:
     """The trial that the conclusion is about; the best by the metric where it is about none."""
     if conclusion.params is None:
         return None
@@ -66,7 +67,7 @@ def _row(trial: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def said(progress: Progress, metric: str) -> list[str]:
+def said(progress: SweepProgress, metric: str) -> list[str]:
     """The table, the best trial first."""
     ranked = sorted(progress.trials, key=lambda t: (-t.step, progress.cost(t.value), t.number))
     keys = [*progress.space]

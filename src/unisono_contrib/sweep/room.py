@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.config import Loaded, resolve
 from unisono.verbs.train.room import SHARE, has_gpus, host_bytes, ledger
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = 300 << 20
 """Bytes of a rank beside what the ledger counts: Python and torch, measured."""
 
@@ -24,7 +25,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TrialRoom:
     """What a machine has."""
 
     cores: int
@@ -45,20 +46,20 @@ class Room:
         return ""
 
 
-def machine(environ: Mapping[str, str]) -> Room:
+def machine(environ: Mapping[str, str]) -> TrialRoom:
     """What this machine has, known without torch."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus: tuple[str, ...] = ()
     if has_gpus():
-        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        visible = environ.get(_VISIBLE)
         known = sorted(
             (p.name[6:] for p in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", p.name)), key=int
         )
         gpus = tuple(filter(None, visible.split(","))) if visible is not None else tuple(known)
-    return Room(cores, host_bytes(1), gpus)
+    return TrialRoom(cores, host_bytes(1), gpus)
 
 
-def need_of(trial: Loaded, room: Room) -> Need:
+def need_of(trial: Loaded, room: TrialRoom) -> Need:
     """What a trial takes on this machine. Raises ConfigProblems where its plan does not fit its recipe."""
     resolved = resolve(trial.recipe, trial.plan, None, trial.origins)
     world, launch = resolved.plan.world, trial.recipe.launch
@@ -68,7 +69,12 @@ def need_of(trial: Loaded, room: Room) -> Need:
     return Need(world * (launch.threads_per_rank or 1), world * (ours + _RANK), world if on_gpus else 0)
 
 
-def free_gpus(room: Room, taken: Iterable[str], count: int) -> tuple[str, ...]:
+def free_gpus(room: TrialRoom, taken: Iterable[str], count: int) -> tuple[str, ...]:
     """GPUs for a trial that are not taken."""
     busy = {*taken}
     return tuple(gpu for gpu in room.gpus if gpu not in busy)[:count]
+
+
+def only_gpus(gpus: Sequence[str]) -> dict[str, str]:
+    """Variables of a trial that has these GPUs alone; none where there are none."""
+    return {_VISIBLE: ",".join(gpus)} if gpus else {}

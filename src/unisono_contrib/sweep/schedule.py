@@ -11,14 +11,14 @@ from unisono.config.write import recipe_toml
 from unisono.observe.files import write_whole
 from unisono.spec.errors import UsageError
 from unisono.spec.words import number
-from unisono_contrib.sweep.journal import Journal, lines
+from unisono_contrib.sweep.journal import SweepJournal, lines
 from unisono_contrib.sweep.methods import End, New, Train
 from unisono_contrib.sweep.places import TrialPlace, Workers
-from unisono_contrib.sweep.progress import Progress, State, Trial, replay
-from unisono_contrib.sweep.room import Need, Room, free_gpus, need_of
+from unisono_contrib.sweep.progress import State, SweepProgress, Trial, replay
+from unisono_contrib.sweep.room import Need, TrialRoom, free_gpus, need_of, only_gpus
 from unisono_contrib.sweep.space import Params
 from unisono_contrib.sweep.spec import SweepSpec
-from unisono_contrib.sweep.trial import RECIPE, Job, Outcome, branch
+from unisono_contrib.sweep.trial import RECIPE, PieceOutcome, TrialJob, branch
 
 
 @dataclass
@@ -27,15 +27,15 @@ class Sweep:
 
     spec: SweepSpec
     folder: Path
-    room: Room
+    room: TrialRoom
     workers: int
     note: Callable[[str], None]
-    progress: Progress
-    journal: Journal
+    progress: SweepProgress
+    journal: SweepJournal
     taken: dict[int, tuple[Need, tuple[str, ...]]] = field(default_factory=dict)
     waits: str = ""
 
-    def run(self, place: TrialPlace) -> Progress:
+    def run(self, place: TrialPlace) -> SweepProgress:
         """Train until the method has nothing more to do. Raises KeyboardInterrupt and Stopped as they come: the same
         sweep goes on later."""
         for trial in self.progress.trials:
@@ -81,7 +81,7 @@ class Sweep:
                 )
             self.waits = why
             return False
-        gpus = free_gpus(self.room, (gpu for _, some in self.taken.values() for gpu in some), need.gpus)
+        gpus = free_gpus(self.room, (gpu for _, gpus in self.taken.values() for gpu in gpus), need.gpus)
         more = {"source": list(train.piece.source), "params": dict(params)} if train.piece.source else {}
         self._write(event="start", trial=trial.number, until=train.piece.until, **more)
         folder = self.folder / trial.name
@@ -92,25 +92,25 @@ class Sweep:
             folder / RECIPE, recipe_toml(loaded.recipe, dict(loaded.origins), [f"# {trial.name} of a sweep"])
         )
         self.taken[trial.number] = need, gpus
-        environ = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        environ = only_gpus(gpus)
         grace = loaded.recipe.launch.grace
         metric = self.spec.config.metric
-        workers.start(Job(trial.number, str(folder), train.piece.until, metric, grace, environ), need)
+        workers.start(TrialJob(trial.number, str(folder), train.piece.until, metric, grace, environ), need)
         return True
 
     def _loaded(self, trial: Trial, params: Params) -> Loaded:
         """The recipe of a trial, whose runs lie in the sweep's folder; no report is drawn for each. Where the recipe
         leaves the threads open, trials side by side share the cores. Raises ConfigProblems."""
         params = {**self.spec.method.fixed(self.progress), **params}
-        own = [("out.dir", str(self.folder)), ("name", trial.name), ("out.report", "false")]
-        loaded = self.spec.loaded(params, own)
+        ours = [("out.dir", str(self.folder)), ("name", trial.name), ("out.report", "false")]
+        loaded = self.spec.loaded(params, ours)
         if loaded.origins["launch.threads_per_rank"] != "default":
             return loaded
         world = loaded.plan.fill(loaded.recipe.launch.ranks).world
         threads = max(1, self.room.cores // (self.workers * world))
-        return self.spec.loaded(params, [*own, ("launch.threads_per_rank", str(threads))])
+        return self.spec.loaded(params, [*ours, ("launch.threads_per_rank", str(threads))])
 
-    def _hear(self, trial: Trial, outcome: Outcome) -> None:
+    def _hear(self, trial: Trial, outcome: PieceOutcome) -> None:
         """Write down how a piece has ended."""
         del self.taken[trial.number]
         if outcome.stopped:
@@ -141,6 +141,6 @@ class Sweep:
         self.progress = self.progress.after(line)
 
 
-def begun(spec: SweepSpec, folder: Path) -> Progress:
+def begun(spec: SweepSpec, folder: Path) -> SweepProgress:
     """The progress of a sweep as its folder tells it; that of a new one where there is no journal."""
     return replay(spec.progress, lines(folder))

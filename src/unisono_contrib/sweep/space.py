@@ -20,7 +20,7 @@ Params = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OneOf:
     """One of a list, in no order that would mean anything."""
 
     values: tuple[Any, ...]
@@ -84,7 +84,7 @@ class Interval:
         return round(value) if self.whole else value
 
 
-Dimension = Choice | Interval
+Dimension = OneOf | Interval
 Space = Mapping[str, Dimension]
 
 

@@ -30,8 +30,8 @@ from unisono.spec.runs import FIXED
 from unisono.spec.training import Count, Natural
 from unisono.spec.words import meant
 from unisono_contrib.sweep.methods import METHODS, SearchMethod
-from unisono_contrib.sweep.progress import Progress
-from unisono_contrib.sweep.space import Choice, Dimension, Interval, Params, Space, drawn
+from unisono_contrib.sweep.progress import SweepProgress
+from unisono_contrib.sweep.space import Dimension, Interval, OneOf, Params, Space, drawn
 
 _BOUNDS = ("low", "high", "log", "points")
 
@@ -78,17 +78,17 @@ class SweepSpec:
         return self.config.goal or ("max" if greater else "min")
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> SweepProgress:
         """That of a sweep that has not begun."""
         train, said = self.base.recipe.train, self.config
-        return Progress(
+        return SweepProgress(
             self.space, train.steps, said.trials, said.seed, self.goal, train.lr, train.global_batch
         )
 
-    def loaded(self, params: Params, own: Sequence[Flag] = ()) -> Loaded:
-        """The recipe with a trial's values. own: keys that count more. Raises ConfigProblems."""
+    def loaded(self, params: Params, more: Sequence[Flag] = ()) -> Loaded:
+        """The recipe with a trial's values. more: keys that count more. Raises ConfigProblems."""
         trial: list[Flag] = [(key, text(value)) for key, value in params.items()]
-        return config.load(self.recipe, [*self.flags, *trial, *own], environ=self.environ)
+        return config.load(self.recipe, [*self.flags, *trial, *more], environ=self.environ)
 
     def identity(self) -> dict[str, Any]:
         """All that must be the same where a sweep goes on."""
@@ -221,7 +221,7 @@ def dimension(value: Any) -> Dimension:
     if isinstance(value, list):
         if not value:
             raise ValueError("the list is empty")
-        return Choice(tuple(value))
+        return OneOf(tuple(value))
     if not isinstance(value, dict):
         raise ValueError("should be a list, or {low, high}")
     if strange := [key for key in value if key not in _BOUNDS]:

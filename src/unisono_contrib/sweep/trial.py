@@ -34,7 +34,7 @@ _HOPELESS = (2, 5)  # exit codes of what would fail in the same way again: a wro
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrialJob:
     """What is asked of a worker. folder: the trial's own, in which its recipe lies. until: the step after which it
     stops, 0 for the recipe's last. grace: seconds in which it may save once it is asked to stop. environ: variables
     that it gets beside those of the sweep."""
@@ -48,7 +48,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PieceOutcome:
     """How a piece ended. step, value: where the metric was measured, None where it is no number. why: the error in a
     line, "" for none. again: whether another try may help. stopped: it was asked to."""
 
@@ -65,14 +65,14 @@ class Outcome:
 class TrialProcess:
     """`unisono train` at work on a piece."""
 
-    job: Job
+    job: TrialJob
     process: subprocess.Popen[bytes]
     began: float
-    asked: bool = False
+    stopping: bool = False
 
     def stop(self) -> None:
         """Ask it to save and end."""
-        self.asked = True
+        self.stopping = True
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
 
@@ -81,16 +81,16 @@ class TrialProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def wait(self, seconds: float | None = None) -> Outcome | None:
+    def wait(self, seconds: float | None = None) -> PieceOutcome | None:
         """What came of it; None if it takes longer than that."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        return outcome(self.job, code, self.asked, time.monotonic() - self.began)
+        return outcome(self.job, code, self.stopping, time.monotonic() - self.began)
 
 
-def start(job: Job) -> TrialProcess:
+def start(job: TrialJob) -> TrialProcess:
     """Start a piece. Whoever worked on this trial before, for a sweep that was killed, has to end first."""
     folder = Path(job.folder)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -136,21 +136,21 @@ def _environ(more: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **more}
 
 
-def outcome(job: Job, code: int, asked: bool, seconds: float) -> Outcome:
+def outcome(job: TrialJob, code: int, stopping: bool, seconds: float) -> PieceOutcome:
     """What a piece that has ended with this exit code came to."""
     said = _answer(Path(job.folder) / ANSWER)
     if code == 0 and isinstance(said.get("steps"), int):
         run_dir = str(said.get("run_dir", ""))
-        return Outcome(said["steps"], _value(job.metric, said, Path(run_dir)), run_dir, seconds=seconds)
-    if asked:
-        return Outcome(stopped=True, seconds=seconds)
+        return PieceOutcome(said["steps"], _value(job.metric, said, Path(run_dir)), run_dir, seconds=seconds)
+    if stopping:
+        return PieceOutcome(stopped=True, seconds=seconds)
     why = str(said.get("what") or _last_line(Path(job.folder) / LOG) or _how(code))
     if said.get("code") in _DIVERGED:
         runs = sorted(Path(job.folder).glob(f"*/{CONFIG}"))
-        return Outcome(
+        return PieceOutcome(
             job.until, None, str(runs[-1].parent) if runs else "", f"diverged: {why}", seconds=seconds
         )
-    return Outcome(why=why, again=code not in _HOPELESS, seconds=seconds)
+    return PieceOutcome(why=why, again=code not in _HOPELESS, seconds=seconds)
 
 
 def _how(code: int) -> str:

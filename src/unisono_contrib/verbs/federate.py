@@ -65,6 +65,7 @@ class FederateVerb(RecipeVerb):
             file = str(resume / CONFIG)
         resolved = resolved_for_clients(loaded(call, file, demo=args.demo))
         self._check_split(call, resolved)
+        self._check_secure(call, resolved)
         if call.settings.dry_run:
             return _would_federate(call, resolved)
         if args.join:
@@ -89,6 +90,16 @@ class FederateVerb(RecipeVerb):
                 f"split={split} is of clients with data of their own, and here all are simulated on one",
                 where="federated.split", fix="split = iid, or --serve and --join", code="C06",
             )  # fmt: skip
+
+    @staticmethod
+    def _check_secure(call: CommandCall, resolved: "Resolved") -> None:
+        if resolved.recipe.federated.secure and (call.args.serve or call.args.join):
+            raise UsageError(
+                "federated.secure is simulated, and these clients are elsewhere: this server would see their deltas",
+                where="federated.secure",
+                fix="federated.secure = false; or unisono_contrib.federated.secure over a transport of yours",
+                code="P42",
+            )
 
 
 def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str, Path], Any]":
@@ -141,14 +152,14 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     from unisono_contrib.federated.alike import alike, most_bytes
     from unisono_contrib.federated.clients import ClientHost
     from unisono_contrib.federated.joined import JoinPlace, serve
-    from unisono_contrib.federated.server import Parts
+    from unisono_contrib.federated.server import RunParts
 
     recipe = resolved.recipe
     place = JoinPlace(
         address, port, args.organisation, token, args.clients, tls, recipe.federated.patience
     )  # fmt: skip
     corpus = load(recipe.data, recipe.model)
-    parts = Parts.of(resolved, corpus)
+    parts = RunParts.of(resolved, corpus)
     host = ClientHost(parts.trainer, parts.samples, parts.codec)
     played = serve(
         place, alike(recipe, parts, corpus.fingerprint), host, most_bytes(parts), call.settings.note
@@ -183,12 +194,13 @@ def resolved_for_clients(recipe: "Loaded") -> "Resolved":
     """The recipe as clients play it: a local step is one micro-batch, and what counts in steps counts in rounds. Raises
     ConfigProblems."""
     from unisono import config
-    from unisono.spec.errors import ConfigProblems
-    from unisono_contrib.config.sections.federated import problems_of
 
     section, train = recipe.recipe.federated, recipe.recipe.train
-    if problems := list(problems_of(recipe.recipe, recipe.plan)):
-        raise ConfigProblems(problems)
+    if section is None:
+        raise UsageError(
+            "the recipe has no [federated] section, which says who the clients are",
+            where="federated", fix="[federated] with clients = 10", code="C06",
+        )  # fmt: skip
     steps = {"steps": section.rounds, "micro_batch": train.global_batch}
     as_rounds = recipe.recipe.model_copy(update={"train": train.model_copy(update=steps)})
     origins = {**recipe.origins, "train.steps": "derived: federated.rounds"}

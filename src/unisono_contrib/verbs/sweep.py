@@ -77,7 +77,7 @@ def _searched(call: CommandCall, spec: "SweepSpec", folder: Path) -> Result:
         folder.mkdir(parents=True, exist_ok=True)
         with journal.locked(folder):
             journal.held_to(folder, spec.identity())
-            log = journal.Journal(folder)
+            log = journal.SweepJournal(folder)
             sweep = schedule.Sweep(
                 spec, folder, room, workers, call.settings.note, schedule.begun(spec, folder), log
             )
@@ -96,7 +96,7 @@ def _searched(call: CommandCall, spec: "SweepSpec", folder: Path) -> Result:
                 *page.write(progress, lines, facts, folder, spec.method.charts(progress)),
                 *([best] if best is not None else []),
             ]
-    return _said(call, facts, [*result.said(progress, spec.config.metric), *conclusion.said], files)
+    return _said(call, facts, [*result.said(progress, spec.config.metric), *conclusion.said[:-1]], files)
 
 
 def _goes_on(call: CommandCall, sweep: Any) -> None:

@@ -17,6 +17,7 @@ from unisono.models.noise import Noise
 from unisono.parallel.params import Slot
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.train.data.load import load
+from unisono.train.state.resume import check_fits
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
 from unisono_contrib.config.sections.privacy import PrivacyConfig
@@ -247,6 +248,22 @@ def test_shuffled_batches_are_counted_by_epoch() -> None:
     budget = budget_of(PrivacyConfig(noise=1.0, accountant="rdp", sampling="shuffle"), 10, 1000, 1000)
     assert budget.epsilon(1) == budget.epsilon(100) == rdp_epsilon([SampledGaussian(1.0, 1.0, 1)], 1e-5)
     assert budget.epsilon(101) == rdp_epsilon([SampledGaussian(1.0, 1.0, 2)], 1e-5)
+
+
+@pytest.mark.parametrize("was, now", [(USUAL, {**USUAL, "noise": 0.5}), (USUAL, None), (None, USUAL)])
+def test_a_run_that_goes_on_keeps_its_privacy(tmp_path: Path, was: Any, now: Any) -> None:
+    state = {"recipe": private(tmp_path, was).model_dump(mode="json")}
+    check_fits(state, private(tmp_path, was), "", tmp_path)
+    with pytest.raises(UsageError, match="the run was begun with privacy") as caught:
+        check_fits(state, private(tmp_path, now), "", tmp_path)
+    assert caught.value.code == "K05"
+
+
+def test_a_target_holds_for_its_steps_alone(tmp_path: Path) -> None:
+    keys = {"target_epsilon": 3.0}
+    state = {"recipe": private(tmp_path, keys).model_dump(mode="json")}
+    with pytest.raises(UsageError, match=r"train\.steps = 4, not 9"):
+        check_fits(state, private(tmp_path, keys, steps=9), "", tmp_path)
 
 
 # Refusals --------------------------------------------------------------------------------------------------

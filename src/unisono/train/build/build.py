@@ -150,7 +150,8 @@ def replica_of(
         compiled=train.compile,
         scratch=place.scratch,
     )
-    local = replace(local, notes=(*local.notes, *steps))
+    rate = filter(None, [recipe.train.scaling()])
+    local = replace(local, notes=(*local.notes, *steps, *rate))
     if begin is not None:
         begin.fill(local.slots, local.owners)
     _teach(recipe, plan, mesh, local, place, corpus)

@@ -99,6 +99,7 @@ class TrainVerb(RecipeVerb):
         if args.fit_micro_batch:
             recipe = _fitted(call, recipe, ranks)
         resolved = config.resolve(recipe.recipe, recipe.plan, ranks, recipe.origins)
+        _refuse_of_other_verbs(resolved)
         text, chaos = config.resolved_toml(resolved), _faults(call, resolved)
         for line in resolved.plan.idle():
             call.settings.note(f"note  {line}")
@@ -132,6 +133,17 @@ class TrainVerb(RecipeVerb):
         return run.run(
             order, call.settings, resolved.origins, early, demo=args.demo, guardian=guardian, hosts=args.hosts
         )
+
+
+def _refuse_of_other_verbs(resolved: "Resolved") -> None:
+    """Raises UsageError C06 where the recipe has a section that another verb plays."""
+    from unisono.spec.section import sections_of
+
+    for section in sections_of(resolved.recipe):
+        if section.verb:
+            raise UsageError(f"unisono train does not play [{section.name}]", where=section.name,
+                             fix=f"unisono {section.verb} FILE; or a recipe without this section",
+                             code="C06")  # fmt: skip
 
 
 def _with_micro_batches(call: CommandCall, recipe: "Loaded", ranks: int | None) -> "Loaded":

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem
 from unisono.spec.family import one_of
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import family_in
 from unisono.spec.section import Section
 from unisono.spec.training import Count, Natural, Positive, Share
@@ -18,6 +19,7 @@ class FederatedConfig(Section):
     step, its optimiser, lr; lr_schedule, eval_every and save_every count in rounds."""
 
     name: ClassVar[str] = "federated"
+    verb: ClassVar[str] = "federate"
 
     clients: Count = Field(default=10, description="how many there are")
     rounds: Count = Field(default=10, description="server steps of the whole run")
@@ -62,23 +64,22 @@ class FederatedConfig(Section):
         description="real clients: seconds of a round after which who has not answered drops out",
     )
 
+    @property
+    def pins(self) -> tuple[str, ...]:
+        return tuple(f"federated.{key}" for key in ("clients", "split", "strategy", "codec"))
 
-def problems_of(recipe: Any, plan: Any) -> Iterator[Problem]:
-    """What keeps a recipe from being played by clients."""
-    if recipe.federated is None:
-        what = "the recipe has no [federated] section, which says who the clients are"
-        yield Problem("C06", what, "federated", "[federated] with clients = 10")
-    else:
-        yield from STRATEGIES.read(recipe.federated.strategy).problems(recipe.train)
-        yield from _hidden(recipe.federated, recipe.privacy)
-    if plan.world != 1:
-        what = f"each client trains on one device, and plan {plan} takes {plan.world}"
-        yield Problem("C06", what, "plan", 'plan = "dp=1"; precision= and recompute= are free')
+    def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
+        yield from STRATEGIES.read(self.strategy).problems(recipe.train)
+        yield from _hidden(self, recipe.privacy)
+        if plan.world != 1:
+            what = f"each client trains on one device, and plan {plan} takes {plan.world}"
+            yield Problem("C06", what, "plan", 'plan = "dp=1"; precision= and recompute= are free')
 
 
 def _hidden(federated: FederatedConfig, privacy: Any) -> Iterator[Problem]:
     """What would show more of a client than [privacy] or secure sums promise."""
     aggregate, strategy = AGGREGATES.read(federated.aggregate), STRATEGIES.read(federated.strategy)
+    codec = family_in("unisono.codecs").read(federated.codec)
     for on, key in ((federated.secure, "federated.secure"), (privacy is not None, "privacy")):
         if on and not aggregate.linear:
             what = f"aggregate={aggregate.name} compares the deltas of clients, of which {key} shows none but a mean"
@@ -89,6 +90,6 @@ def _hidden(federated: FederatedConfig, privacy: Any) -> Iterator[Problem]:
         if on and strategy.asynchronous:
             what = f"strategy={strategy.name} has no rounds of clients, over which {key} could sum"
             yield Problem("P42", what, f"federated.strategy, {key}", "another strategy, such as fedavg")
-        if on and federated.codec != "plain":
+        if on and codec.fidelity is not Fidelity.EXACT:
             what = f"codec={federated.codec} changes a delta after it was bounded, on its way to {key}"
             yield Problem("P42", what, f"federated.codec, {key}", "codec = plain")

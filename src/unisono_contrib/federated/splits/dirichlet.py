@@ -8,7 +8,7 @@ from pydantic import Field
 
 from unisono.spec.errors import UsageError
 from unisono.spec.training import Natural, Positive
-from unisono_contrib.spec.federated import Split
+from unisono_contrib.spec.federated import SampleSplit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TRIES = 1000
 
 
-class DirichletSplit(Split):
+class DirichletSplit(SampleSplit):
     """Each class is cut among the clients in shares drawn from a Dirichlet distribution."""
 
     name: ClassVar[str] = "dirichlet"

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from unisono_contrib.spec.federated import Split
+from unisono_contrib.spec.federated import SampleSplit
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class EvenSplit(Split):
+class EvenSplit(SampleSplit):
     """All samples in a drawn order, cut into parts of equal size."""
 
     name: ClassVar[str] = "iid"

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from unisono_contrib.spec.federated import Split
+from unisono_contrib.spec.federated import SampleSplit
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class OwnSplit(Split):
+class OwnSplit(SampleSplit):
     """Each client has all the training data of its process: for --serve and --join, where recipes differ in [data]."""
 
     name: ClassVar[str] = "own"

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from unisono.spec.training import Count
-from unisono_contrib.spec.federated import Split
+from unisono_contrib.spec.federated import SampleSplit
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class ShardsSplit(Split):
+class ShardsSplit(SampleSplit):
     """Samples sorted by class and cut into shards, of which each client has a few: it sees few classes."""
 
     name: ClassVar[str] = "shards"

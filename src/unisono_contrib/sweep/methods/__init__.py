@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from unisono.report.picture import LineChart
 from unisono.spec.family import Family, Member
-from unisono_contrib.sweep.progress import Piece, Progress, State, Trial
+from unisono_contrib.sweep.progress import Piece, State, SweepProgress, Trial
 from unisono_contrib.sweep.space import Params
 
 
@@ -63,19 +63,19 @@ class SearchMethod(Member, ABC):
     pieces: ClassVar[bool] = False
     resumes: ClassVar[bool] = False
 
-    def misfit(self, progress: Progress) -> str:
+    def misfit(self, progress: SweepProgress) -> str:
         """Why this space cannot be searched in this way; "" where it can."""
         return ""
 
-    def fixed(self, progress: Progress) -> Params:
+    def fixed(self, progress: SweepProgress) -> Params:
         """Values that all trials get beside those of the space."""
         return {}
 
-    def count(self, progress: Progress) -> int:
+    def count(self, progress: SweepProgress) -> int:
         """How many trials there will be at most."""
         return progress.wanted
 
-    def decide(self, progress: Progress, folder: Path) -> Decision | None:
+    def decide(self, progress: SweepProgress, folder: Path) -> Decision | None:
         """What to do now; None where there is nothing to do until a trial ends. folder: the sweep's own."""
         for trial in progress.trials:
             if trial.is_idle:
@@ -85,15 +85,15 @@ class SearchMethod(Member, ABC):
         return None
 
     @abstractmethod
-    def propose(self, progress: Progress, folder: Path) -> Params:
+    def propose(self, progress: SweepProgress, folder: Path) -> Params:
         """The values of the next trial, whose number is that of the trials that there are."""
 
-    def conclude(self, progress: Progress) -> Conclusion:
+    def conclude(self, progress: SweepProgress) -> Conclusion:
         """What came of it."""
         best = progress.best
         return Conclusion(None if best is None else best.params, {})
 
-    def charts(self, progress: Progress) -> Sequence[LineChart | None]:
+    def charts(self, progress: SweepProgress) -> Sequence[LineChart | None]:
         """Charts of its own, on the sweep's page."""
         return []
 
@@ -103,6 +103,6 @@ METHODS: Family[SearchMethod] = Family(
 )
 
 
-def idle(progress: Progress) -> list[Trial]:
+def idle(progress: SweepProgress) -> list[Trial]:
     """Trials that wait, those that have come least far first."""
     return sorted((t for t in progress.trials if t.is_idle), key=lambda trial: (trial.step, trial.number))

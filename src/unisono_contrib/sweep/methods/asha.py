@@ -12,7 +12,7 @@ from pydantic import Field
 
 from unisono.spec.training import Count
 from unisono_contrib.sweep.methods import METHODS, Decision, End, New, SearchMethod, Train
-from unisono_contrib.sweep.progress import Piece, Progress, State, Trial
+from unisono_contrib.sweep.progress import Piece, State, SweepProgress, Trial
 from unisono_contrib.sweep.space import Params
 
 
@@ -39,10 +39,10 @@ class SuccessiveHalving(SearchMethod):
             rung *= self.eta
         return (*rungs, steps)
 
-    def propose(self, progress: Progress, folder: Path) -> Params:
+    def propose(self, progress: SweepProgress, folder: Path) -> Params:
         return METHODS.find(self.sampler)().propose(progress, folder)
 
-    def decide(self, progress: Progress, folder: Path) -> Decision | None:
+    def decide(self, progress: SweepProgress, folder: Path) -> Decision | None:
         rungs = self.rungs(progress.steps)
         for trial in progress.trials:
             if trial.is_idle and trial.step >= progress.steps:
@@ -59,19 +59,19 @@ class SuccessiveHalving(SearchMethod):
             return None
         return _ending(progress, rungs)
 
-    def _promoted(self, progress: Progress, rung: int) -> Trial | None:
+    def _promoted(self, progress: SweepProgress, rung: int) -> Trial | None:
         """The best trial that waits at a rung and is among the best 1/eta of all that have come there."""
         there = _ranked(progress, rung)
         return next((t for t in there[: len(there) // self.eta] if t.is_idle and t.step == rung), None)
 
 
-def _ranked(progress: Progress, rung: int) -> list[Trial]:
+def _ranked(progress: SweepProgress, rung: int) -> list[Trial]:
     """Trials that have come to a rung with a number, the best first."""
     there = [trial for trial in progress.trials if trial.at(rung) is not None]
     return sorted(there, key=lambda trial: (progress.cost(trial.at(rung)), trial.number))
 
 
-def _ending(progress: Progress, rungs: tuple[int, ...]) -> Decision | None:
+def _ending(progress: SweepProgress, rungs: tuple[int, ...]) -> Decision | None:
     """Nothing trains, and no rung is full enough: the best of the highest one goes on all the same, so that one trial
     at least is trained to the end. The others are over."""
     farthest = max((trial.step for trial in progress.trials), default=0)

@@ -14,7 +14,7 @@ from pydantic import Field
 from unisono.report.collect import collect
 from unisono_contrib.report.compare import ComparedRun, target_of
 from unisono_contrib.sweep.methods import Conclusion, SearchMethod
-from unisono_contrib.sweep.progress import Progress
+from unisono_contrib.sweep.progress import SweepProgress
 from unisono_contrib.sweep.space import Params
 
 _KEY = "train.global_batch"
@@ -35,7 +35,7 @@ class LargestBatch(SearchMethod):
         default="sqrt", description="how the learning rate grows with the batch: sqrt | linear | none"
     )
 
-    def misfit(self, progress: Progress) -> str:
+    def misfit(self, progress: SweepProgress) -> str:
         batches = self._batches(progress)
         if (
             [*progress.space] != [_KEY]
@@ -45,19 +45,19 @@ class LargestBatch(SearchMethod):
             return f'this method searches batches alone: "{_KEY}" = [16, 32, 64, 128]'
         return ""
 
-    def _batches(self, progress: Progress) -> list[int]:
+    def _batches(self, progress: SweepProgress) -> list[int]:
         return sorted(map(int, progress.space[_KEY].cells())) if _KEY in progress.space else []
 
-    def count(self, progress: Progress) -> int:
+    def count(self, progress: SweepProgress) -> int:
         return len(self._batches(progress))
 
-    def propose(self, progress: Progress, folder: Path) -> Params:
+    def propose(self, progress: SweepProgress, folder: Path) -> Params:
         batches = self._batches(progress)
         batch = batches[len(progress.trials)]
         power = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}[self.scale]
         return {_KEY: batch, "train.lr": progress.lr * (batch / progress.batch) ** power}
 
-    def conclude(self, progress: Progress) -> Conclusion:
+    def conclude(self, progress: SweepProgress) -> Conclusion:
         runs = {t.params[_KEY]: ComparedRun("", collect(t.run_dir)) for t in progress.trials if t.run_dir}
         runs = {batch: run for batch, run in sorted(runs.items()) if run.progress}
         target = target_of(next(iter(runs.values()))) if runs else None

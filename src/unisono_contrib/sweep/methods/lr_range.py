@@ -10,7 +10,7 @@ from unisono.observe.metrics import read_steps
 from unisono.report.picture import ChartAxis, ChartLine, LineChart, line_chart
 from unisono.spec.words import is_number, number
 from unisono_contrib.sweep.methods import Conclusion, SearchMethod
-from unisono_contrib.sweep.progress import Progress
+from unisono_contrib.sweep.progress import SweepProgress
 from unisono_contrib.sweep.space import Interval, Params
 
 _SMOOTH = 0.9  # of the moving average of losses
@@ -32,7 +32,7 @@ class LearningRateRange(SearchMethod):
 
     name: ClassVar[str] = "lr_range"
 
-    def misfit(self, progress: Progress) -> str:
+    def misfit(self, progress: SweepProgress) -> str:
         space = progress.space
         if (
             [*space] != ["train.lr"]
@@ -42,17 +42,17 @@ class LearningRateRange(SearchMethod):
             return 'a range test searches one interval above 0: "train.lr" = {low = 1e-6, high = 10.0}'
         return "" if progress.steps >= 10 else "a range test takes ten steps at least: train.steps = 200"
 
-    def count(self, progress: Progress) -> int:
+    def count(self, progress: SweepProgress) -> int:
         return 1
 
-    def fixed(self, progress: Progress) -> Params:
+    def fixed(self, progress: SweepProgress) -> Params:
         low = progress.space["train.lr"].at(0.0)
         return {"train.lr_schedule": "range", "train.first_lr": low, "train.warmup_steps": 0}
 
-    def propose(self, progress: Progress, folder: Path) -> Params:
+    def propose(self, progress: SweepProgress, folder: Path) -> Params:
         return {"train.lr": progress.space["train.lr"].at(1.0)}
 
-    def conclude(self, progress: Progress) -> Conclusion:
+    def conclude(self, progress: SweepProgress) -> Conclusion:
         points = _points(progress)
         if (test := judge_range(points)) is None:
             return Conclusion(None, {})
@@ -60,14 +60,14 @@ class LearningRateRange(SearchMethod):
         said = f"the loss fell fastest at {number(test.steepest)} and was least at {number(test.least)}{end}"
         return Conclusion({"train.lr": test.steepest}, {"lr_range": asdict(test)}, (said,))
 
-    def charts(self, progress: Progress) -> Sequence[LineChart | None]:
+    def charts(self, progress: SweepProgress) -> Sequence[LineChart | None]:
         points = _points(progress)
         finite = smoothed([(lr, loss) for lr, loss in points if math.isfinite(loss)])
         axis = ChartAxis("learning rate", whole=False, log=True)
         return [line_chart("Loss, smoothed, by learning rate", [ChartLine("", finite)], axis=axis)]
 
 
-def _points(progress: Progress) -> list[tuple[float, float]]:
+def _points(progress: SweepProgress) -> list[tuple[float, float]]:
     """(learning rate, loss) of each step of the one run."""
     if not progress.trials or not progress.trials[0].run_dir:
         return []

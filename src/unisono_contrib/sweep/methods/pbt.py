@@ -13,7 +13,7 @@ from pydantic import Field
 
 from unisono.spec.training import Count
 from unisono_contrib.sweep.methods import Decision, End, New, SearchMethod, Train, idle
-from unisono_contrib.sweep.progress import Piece, Progress, State, Trial
+from unisono_contrib.sweep.progress import Piece, State, SweepProgress, Trial
 from unisono_contrib.sweep.space import Params, drawn, explored
 
 
@@ -34,13 +34,13 @@ class PopulationBased(SearchMethod):
         description="share of the population that is replaced, and that is copied",
     )
 
-    def misfit(self, progress: Progress) -> str:
+    def misfit(self, progress: SweepProgress) -> str:
         return "" if progress.wanted >= 2 else "a population has two members at least: trials = 8"
 
-    def propose(self, progress: Progress, folder: Path) -> Params:
+    def propose(self, progress: SweepProgress, folder: Path) -> Params:
         return drawn(progress.space, progress.seed, len(progress.trials))
 
-    def decide(self, progress: Progress, folder: Path) -> Decision | None:
+    def decide(self, progress: SweepProgress, folder: Path) -> Decision | None:
         if len(progress.trials) < progress.wanted:
             return New(self.propose(progress, folder))
         interval = self.interval or max(1, progress.steps // 10)
@@ -60,7 +60,7 @@ class PopulationBased(SearchMethod):
         ]
         return min(pieces, key=lambda train: (train.piece.source is None, train.trial), default=None)
 
-    def _next(self, progress: Progress, trial: Trial, until: int) -> Train:
+    def _next(self, progress: SweepProgress, trial: Trial, until: int) -> Train:
         """The next piece of a member: of its own run, or from a better one's checkpoint."""
         until = min(progress.steps, until)
         ranked = sorted(

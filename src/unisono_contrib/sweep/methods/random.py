@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from unisono_contrib.sweep.methods import SearchMethod
-from unisono_contrib.sweep.progress import Progress
+from unisono_contrib.sweep.progress import SweepProgress
 from unisono_contrib.sweep.space import Params, drawn
 
 
@@ -13,5 +13,5 @@ class RandomSearch(SearchMethod):
 
     name: ClassVar[str] = "random"
 
-    def propose(self, progress: Progress, folder: Path) -> Params:
+    def propose(self, progress: SweepProgress, folder: Path) -> Params:
         return drawn(progress.space, progress.seed, len(progress.trials))

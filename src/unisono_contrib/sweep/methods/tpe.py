@@ -7,8 +7,8 @@ from pydantic import Field
 
 from unisono.spec.errors import UsageError
 from unisono_contrib.sweep.methods import SearchMethod
-from unisono_contrib.sweep.progress import Progress, State, Trial
-from unisono_contrib.sweep.space import Choice, Dimension, Params
+from unisono_contrib.sweep.progress import State, SweepProgress, Trial
+from unisono_contrib.sweep.space import Dimension, OneOf, Params
 
 STUDY = "optuna.journal"
 """Optuna's own storage in the sweep's folder, which its dashboard reads."""
@@ -21,11 +21,11 @@ class ParzenEstimator(SearchMethod):
 
     startup: int = Field(default=10, ge=1, description="trials drawn at random before the estimate is used")
 
-    def misfit(self, progress: Progress) -> str:
+    def misfit(self, progress: SweepProgress) -> str:
         _optuna()
         return ""
 
-    def propose(self, progress: Progress, folder: Path) -> Params:
+    def propose(self, progress: SweepProgress, folder: Path) -> Params:
         optuna, number = _optuna(), len(progress.trials)
         sampler = optuna.samplers.TPESampler(
             n_startup_trials=self.startup, constant_liar=True, seed=progress.seed * 100_003 + number
@@ -51,7 +51,7 @@ def _optuna() -> Any:
     return optuna
 
 
-def _study(folder: Path, progress: Progress, sampler: Any) -> Any:
+def _study(folder: Path, progress: SweepProgress, sampler: Any) -> Any:
     """Optuna's study in the sweep's folder, which hears how trials have ended since it was asked last. Its trials have
     our numbers: they are asked for in this order, by the one process that holds the sweep."""
     from optuna.storages import JournalStorage
@@ -93,16 +93,16 @@ def _tell(study: Any, known: Any, trial: Trial) -> None:
 
 def _distribution(optuna: Any, dimension: Dimension) -> Any:
     kinds = optuna.distributions
-    if isinstance(dimension, Choice):  # by place: a list of a recipe is no value for Optuna
+    if isinstance(dimension, OneOf):  # by place: a list of a recipe is no value for Optuna
         return kinds.CategoricalDistribution(tuple(range(len(dimension.values))))
     if dimension.whole:
         return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
-def _plain(progress: Progress, params: Any) -> Params:
+def _plain(progress: SweepProgress, params: Any) -> Params:
     """Optuna's values as the recipe's, in the space's order."""
     return {
-        key: dimension.values[params[key]] if isinstance(dimension, Choice) else params[key]
+        key: dimension.values[params[key]] if isinstance(dimension, OneOf) else params[key]
         for key, dimension in progress.space.items()
     }

@@ -7,17 +7,17 @@ from typing import ClassVar, Protocol
 
 from unisono.spec.finder import Finder
 from unisono_contrib.sweep.room import Need
-from unisono_contrib.sweep.trial import Job, Outcome
+from unisono_contrib.sweep.trial import PieceOutcome, TrialJob
 
 
 class Workers(Protocol):
     """Those who train trials, while a sweep is at work."""
 
-    def start(self, job: Job, need: Need) -> None:
+    def start(self, job: TrialJob, need: Need) -> None:
         """Start a piece of a trial."""
         ...
 
-    def ended(self) -> Iterator[tuple[int, Outcome]]:
+    def ended(self) -> Iterator[tuple[int, PieceOutcome]]:
         """Wait until a piece has ended; each that has, by its trial."""
         ...
 

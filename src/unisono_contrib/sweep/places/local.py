@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from unisono_contrib.sweep.places import TrialPlace
 from unisono_contrib.sweep.room import Need
-from unisono_contrib.sweep.trial import Job, Outcome, TrialProcess, ending, start
+from unisono_contrib.sweep.trial import PieceOutcome, TrialJob, TrialProcess, ending, start
 
 
 class LocalWorkers:
@@ -17,11 +17,11 @@ class LocalWorkers:
     def __init__(self) -> None:
         self.processes = dict[int, TrialProcess]()
 
-    def start(self, job: Job, need: Need) -> None:
+    def start(self, job: TrialJob, need: Need) -> None:
         self.processes[job.number] = start(job)
 
-    def ended(self) -> Iterator[tuple[int, Outcome]]:
-        gone = {os.pidfd_open(one.process.pid): number for number, one in self.processes.items()}
+    def ended(self) -> Iterator[tuple[int, PieceOutcome]]:
+        gone = {os.pidfd_open(trial.process.pid): number for number, trial in self.processes.items()}
         try:
             ready, _, _ = select.select([*gone], [], [])
         finally:

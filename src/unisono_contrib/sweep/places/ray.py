@@ -16,21 +16,21 @@ from typing import Any, ClassVar
 from unisono.spec.errors import UsageError
 from unisono_contrib.sweep.places import TrialPlace
 from unisono_contrib.sweep.room import Need
-from unisono_contrib.sweep.trial import Job, Outcome, start
+from unisono_contrib.sweep.trial import PieceOutcome, TrialJob, start
 
 _STOP = "stop"
 """In a trial's folder: the task that trains it is asked to save and end. Ray's own cancelling kills what it started."""
 _LOOK = 0.1  # seconds between two looks at that
 
 
-def piece(job: Job, folder: str) -> Outcome:
+def piece(job: TrialJob, folder: str) -> PieceOutcome:
     """Train a piece, inside a worker of Ray. folder: where the sweep was started."""
     os.chdir(folder)
     stop = Path(job.folder, _STOP)
     process = start(job)
     try:
         while (outcome := process.wait(_LOOK)) is None:
-            if stop.exists() and not process.asked:
+            if stop.exists() and not process.stopping:
                 process.stop()
         return outcome
     finally:
@@ -42,25 +42,25 @@ class RayWorkers:
     """Trials under way on a cluster, by their tasks."""
 
     def __init__(self, ray: Any) -> None:
-        self.ray, self.tasks = ray, dict[Any, Job]()
+        self.ray, self.tasks = ray, dict[Any, TrialJob]()
         self._piece = ray.remote(max_retries=0)(piece)
 
-    def start(self, job: Job, need: Need) -> None:
+    def start(self, job: TrialJob, need: Need) -> None:
         Path(job.folder, _STOP).unlink(missing_ok=True)
-        asked = {"num_gpus": need.gpus, "num_cpus": 0} if need.gpus else {"num_cpus": need.cores}
-        task = self._piece.options(name=f"trial-{job.number:03}", **asked).remote(job, os.getcwd())
+        resources = {"num_gpus": need.gpus, "num_cpus": 0} if need.gpus else {"num_cpus": need.cores}
+        task = self._piece.options(name=f"trial-{job.number:03}", **resources).remote(job, os.getcwd())
         self.tasks[task] = job
 
-    def ended(self) -> Iterator[tuple[int, Outcome]]:
+    def ended(self) -> Iterator[tuple[int, PieceOutcome]]:
         ready, _ = self.ray.wait([*self.tasks], num_returns=1)
         for task in ready:
             yield self.tasks.pop(task).number, self._outcome(task)
 
-    def _outcome(self, task: Any) -> Outcome:
+    def _outcome(self, task: Any) -> PieceOutcome:
         try:
             return self.ray.get(task)
         except self.ray.exceptions.RayError as error:  # the worker or its host has gone
-            return Outcome(why=f"Ray: {str(error).strip().splitlines()[0]}", again=True)
+            return PieceOutcome(why=f"Ray: {str(error).strip().splitlines()[0]}", again=True)
 
     def stop(self, grace: float) -> None:
         """Ask all to save and end; what is left after `grace` seconds is cancelled by force."""

@@ -66,8 +66,8 @@ class OneBitLambSteps(MomentSteps):
             self.norms.measure_largest(2, params, below)
             return
         rates = [
-            group["lr"] * self._ratio(p, *n, learns, learnt)
-            for p, n in zip(params, self.norms.of(params), strict=True)
+            group["lr"] * self._ratio(p, norms, learns, learnt)
+            for p, norms in zip(params, self.norms.of(params), strict=True)
         ]
         torch._foreach_mul_(moves, rates)
         torch._foreach_sub_(params, moves)
@@ -76,14 +76,13 @@ class OneBitLambSteps(MomentSteps):
     def _learn(self, params: list[Tensor], learns: bool) -> None:
         grads = grads_of(params)
         self.learn("exp_avg", params, self.betas[0], grads)
-        squares = torch._foreach_mul(grads, grads)
+        squares = list(torch._foreach_mul(grads, grads))
         for key in ("exp_avg_sq", FRESH) if learns else (FRESH,):
             self.learn(key, params, self.betas[1], squares)
 
-    def _ratio(
-        self, p: Tensor, weight: float, move: float, quotient: float, learns: bool, learnt: int
-    ) -> float:
-        """The trust ratio of a parameter's step, which changes what is kept of ratios."""
+    def _ratio(self, p: Tensor, norms: Sequence[float], learns: bool, learnt: int) -> float:
+        """The trust ratio of a parameter's step, which changes what is kept of ratios. norms: its columns."""
+        weight, move, quotient = norms
         state, decay = self.state[p], self.member.trust_decay
         if learns:
             ratio = trust_ratio(weight, move, self.clip)

@@ -66,34 +66,34 @@ class MomentSteps(NormedSteps):
             "exp_avg_sq": torch.zeros_like(parameter),
         }
 
-    def kept(self, params: Sequence[Tensor], key: str) -> list[Tensor]:
+    def kept(self, params: list[Tensor], key: str) -> list[Tensor]:
         """One tensor of the state of each parameter."""
         return [self.state[p][key] for p in params]
 
-    def learn(self, key: str, params: Sequence[Tensor], beta: float, new: Sequence[Tensor]) -> None:
+    def learn(self, key: str, params: list[Tensor], beta: float, new: list[Tensor]) -> None:
         """A moment of each parameter becomes `beta` of itself and `1 - beta` of what is new."""
         moments = self.kept(params, key)
         torch._foreach_mul_(moments, beta)
         torch._foreach_add_(moments, torch._foreach_mul(new, 1 - beta))
 
-    def roots(self, params: Sequence[Tensor], seen: int, key: str = "exp_avg_sq") -> list[Tensor]:
+    def roots(self, params: list[Tensor], seen: int, key: str = "exp_avg_sq") -> list[Tensor]:
         """The root of the second moment, of which `seen` steps are part, and eps."""
         below = list(torch._foreach_sqrt(self.kept(params, key)))
         torch._foreach_div_(below, math.sqrt(1 - self.betas[1] ** seen))
         torch._foreach_add_(below, self.eps)
         return below
 
-    def means(self, params: Sequence[Tensor], seen: int) -> list[Tensor]:
+    def means(self, params: list[Tensor], seen: int) -> list[Tensor]:
         """The first moment, of which `seen` steps are part."""
         return list(torch._foreach_div(self.kept(params, "exp_avg"), 1 - self.betas[0] ** seen))
 
-    def count_step(self, params: Sequence[Tensor]) -> None:
+    def count_step(self, params: list[Tensor]) -> None:
         """One more update of each parameter."""
         for p in params:
             self.state[p]["step"] += 1
 
 
-def decayed_(moves: list[Tensor], params: Sequence[Tensor], decay: float) -> list[Tensor]:
+def decayed_(moves: list[Tensor], params: list[Tensor], decay: float) -> list[Tensor]:
     """Add weight decay to steps, in place: inside of what the trust ratio scales."""
     if decay:
         torch._foreach_add_(moves, torch._foreach_mul(params, decay))
@@ -108,7 +108,7 @@ class LambSteps(MomentSteps):
         if number == 0:
             grads = grads_of(params)
             self.learn("exp_avg", params, self.betas[0], grads)
-            self.learn("exp_avg_sq", params, self.betas[1], torch._foreach_mul(grads, grads))
+            self.learn("exp_avg_sq", params, self.betas[1], list(torch._foreach_mul(grads, grads)))
             self.norms.measure(0, params, params)
         moves = self.means(params, count + 1)
         torch._foreach_div_(moves, self.roots(params, count + 1))
@@ -116,7 +116,7 @@ class LambSteps(MomentSteps):
         if number == 0:
             self.norms.measure(1, params, moves)
             return
-        rates = [group["lr"] * trust_ratio(*norms, self.clip) for norms in self.norms.of(params)]
+        rates = [group["lr"] * trust_ratio(w, m, self.clip) for w, m in self.norms.of(params)]
         torch._foreach_mul_(moves, rates)
         torch._foreach_sub_(params, moves)
         self.count_step(params)
@@ -135,7 +135,7 @@ class LansSteps(MomentSteps):
         grads = list(torch._foreach_mul(grads_of(params), units))
         if number == 1:
             self.learn("exp_avg", params, self.betas[0], grads)
-            self.learn("exp_avg_sq", params, self.betas[1], torch._foreach_mul(grads, grads))
+            self.learn("exp_avg_sq", params, self.betas[1], list(torch._foreach_mul(grads, grads)))
         below = self.roots(params, count + 1)
         moves = self.means(params, count + 1)
         for steps in (moves, grads):

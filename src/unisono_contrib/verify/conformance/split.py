@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono_contrib.spec.federated import Split
+from unisono_contrib.spec.federated import SampleSplit
 
 _SAMPLES, _CLIENTS, _CLASSES = 600, 6, 5
 
 
-def faults(member: Split, folder: Path, text: str = "") -> Iterator[str]:
+def faults(member: SampleSplit, folder: Path, text: str = "") -> Iterator[str]:
     """What is wrong with a split, a sentence each: 1. Each sample is with exactly one client, unless clients have data
     of their own. 2. Numbers are int64, ascending. 3. The same seed gives the same split, another one another."""
     classes = np.arange(_SAMPLES, dtype=np.int64) % _CLASSES
