@@ -67,8 +67,8 @@ class AdasumSync(Sync):
         table = torch.zeros(self._count, n, n, dtype=torch.float64, device=self._device)
         for bucket, parts, pending in flights:
             pending.wait()
-            for name, part in self._parts(bucket, parts):
-                wide = part.double()
+            for name, place in self._places(bucket, parts.shape[1]):
+                wide = parts[:, place].double()
                 table[self._rows[name]] += wide @ wide.T
         # What several ranks of a replica hold alike is in all dot products of a tensor as often: no quotient changes.
         self._counts = merge_weights(self._world.all_reduce(table))
@@ -77,10 +77,8 @@ class AdasumSync(Sync):
         gathers = []
         for bucket, parts, _ in flights:
             merged = torch.zeros_like(parts[0])
-            for name, part in self._parts(bucket, parts):
-                first = part.storage_offset() - parts.storage_offset()
-                row = weights[self._rows[name]].to(part.dtype)
-                merged[first : first + part.shape[1]] = row @ part
+            for name, place in self._places(bucket, parts.shape[1]):
+                merged[place] = weights[self._rows[name]].to(parts.dtype) @ parts[:, place]
             gathers.append((merged, self.dp.start_all_gather(bucket.flat, merged)))
         for _, pending in gathers:
             pending.wait()
@@ -91,16 +89,15 @@ class AdasumSync(Sync):
         the number of replicas where all are orthogonal."""
         return {"adasum_gain": round(float(self._counts.sum(-1).mean()), 4)}
 
-    def _parts(self, bucket: Bucket, parts: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """(name, [replicas, m]: what lies here of a parameter) of each of which something does. parts: [replicas,
-        length of a part of the bucket]."""
-        width = parts.shape[1]
+    def _places(self, bucket: Bucket, width: int) -> Iterator[tuple[str, slice]]:
+        """(name, where it lies) of each parameter of which this rank has something. width: elements of a rank's part of
+        the bucket."""
         begin, offset = self.dp.index * width, 0
         for p in bucket.params:
             low, high = max(offset, begin), min(offset + p.numel(), begin + width)
             offset += p.numel()
             if high > low:
-                yield self._names[id(p)], parts[:, low - begin : high - begin]
+                yield self._names[id(p)], slice(low - begin, high - begin)
 
 
 def merge_weights(dots: Tensor) -> Tensor:
