@@ -766,6 +766,13 @@ OPTIMISERS = (
         lambda ran: _falls([step["lr"] for step in ran.metrics()][3::-1]),
     ),
     proven(_G, "Gradient clipping across shards", "shard=2 tp=2", "pp=2 dp=2", more="--train.clip 0.1"),
+    reads(
+        _G,
+        "Adasum-style merge",
+        f'{TRAIN} 6 --plan "dp=2 sync=adasum"',
+        "`adasum_gain`: between the mean of two gradients (1) and their sum (2)",
+        lambda ran: all(1.0 < step["adasum_gain"] < 2.1 for step in ran.metrics()),
+    ),
     proven(
         _G,
         "LARS, LAMB: trust ratios of whole matrices under any cut",
