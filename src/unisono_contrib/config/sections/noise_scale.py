@@ -25,12 +25,12 @@ class NoiseScaleConfig(Section):
     )
 
     def problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
-        yield from unmeasurable(recipe, plan, "noise_scale")
+        yield from unmeasurable(plan, "noise_scale")
+        yield from computed_otherwise(recipe, "noise_scale")
 
 
-def unmeasurable(recipe: Any, plan: Plan, where: str) -> Iterator[Problem]:
-    """Why gradients of micro-batches have no norms of their own under this recipe and plan. where: the key that wants
-    them."""
+def unmeasurable(plan: Any, where: str) -> Iterator[Problem]:
+    """Why gradients of micro-batches have no norms of their own under this plan. where: the key that wants them."""
     for key in ("shard", "tp", "cp", "ep"):
         if getattr(plan, key) != 1:
             what = f"with {key}={getattr(plan, key)} no rank has the gradient of a micro-batch by itself"
@@ -46,6 +46,10 @@ def unmeasurable(recipe: Any, plan: Plan, where: str) -> Iterator[Problem]:
     if plan.pp > 1 and plan.text("schedule") not in ("1f1b", "gpipe"):
         what = f"schedule={plan.text('schedule')} computes gradients of a micro-batch in parts"
         yield Problem("P44", what, f"plan.schedule, {where}", "schedule=1f1b")
+
+
+def computed_otherwise(recipe: Any, where: str) -> Iterator[Problem]:
+    """Keys of a recipe under which a micro-batch has not one gradient. where: the key that wants it."""
     for key, on in (("train.guard", recipe.train.guard > 0), ("privacy", getattr(recipe, "privacy", None))):
         if on:
             what = f"{key} computes gradients of a micro-batch more than once, or none"

@@ -17,6 +17,8 @@ def batches(section: NoiseScaleConfig, recipe: Recipe, dataset: Any, device: Any
 def around(section: NoiseScaleConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
     """Measures each step. Raises UsageError C06 where a step is one micro-batch, of which nothing can be learned."""
     train = recipe.train
+    if train.optimiser().paced:  # it measures by itself, and tells
+        return lambda run: run
     need_two(train.global_batch, train.micro_batch or 1, "noise_scale")
     return NoiseScale(section.smoothing).attach
 
