@@ -24,6 +24,7 @@ def trained(ctx: Any, folder: str, plan: str, steps: int = 4, **train: Any) -> A
 
     def note(numbers: Any) -> None:
         seen.append((numbers.squares, numbers.norm))
+        assert observe is not None
         observe(numbers)
 
     if observe is not None:
