@@ -48,8 +48,9 @@ class Optimiser(Member, ABC):
     holds a part of one cannot make it. gathers: one rank gathers the parts and makes the step for all (`owners.py` of
     the sister package); else plans that cut such a tensor are refused. with_owner: that rank keeps the state, too.
     norms: a step needs norms of whole tensors alone, which ranks that hold parts of one add up; its live optimiser is a
-    `train.optim._normed_steps.NormedSteps` of the sister package. by_shape: `for_parameter` goes by shapes
-    alone, so that it is known of any model which parameters are whose."""
+    `train.optim._normed_steps.NormedSteps` of the sister package. paced: its learning rate follows the noise of
+    gradients, as `train/build/adascale.py` of the sister package has a run measure it. by_shape: `for_parameter` goes by
+    shapes alone, so that it is known of any model which parameters are whose."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False
@@ -58,6 +59,7 @@ class Optimiser(Member, ABC):
     gathers: ClassVar[bool] = False
     with_owner: ClassVar[bool] = False
     norms: ClassVar[bool] = False
+    paced: ClassVar[bool] = False
     by_shape: ClassVar[bool] = False
 
     def for_parameter(self, name: str, shape: tuple[int, ...]) -> "Optimiser":

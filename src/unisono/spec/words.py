@@ -27,6 +27,7 @@ INSTRUMENTS = {
     "idle_share": "idle share",
     "cohort": "peers in the round",
     "epsilon": "epsilon",
+    "noise_scale": "gradient noise scale",
 }
 
 

@@ -6,7 +6,7 @@ Where several steps make one update, they are one step here (`bounds.steps_of`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,6 +83,11 @@ class Updating:
     def scaler(self) -> Unscaled:
         """The scaler of the update inside."""
         return self.inner.scaler
+
+    @property
+    def keeps(self) -> Mapping[str, Tensor]:
+        """What the update inside keeps between steps."""
+        return self.inner.keeps
 
     @property
     def optimizer(self) -> Optimizer:

@@ -171,8 +171,16 @@ def replica_of(
     return Replica(
         plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps,
         recipe.launch.servers or 1, _mailbox_of(recipe.launch),
-        tuple(live.around(section, recipe, len(corpus.train)) for section, live in _live_sections(recipe)),
+        _changes_of(recipe, len(corpus.train)),
     )  # fmt: skip
+
+
+def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...]:
+    """What sections of the recipe and its optimiser change of a live run."""
+    changes = [live.around(section, recipe, samples) for section, live in _live_sections(recipe)]
+    if recipe.train.optimiser().paced:
+        changes.append(contributed("unisono.train.build.adascale").around(recipe))
+    return tuple(changes)
 
 
 def _norms_of(

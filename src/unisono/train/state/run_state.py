@@ -91,15 +91,18 @@ def changed_within(run: Run) -> str:
 
 def kept_of(run: Run) -> list[Box]:
     """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own; and
-    the loss's scale, as `scaler/KEY`."""
+    the loss's scale, as `scaler/KEY`, and what the update keeps, as `update/KEY`."""
     run.sync.await_transfers()
     return [*_scale_of(run), *(box for _, box in _kept(run, run.sync.state()))]
 
 
 def _scale_of(run: Run) -> list[Box]:
-    """The scale of the loss: all ranks have the same one, and the first writes it."""
+    """The scale of the loss and numbers of the update: all ranks have the same ones, and the first writes them."""
     first = not any(run.mesh.at.values())
-    return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
+    kept = (("scaler", run.update.scaler.state()), ("update", run.update.keeps))
+    return [
+        Box(f"{kind}/{key}", (), (), value, first) for kind, state in kept for key, value in state.items()
+    ]
 
 
 class StateSource(Protocol):

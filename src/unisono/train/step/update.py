@@ -79,6 +79,8 @@ class Update:
     lag: steps from a gradient to its update. by_parts: whether parts of the model may be updated later than others.
     judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
     alike. after(verdict): what else follows from the whole step on all ranks, each; returns what there is to tell.
+    observe(numbers): hears of a step before its learning rate is read. keeps: what it knows between steps, tensors of
+    no dims, by name in checkpoints; the same on all ranks.
     optimizer_over(slots): the same optimiser, at its beginning, over other tensors. gathers: see `Optimiser`.
     """
 
@@ -94,19 +96,23 @@ class Update:
     lag: int = 0
     judge: Callable[[int, Verdict, Numbers], str] = not_numbers
     after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
+    observe: Callable[[Numbers], None] | None = None
+    keeps: Mapping[str, torch.Tensor] = field(default_factory=dict)
     optimizer_over: Callable[[Sequence[Slot]], Optimizer] | None = None
     gathers: bool = False
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
         it where something follows, or it hangs."""
-        lr = self._rate(step)
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
         again = self.scaler.overflowed(finite)
         # What only this replica knows is judged at the next meeting; until then its own bad step is left out.
         bad = "" if again or not numbers.met else self.judge(step, verdict, numbers.alike)
         if bad or not finite:
             verdict = Verdict.DISCARD
+        if self.observe is not None and verdict is Verdict.APPLY:
+            self.observe(numbers)
+        lr = self._rate(step)
         if verdict is Verdict.APPLY:
             self.make(step, numbers.norm)
         stop, says = numbers.stop and not again, dict[str, Any](self.scaler.says())
