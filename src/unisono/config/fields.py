@@ -49,7 +49,9 @@ def keys() -> Mapping[str, Key]:
             known |= {f"model.{leaf}": key_of(f"model.{leaf}", field) for leaf, field in model_keys().items()}
             known["model.kind"] = replace(known["model.kind"], description=listed())
         elif name in SECTIONS:
-            section = next(kind for kind in (info.annotation, *get_args(info.annotation)) if _is_model(kind))
+            section: Any = next(
+                kind for kind in (info.annotation, *get_args(info.annotation)) if _is_model(kind)
+            )
             for leaf, inner in section.model_fields.items():
                 known[f"{name}.{leaf}"] = key_of(f"{name}.{leaf}", inner)
         else:

@@ -1,7 +1,7 @@
 """Sections of a recipe that a capability brings along, a file each in the sister package: `[federated]`. No torch."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +22,14 @@ class Section(BaseModel):
 
     name: ClassVar[str]
     verb: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, recipe: Any) -> Self:
+        """The recipe's own, with its type. Raises LookupError where it has none."""
+        section = getattr(recipe, cls.name)
+        if not isinstance(section, cls):
+            raise LookupError(f"the recipe has no [{cls.name}]")
+        return section
 
     @property
     def pins(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import torch
 
 from unisono import __version__
 from unisono.config import Recipe
+from unisono_contrib.config.sections.federated import FederatedConfig
 from unisono_contrib.federated.server import RunParts
 from unisono_contrib.spec.federated import SPLITS
 
@@ -22,7 +23,7 @@ def alike(recipe: Recipe, parts: RunParts, fingerprint: str) -> dict[str, str]:
     facts = {"unisono": __version__, "torch": torch.__version__}
     facts |= {key: _digest(said[key]) for key in ("seed", "model", "train", "federated")}
     facts["parameters"] = _digest([[slot.name, list(slot.shape)] for slot in parts.trainer.slots])
-    return facts if SPLITS.read(recipe.federated.split).apart else {**facts, "data": fingerprint}
+    return facts if SPLITS.read(FederatedConfig.of(recipe).split).apart else {**facts, "data": fingerprint}
 
 
 def most_bytes(parts: RunParts) -> int:

@@ -25,6 +25,7 @@ from unisono.train.data.order import samples_at
 from unisono.train.step.batch_norm import changed_buffers
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import train_step
+from unisono_contrib.config.sections.federated import FederatedConfig
 from unisono_contrib.federated import draws
 from unisono_contrib.spec.federated import LocalWork, Strategy
 
@@ -80,7 +81,7 @@ class LocalTrainer:
 
     def __init__(self, recipe: Recipe, plan: Plan, corpus: Corpus, strategy: Strategy) -> None:
         self.recipe, self.corpus, self.strategy = recipe, corpus, strategy
-        self.config = recipe.federated
+        self.config = FederatedConfig.of(recipe)
         place = Place(0, 1, of_rank("gloo", 0), "gloo", timedelta(seconds=600))
         # [privacy] protects clients in their rounds, not the samples of one in its steps.
         steps = recipe.model_copy(update={"privacy": None})

@@ -12,6 +12,7 @@ from unisono.train.state import history
 from unisono.train.state.checkpoint.find import latest, step_of
 from unisono.train.state.resume import choose
 from unisono.train.state.writing import locked, writing
+from unisono_contrib.config.sections.federated import FederatedConfig
 from unisono_contrib.federated.clients import Clients
 from unisono_contrib.federated.server import Federation, RunParts, federation_of
 
@@ -66,8 +67,8 @@ def _played(federation: Federation, run_dir: Path, note: Callable[[str], None]) 
     return {
         "run_dir": str(run_dir),
         "rounds": federation.number,
-        "clients": recipe.federated.clients,
-        "strategy": recipe.federated.strategy,
+        "clients": FederatedConfig.of(recipe).clients,
+        "strategy": FederatedConfig.of(recipe).strategy,
         "rounds_per_s": rounds / seconds if rounds and seconds else 0.0,
         "checkpoint": str(latest(run_dir)),
         **{key: value for key, value in last.items() if key == "loss" or key.startswith("val_")},

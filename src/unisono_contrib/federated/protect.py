@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono_contrib.config.sections.federated import FederatedConfig
 from unisono_contrib.federated.cohorts import RoundDraws
 from unisono_contrib.federated.combine import Combiner
 from unisono_contrib.federated.secure.client import SecureClient, require_majority
@@ -26,7 +27,11 @@ from unisono_contrib.spec.federated import AGGREGATES
 def combiner_of(recipe: Any, sizes: Mapping[str, int], drawn: RoundDraws) -> Combiner:
     """The aggregate of a resolved recipe with what protects its clients. sizes: numbers of each parameter of a delta,
     in its order. drawn: who is asked when. Raises UsageError A02, C02, C03, E01."""
-    aggregate, config, section = AGGREGATES.read(recipe.federated.aggregate), recipe.federated, recipe.privacy
+    aggregate, config, section = (
+        AGGREGATES.read(FederatedConfig.of(recipe).aggregate),
+        FederatedConfig.of(recipe),
+        recipe.privacy,
+    )
     summed = None
     if config.secure:
         point = FixedPoint(config.secure_limit, config.secure_bits)

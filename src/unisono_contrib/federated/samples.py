@@ -6,6 +6,7 @@ import numpy as np
 
 from unisono.spec.errors import UsageError
 from unisono.train.data.dataset import Corpus, Dataset
+from unisono_contrib.config.sections.federated import FederatedConfig
 from unisono_contrib.spec.federated import SPLITS
 
 _BLOCK = 1024  # samples that are read together for their classes
@@ -14,7 +15,7 @@ _BLOCK = 1024  # samples that are read together for their classes
 def samples_of(recipe: Any, corpus: Corpus) -> list[np.ndarray]:
     """The training samples of each client, each sample of the data with one of them. Raises UsageError C06 where a
     split by class meets samples that have none."""
-    config, split = recipe.federated, SPLITS.read(recipe.federated.split)
+    config, split = FederatedConfig.of(recipe), SPLITS.read(FederatedConfig.of(recipe).split)
     classes = classes_of(corpus.train) if split.by_class else None
     if split.by_class and classes is None:
         raise UsageError(

@@ -19,6 +19,7 @@ from unisono.train.state.checkpoint import Box, read_full, save, tensor_names
 from unisono.train.state.run_state import pieces_of, restore
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.played_model import PlayedModel, evaluated
+from unisono_contrib.config.sections.federated import FederatedConfig
 from unisono_contrib.federated.client import LocalTrainer, Task
 from unisono_contrib.federated.clients import Answer, ClientHost, Clients, SimulatedClients
 from unisono_contrib.federated.cohorts import BufferCohorts, Cohorts, Collected, RoundCohorts, RoundDraws
@@ -52,7 +53,7 @@ class Federation:
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Rounds until the last one, each with its line of metrics."""
-        while self.number < self.resolved.recipe.federated.rounds:
+        while self.number < FederatedConfig.of(self.resolved.recipe).rounds:
             yield self.play_round()
 
     def play_round(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class Federation:
         norm, skipped = self._apply(collected, [delta for delta in decoded if delta is not None])
         self.number += 1
         record = self._record(collected, rate, norm, time.perf_counter() - begun) | skipped
-        if self.number == recipe.federated.rounds or _due(recipe.train.eval_every, self.number):
+        if self.number == FederatedConfig.of(recipe).rounds or _due(recipe.train.eval_every, self.number):
             record |= {f"val_{name}": value for name, value in self.evaluate().items()}
         return record
 
@@ -75,7 +76,7 @@ class Federation:
     @property
     def rate(self) -> float:
         """The learning rate of local steps in this round."""
-        train, rounds = self.resolved.recipe.train, self.resolved.recipe.federated.rounds
+        train, rounds = self.resolved.recipe.train, FederatedConfig.of(self.resolved.recipe).rounds
         return RATES.among(train.lr_schedule, dict(train)).at(self.number, rounds, train.lr)
 
     def _apply(self, collected: Collected, decoded: list[Tensor]) -> tuple[float, dict[str, str]]:
@@ -92,14 +93,14 @@ class Federation:
         except UsageError as error:  # for as many as are asked it is enough: `federation_of` has tried it
             return 0.0, {"skipped": error.what}
         growth = {name: [answer.growth[name] for answer in answers] for name in strategy.client_keeps}
-        strategy.hear(growth, self.resolved.recipe.federated.clients, self.kept)
+        strategy.hear(growth, FederatedConfig.of(self.resolved.recipe).clients, self.kept)
         step = strategy.step(delta, self.kept)
         self.weights = (self.weights.double() + step).to(self.weights.dtype)
         return float(delta.norm()), {}
 
     def _count(self, answer: Answer) -> float:
         """What an answer counts for. What a client says of its samples is believed where nobody else can know."""
-        config = self.resolved.recipe.federated
+        config = FederatedConfig.of(self.resolved.recipe)
         if config.weights == "equal":
             return 1.0
         return float(answer.samples if SPLITS.read(config.split).apart else len(self.parts[answer.client]))
@@ -228,11 +229,13 @@ class RunParts:
         """From a resolved recipe and its data. Raises UsageError."""
         recipe = resolved.recipe
         torch.set_num_threads(recipe.launch.threads_per_rank or 1)  # sums depend on their number
-        strategy = STRATEGIES.read(recipe.federated.strategy)
+        strategy = STRATEGIES.read(FederatedConfig.of(recipe).strategy)
         trainer = LocalTrainer(recipe, resolved.plan, corpus, strategy)
         named = {slot.name: slot.master.detach() for slot in trainer.slots}
         return cls(
-            trainer, DeltaCodec(recipe.federated.codec, named, recipe.seed), samples_of(recipe, corpus)
+            trainer,
+            DeltaCodec(FederatedConfig.of(recipe).codec, named, recipe.seed),
+            samples_of(recipe, corpus),
         )
 
 
@@ -247,7 +250,7 @@ def federation_of(
     recipe, parts = resolved.recipe, RunParts.of(resolved, corpus)
     strategy, trainer = parts.trainer.strategy, parts.trainer
     eligible = [client for client, mine in enumerate(parts.samples) if len(mine)]
-    drawn = RoundDraws(recipe.seed, recipe.federated, eligible)
+    drawn = RoundDraws(recipe.seed, FederatedConfig.of(recipe), eligible)
     sizes = {slot.name: slot.master.numel() for slot in trainer.slots}
     combiner = combiner or combiner_of(recipe, sizes, drawn)
     if clients_of is None:

@@ -9,6 +9,7 @@ from unisono.spec.runs import CONFIG
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded
 from unisono.verbs.train import resumed
+from unisono_contrib.config.sections.federated import FederatedConfig
 
 if TYPE_CHECKING:
     from unisono.config import Loaded, Resolved
@@ -91,7 +92,7 @@ class FederateVerb(RecipeVerb):
     def _check_split(call: CommandCall, resolved: "Resolved") -> None:
         from unisono_contrib.spec.federated import SPLITS
 
-        split = resolved.recipe.federated.split
+        split = FederatedConfig.of(resolved.recipe).split
         if SPLITS.read(split).apart and not (call.args.serve or call.args.join):
             raise UsageError(
                 f"split={split} is of clients with data of their own, and here all are simulated on one",
@@ -100,7 +101,7 @@ class FederateVerb(RecipeVerb):
 
     @staticmethod
     def _check_secure(call: CommandCall, resolved: "Resolved") -> None:
-        if resolved.recipe.federated.secure and (call.args.serve or call.args.join):
+        if FederatedConfig.of(resolved.recipe).secure and (call.args.serve or call.args.join):
             raise UsageError(
                 "federated.secure is simulated, and these clients are elsewhere: this server would see their deltas",
                 where="federated.secure",
@@ -128,7 +129,7 @@ def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str,
         from unisono_contrib.federated.alike import alike, most_bytes
         from unisono_contrib.federated.remote import RemoteClients, listen
 
-        config = recipe.federated
+        config = FederatedConfig.of(recipe)
         same, most = alike(recipe, parts, fingerprint), most_bytes(parts)
         listener = listen(address, port, organisations, same, config.clients, most, tls)
         write_whole(run_dir / PLACE, json.dumps({"address": address, "port": listener.port}) + "\n")
@@ -163,7 +164,7 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
 
     recipe = resolved.recipe
     place = JoinPlace(
-        address, port, args.organisation, token, args.clients, tls, recipe.federated.patience
+        address, port, args.organisation, token, args.clients, tls, FederatedConfig.of(recipe).patience
     )  # fmt: skip
     corpus = load(recipe.data, recipe.model)
     parts = RunParts.of(resolved, corpus)
@@ -202,7 +203,7 @@ def resolved_for_clients(recipe: "Loaded") -> "Resolved":
     ConfigProblems."""
     from unisono import config
 
-    section, train = recipe.recipe.federated, recipe.recipe.train
+    section, train = FederatedConfig.of(recipe.recipe), recipe.recipe.train
     if section is None:
         raise UsageError(
             "the recipe has no [federated] section, which says who the clients are",
@@ -218,7 +219,7 @@ def _would_federate(call: CommandCall, resolved: "Resolved") -> Result:
     from unisono.config import as_json, resolved_toml
 
     recipe = resolved.recipe
-    section = recipe.federated
+    section = FederatedConfig.of(recipe)
     lines = [
         resolved_toml(resolved),
         f"would train  {recipe.name}, {section.rounds} rounds of {section.clients} clients, {section.strategy}",

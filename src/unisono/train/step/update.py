@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
@@ -223,7 +223,7 @@ def make(
 
 
 def _groups(
-    slots: Collection[Slot], stand_ins: Mapping[Tensor, Tensor], weight_decay: float
+    slots: Collection[Slot], stand_ins: Mapping[nn.Parameter, nn.Parameter], weight_decay: float
 ) -> list[dict[str, Any]]:
     """Parameters that decay, and those that do not; a group without any is left out where the other has some."""
     groups = [
