@@ -2,7 +2,8 @@
 
     python benchmarks/federated.py                                  3 seeds, 300 rounds: about 10 minutes
     python benchmarks/federated.py --rounds 40 --seeds 1            reduced
-    python benchmarks/federated.py --flower /path/of/venv/bin/python    with flwr in an environment of its own
+    python benchmarks/federated.py --flower VENV/bin/python         with flwr in an environment of its own
+    python benchmarks/federated.py --engine VENV/bin/python --rounds 20 Flower's simulation engine, rounds a second
 
 Of 50 clients (dirichlet:alpha=0.3) a tenth is asked in a round, and a fifth of these drop out. Each row says the
 accuracy on digits that no client has: the median over seeds of the mean of the last fifth of evaluations, which says
@@ -15,6 +16,7 @@ half of the clients that are asked have done only a part of their local steps in
 """
 
 import argparse
+import io
 import json
 import statistics
 import struct
@@ -164,6 +166,47 @@ def rows(seeds: int, rounds: int, flower: str) -> list[dict[str, Any]]:
     ]
 
 
+def beside_engine(python: str, rounds: int) -> dict[str, Any]:
+    """Rounds a second of Flower's own simulation engine (ray), and of ours right after it: the same split, first
+    weights and clients a round, no drop-outs."""
+    run = federation(0, rounds, {"federated.dropout": "0"})
+    train, val = run.corpus.train, run.corpus.val
+    recipe, arrays = run.resolved.recipe, io.BytesIO()
+    weights = [part.numpy() for part in run.trainer._parts(run.weights)]
+    said = {
+        "lr": recipe.train.lr, "epochs": recipe.federated.local_epochs, "batch": recipe.train.global_batch,
+        "participation": recipe.federated.participation, "clients": 50, "rounds": rounds, "weights": len(weights),
+    }  # fmt: skip
+    sets = (("", train), ("val_", val))
+    data = {
+        f"{name}{key}": x for name, of in sets for key, x in zip(("inputs", "targets"), _all(of), strict=True)
+    }
+    data |= {f"weight{i}": x for i, x in enumerate(weights)} | {
+        f"client{i}": x for i, x in enumerate(run.parts)
+    }
+    np.savez(arrays, allow_pickle=False, settings=np.array(json.dumps(said)), **data)
+    script = str(Path(__file__).with_name("federated_flower_engine.py"))
+    done = subprocess.run(
+        [python, script], input=arrays.getvalue(), capture_output=True, check=False, timeout=540
+    )
+    if done.returncode or b"Error" in done.stderr:
+        raise SystemExit(done.stderr.decode()[-2000:])
+    theirs = json.loads(done.stdout.decode().splitlines()[-1])
+    seconds = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        run.play_round()
+        seconds.append(time.perf_counter() - begun)
+    rate = lambda each: 1.0 / statistics.median(each[1:])  # the first one warms up
+    ours, flower = rate(seconds), rate(theirs["seconds"])
+    return {"ours": ours, "flower engine": flower, "ratio": ours / flower, "flower accuracy": theirs["accuracies"][-1],
+            "accuracy": run.evaluate()["accuracy"]}  # fmt: skip
+
+
+def _all(data: Any) -> list[np.ndarray]:
+    return [x.numpy() for x in data.fetch(np.arange(len(data), dtype=np.int64))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -171,8 +214,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--flower", default="", metavar="PYTHON", help="a Python that has flwr")
+    parser.add_argument(
+        "--engine", default="", metavar="PYTHON", help="one that has flwr[simulation] and torch"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    for _ in range(args.seeds if args.engine else 0):
+        print(json.dumps({"rounds a second": beside_engine(args.engine, args.rounds)}), flush=True)
+    if args.engine:
+        return
     table = rows(args.seeds, args.rounds, args.flower)
     if args.json:
         print(json.dumps({"rounds": args.rounds, "rows": table}))

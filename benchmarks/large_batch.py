@@ -51,8 +51,11 @@ class LargeRun(WholeRun):
         )  # fmt: skip
 
     def keys(self) -> dict[str, Any]:
-        """Of LARS: a coefficient with which its rates suit the biases, which plain descent steps by the same."""
-        return {"trust_coefficient": 0.02} if self.optimizer == "lars" else {}
+        """Where decay is a part of the gradient it is as small as is usual there. LARS has a coefficient with which its
+        rates suit the biases, which plain descent steps by the same."""
+        if self.optimizer == "lars":
+            return {"trust_coefficient": 0.02, "weight_decay": 1e-4}
+        return {"weight_decay": 1e-4} if self.optimizer == "sgd" else {}
 
 
 @dataclass(frozen=True, slots=True)

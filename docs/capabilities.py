@@ -171,8 +171,39 @@ def _memory(ran: Ran, key: str) -> list[float]:
 
 
 SIMULATE = "unisono simulate examples/priced/gpt_1b.toml --json --cluster dgx-a100:8"
+SWEEP = "unisono sweep examples/sweeps"
 _G = "1 Task level and architectures"
 ARCHITECTURES = (
+    reads(
+        _G,
+        "Independent task / job-level execution",
+        f"{SWEEP}/seeds.toml --workers 2 --train.steps 4 --json",
+        "trials are runs of their own, two at a time: each with a folder and a state",
+        lambda ran: (
+            [Path(ran.folder, row["run_dir"]).is_dir() for row in ran.objects[0]["trials"]] == [True] * 2
+        ),
+    ),
+    reads(
+        _G,
+        "Parallel hyper-parameter search",
+        f"{SWEEP}/lr.toml --workers 2 --json && unisono train runs/lr/best.toml --dry-run --json",
+        "trials that were stopped early, one that was trained to the end, and its recipe",
+        lambda ran: (
+            {row["state"] for row in ran.objects[0]["trials"]} == {"pruned", "done"}
+            and ran.objects[1]["recipe"]["train"]["lr"] == ran.objects[0]["best"]["params"]["train.lr"]
+        ),
+    ),
+    reads(
+        _G,
+        "Ensemble training",
+        f"{SWEEP}/seeds.toml --workers 2 --train.steps 4 && unisono evaluate runs/seeds/trial-* --json",
+        "NLL, accuracy and calibration error of both members, and of the mean of their probabilities",
+        lambda ran: (
+            len(ran.objects[0]["members"]) == 2
+            and ran.objects[0]["ensemble"]["nll"]
+            <= max(member["nll"] for member in ran.objects[0]["members"])
+        ),
+    ),
     reads(
         _G,
         "Centralised parameter server",
@@ -735,6 +766,13 @@ OPTIMISERS = (
         lambda ran: _falls([step["lr"] for step in ran.metrics()][3::-1]),
     ),
     proven(_G, "Gradient clipping across shards", "shard=2 tp=2", "pp=2 dp=2", more="--train.clip 0.1"),
+    reads(
+        _G,
+        "Adasum-style merge",
+        f'{TRAIN} 6 --plan "dp=2 sync=adasum"',
+        "`adasum_gain`: between the mean of two gradients (1) and their sum (2)",
+        lambda ran: all(1.0 < step["adasum_gain"] < 2.1 for step in ran.metrics()),
+    ),
     proven(
         _G,
         "LARS, LAMB: trust ratios of whole matrices under any cut",
@@ -996,6 +1034,29 @@ EXPERIMENTS = (
         " && unisono config diff $(ls -d runs/proof/2*) --json",
         "`metrics.csv`, and the keys in which two runs differ",
         lambda ran: [row["key"] for row in ran.objects[-1]["differences"] if row["key"] == "train.lr"],
+    ),
+    reads(
+        _G,
+        "Model versioning",
+        f"{TRAIN} 2 && {TRAIN} 2 --name tuned --model.weights $(ls -d runs/proof/2*) && unisono runs --json",
+        "plan, data and parent of each run",
+        lambda ran: (
+            {run["data"] for run in ran.objects[0]["runs"]} != {""}
+            and ran.objects[0]["runs"][1]["parent"]["run"] == ran.objects[0]["runs"][0]["folder"]
+        ),
+    ),
+    reads(
+        _G,
+        "Result aggregation",
+        f"{SWEEP}/seeds.toml --train.steps 4 && unisono runs --sort val_loss --json"
+        " && unisono runs --compare --out all.html --json",
+        "one table of all runs, the best first, and one picture",
+        lambda ran: (
+            len(ran.objects[0]["runs"]) == 2
+            and ran.objects[0]["runs"][0]["metrics"]["val_loss"]
+            <= ran.objects[0]["runs"][1]["metrics"]["val_loss"]
+            and Path(ran.folder, "all.png").stat().st_size > 0
+        ),
     ),
 )
 FEDERATE = "unisono federate examples/federated.toml --federated.rounds 3 --json"

@@ -1,7 +1,7 @@
 """The systems that the founding texts name: what covering each means, one test a sentence, as far as it is there.
 
 Not there yet, and so without a test: PyTorch RPC, TF's ParameterServerStrategy and TPUStrategy, compression, Ray,
-Kubernetes; of Horovod Adasum and the fp16 wire; of FairScale skip connections and AdaScale; of NCCL the trees.
+Kubernetes; of Horovod the fp16 wire; of FairScale skip connections and AdaScale; of NCCL the trees.
 """
 
 import re

@@ -9,6 +9,7 @@ import pytest
 from tests.report.runs import write_run
 from unisono.observe.files import lock_now
 from unisono.spec.errors import UsageError
+from unisono.verbs.train.folder import _note_code
 from unisono_contrib.report.catalogue import RunFilter, bound, entries, entry, parents
 
 OLD = Path(__file__).parents[1] / "fixtures"
@@ -48,6 +49,15 @@ def test_states(tmp_path: Path) -> None:
     assert lock_now(folder) and entry(run).state == "running"
     os.close(folder)
     assert entry(run).state == "stopped"
+
+
+def test_the_commit_is_that_of_the_newest_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = run_in(tmp_path / "1", "start", "end"), {"commit": "ffff0000", "changed": False}
+    for git, commit in ((None, "0a1b2c3d4e"), (now, "ffff0000")):
+        monkeypatch.setattr("unisono.observe.environment.git_commit", lambda git=git: git)
+        _note_code(run)
+        assert entry(run).commit == commit
+    assert entry(run).state == "done" and not entry(run).changed
 
 
 def test_weights_of_another_run_make_it_the_parent(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Sweeps whose trials are functions: a place in memory, and a sweep's files."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -102,6 +103,4 @@ def searched(
 
 def bowl(recipe: Mapping[str, Any], step: int) -> float:
     """A loss that falls with the steps and is least at a learning rate of 0.01."""
-    import math
-
     return abs(math.log10(recipe["train"]["lr"]) + 2) + 1 / step

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.sync.outer import distance, flat, gradients_of, play, recipe_of
-from unisono.spec.errors import UsageError
+from unisono.config import resolve
+from unisono.spec.errors import ConfigProblems, UsageError
 from unisono_contrib.sync._adasum import merge_weights
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,6 +105,12 @@ def test_uses_of_a_tied_weight_on_two_stages_are_refused(source) -> None:
     with pytest.raises(UsageError, match="tied weight") as refused:
         play(recipe_of(source, 1), "dp=2 pp=2 sync=adasum")
     assert refused.value.code == "P24"
+
+
+@pytest.mark.parametrize("more", ["codec=int8", "pp=2 schedule=dualpipe micros=4"])
+def test_what_has_no_whole_gradient_is_refused(source, more: str) -> None:
+    with pytest.raises(ConfigProblems, match="sync=adasum"):
+        resolve(recipe_of(source, 1, batch=8), f"dp=2 sync=adasum {more}", 4 if "pp" in more else 2)
 
 
 def test_a_gradient_that_is_not_of_numbers_is_seen_by_all(source) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -336,5 +336,5 @@ def _with_sections(base: type[BaseModel]) -> Any:
     return create_model("Recipe", __base__=base, **sections)
 
 
-class Recipe(_with_sections(_Recipe)):
+class Recipe(_Recipe if TYPE_CHECKING else _with_sections(_Recipe)):
     """What is computed; the plan, beside it, says how it is spread."""

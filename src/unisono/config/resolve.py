@@ -15,7 +15,6 @@ from unisono.plan.grammar import meant, member
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import MODELS, OwnModel
 from unisono.spec.paths import at_home
-from unisono.spec.section import sections_of
 from unisono.spec.source import SOURCES
 
 _KEY = re.compile(rf"\b({'|'.join((*TOP, *SECTIONS))})(\.\w+)?")
@@ -54,7 +53,6 @@ def resolve(
         plan = plan.fill(recipe.launch.ranks if world is None else world)
     except UsageError as error:
         problems.append(Problem(error.code, error.what, error.where, error.fix))
-    problems += [problem for section in sections_of(recipe) for problem in section.problems(recipe, plan)]
     problems += [p for p in plan.check(recipe) if not (plan.dp == -1 and problems and p.code == "P14")]
     if world is not None and plan.dp != -1 and plan.world != world:
         what = f"the plan takes {plan.world} ranks, {world} were started"

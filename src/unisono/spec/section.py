@@ -38,5 +38,5 @@ RECIPE_SECTIONS: Finder[Section] = Finder("section", "unisono.config.sections", 
 
 def sections_of(recipe: Any) -> list[Section]:
     """Those that a recipe has."""
-    sections = (getattr(recipe, name) for name in RECIPE_SECTIONS.names())
+    sections = (getattr(recipe, name, None) for name in RECIPE_SECTIONS.names())
     return [section for section in sections if section is not None]

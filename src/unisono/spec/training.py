@@ -49,8 +49,8 @@ class Optimiser(Member, ABC):
     the sister package); else plans that cut such a tensor are refused. with_owner: that rank keeps the state, too.
     norms: a step needs norms of whole tensors alone, which ranks that hold parts of one add up; its live optimiser is a
     `train.optim._normed_steps.NormedSteps` of the sister package. paced: its learning rate follows the noise of
-    gradients, as `train/build/adascale.py` of the sister package has a run measure it. by_name: `for_parameter` tells
-    weights inside a model from embeddings by their names."""
+    gradients, as `train/build/adascale.py` of the sister package has a run measure it. by_shape: `for_parameter` goes by
+    shapes alone, so that it is known of any model which parameters are whose."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False
@@ -60,7 +60,7 @@ class Optimiser(Member, ABC):
     with_owner: ClassVar[bool] = False
     norms: ClassVar[bool] = False
     paced: ClassVar[bool] = False
-    by_name: ClassVar[bool] = False
+    by_shape: ClassVar[bool] = False
 
     def for_parameter(self, name: str, shape: tuple[int, ...]) -> "Optimiser":
         """The optimiser of one parameter, by its name and full shape. As here: this one. Another one where some

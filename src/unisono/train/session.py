@@ -138,7 +138,7 @@ def _summary(
         "steps": run.step,
         "loss": last.loss if last and math.isfinite(last.loss) else None,
         "val_loss": live.val_losses[-1][1] if live.val_losses else None,
-        "tokens_per_s": steps * live.targets / training if training else 0.0,
+        "tokens_per_s": live.trained / training if training else 0.0,
         "seconds": whole,
         "stopped": stopped,
         "checkpoint": str(folder),
@@ -150,7 +150,7 @@ def _summary(
     }
     recipe = order.recipe
     if corpus.shares is not None:
-        summary["samples"] = corpus.shares(recipe.seed, run.step * recipe.train.global_batch)
+        summary["samples"] = corpus.shares(recipe.seed, live.feed.samples_before(run.step))
     if order.place.rank == 0 and run.step >= recipe.train.steps and folder is not None:
         summary["sample"] = sample(folder, recipe, corpus, device=order.place.device)
     return summary

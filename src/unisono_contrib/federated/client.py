@@ -89,6 +89,7 @@ class LocalTrainer:
         self.slots = learning_dense(self.run.local.slots, "federated")
         self.run.sync = self.run.gradients.sync = PulledSync(self.run.sync, self)
         self.run.update = replace(self.run.update, rate=lambda step: self._lr)
+        self._uneven = corpus.train if isinstance(corpus.train, Uneven) else None
         self._lr, self._pulling = 0.0, partial(_nothing)
         optimizer = self.run.update.optimizer
         self._fresh = [
@@ -138,7 +139,8 @@ class LocalTrainer:
         self.load(task.weights)
         self._lr, self.run.step, losses = task.lr, 0, list[float]()
         start, sent = task.weights, task.sent
-        self._pulling = lambda: self.strategy.pull(self.weights(), start, sent, kept)
+        if type(self.strategy).pull is not Strategy.pull:  # else weights need not be gathered in each step
+            self._pulling = lambda: self.strategy.pull(self.weights(), start, sent, kept)
         try:
             for chosen in self._batches(task, len(samples)):
                 losses.append(self._step(task, samples, chosen))
@@ -170,8 +172,8 @@ class LocalTrainer:
         rows = samples[samples_at(order, chosen, len(samples))]
         inputs, targets = data.fetch(rows)
         inputs = inputs.to(run.replica.dtype) if inputs.is_floating_point() else inputs
-        documents = data.documents(rows) if isinstance(data, Uneven) else None
-        counted = data.counted(rows) if isinstance(data, Uneven) else None
+        documents = self._uneven.documents(rows) if self._uneven is not None else None
+        counted = self._uneven.counted(rows) if self._uneven is not None else None
         positions = torch.from_numpy(chosen + (client << _CLIENT))
         inputs, targets, positions = (x.to(run.local.device) for x in (inputs, targets, positions))
         documents = documents if documents is None else documents.to(run.local.device)

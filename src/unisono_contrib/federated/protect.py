@@ -3,9 +3,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -54,17 +54,18 @@ def noise_of(noise: float, bound: float, key: bytes) -> Callable[[Tensor, Tensor
 @dataclass(frozen=True, slots=True)
 class ClientBudget:
     """What the rounds reveal of any one client. A round reveals of the clients that it asks alone; who is asked when is
-    no secret here, so that no chance of being asked makes epsilon smaller."""
+    no secret here, so that no chance of being asked makes epsilon smaller.
+
+    often: by the number of rounds from 0, in how many of them the client was asked that was asked most."""
 
     noise: float
     delta: float
     accountant: str
-    drawn: RoundDraws
+    often: Sequence[int]
 
     def epsilon(self, rounds: int) -> float:
-        """Of the first `rounds` rounds: of the client that was asked most often. inf without noise."""
-        counted = SampledGaussian(self.noise, 1.0, most_asked(self.drawn, rounds))
-        return ACCOUNTANTS[self.accountant]([counted], self.delta)
+        """Of the first `rounds` rounds. inf without noise."""
+        return _epsilon(self.accountant, self.noise, self.often[rounds], self.delta)
 
     def says(self, rounds: int) -> Mapping[str, float | None]:
         """For the line of metrics of the last of these rounds."""
@@ -72,19 +73,28 @@ class ClientBudget:
         return {"epsilon": spent if math.isfinite(spent) else None}
 
 
+@lru_cache(maxsize=64)
+def _epsilon(accountant: str, noise: float, times: int, delta: float) -> float:
+    return ACCOUNTANTS[accountant]([SampledGaussian(noise, 1.0, times)], delta)
+
+
 def budget_of(section: Any, drawn: RoundDraws, rounds: int) -> ClientBudget:
     """Of a `[privacy]` section. The noise follows from target_epsilon where that is said."""
-    noise = section.noise
+    noise, often = section.noise, most_asked(drawn, rounds)
     if noise is None:
-        often, accountant = most_asked(drawn, rounds), ACCOUNTANTS[section.accountant]
-        noise = noise_for(section.target_epsilon, section.delta, 1.0, often, accountant)
-    return ClientBudget(noise, section.delta, section.accountant, drawn)
+        accountant = ACCOUNTANTS[section.accountant]
+        noise = noise_for(section.target_epsilon, section.delta, 1.0, often[-1], accountant)
+    return ClientBudget(noise, section.delta, section.accountant, often)
 
 
-def most_asked(drawn: RoundDraws, rounds: int) -> int:
-    """In how many of the first `rounds` rounds the client was asked that was asked most often."""
-    counts = Counter(client for number in range(rounds) for client in drawn.cohort(number))
-    return max(counts.values(), default=0)
+def most_asked(drawn: RoundDraws, rounds: int) -> list[int]:
+    """[rounds + 1]: after so many rounds, how often the client was asked that was asked most."""
+    counts, most = Counter[int](), [0]
+    for number in range(rounds):
+        cohort = drawn.cohort(number)
+        counts.update(cohort)
+        most.append(max([most[-1], *(counts[client] for client in cohort)]))
+    return most
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ _COMPARED: Mapping[str, Callable[[float, float], bool]] = {
 class RunEntry:
     """One run. state: running (its folder is locked), done, stopped (it ended before its last step), failed, or lost
     (it began and nobody knows how it ended). step: the last one made, of `steps`. metrics: numbers of its end, by name.
-    data: the fingerprint of its data. commit: of the folder in which it was started; changed: whether files there
-    differed from it. parent: (run, checkpoint) whose weights it began with; the checkpoint is "" where the recipe does
-    not name it. nbytes: of all its files. began: Unix time of its first start."""
+    data: the fingerprint of its data. commit: of the folder in which it was started last; changed: whether files
+    there differed from it. parent: (run, checkpoint) whose weights it began with; the checkpoint
+    is "" where the recipe does not name it. nbytes: of all its files. began: Unix time of its first start."""
 
     folder: Path
     name: str
@@ -86,7 +86,9 @@ def entry(folder: Path) -> RunEntry:
         _json(folder / "summary.json"),
         _json(folder / "env.json"),
     )
-    history, git = _history(folder), environment.get("git") or {}
+    history = _history(folder)
+    commits = (line["git"] for line in reversed(history) if isinstance(line.get("git"), dict))
+    git = next(commits, environment.get("git")) or {}
     metrics, step = _metrics(folder, summary)
     train = config.get("train", {})
     steps = train.get("steps", 0) if isinstance(train, dict) else 0

@@ -18,7 +18,7 @@ from unisono_contrib.sweep.progress import State, SweepProgress, Trial, replay
 from unisono_contrib.sweep.room import Need, TrialRoom, free_gpus, need_of, only_gpus
 from unisono_contrib.sweep.space import Params
 from unisono_contrib.sweep.spec import SweepSpec
-from unisono_contrib.sweep.trial import RECIPE, PieceOutcome, TrialJob, branch
+from unisono_contrib.sweep.trial import RECIPE, PieceOutcome, TrialJob, branch, variables
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Sweep:
             folder / RECIPE, recipe_toml(loaded.recipe, dict(loaded.origins), [f"# {trial.name} of a sweep"])
         )
         self.taken[trial.number] = need, gpus
-        environ = only_gpus(gpus)
+        environ = {**variables(self.spec.environ), **only_gpus(gpus)}
         grace = loaded.recipe.launch.grace
         metric = self.spec.config.metric
         workers.start(TrialJob(trial.number, str(folder), train.piece.until, metric, grace, environ), need)

@@ -36,8 +36,8 @@ _HOPELESS = (2, 5)  # exit codes of what would fail in the same way again: a wro
 @dataclass(frozen=True, slots=True)
 class TrialJob:
     """What is asked of a worker. folder: the trial's own, in which its recipe lies. until: the step after which it
-    stops, 0 for the recipe's last. grace: seconds in which it may save once it is asked to stop. environ: variables
-    that it gets beside those of the sweep."""
+    stops, 0 for the recipe's last. grace: seconds in which it may save once it is asked to stop. environ: all
+    variables of its process."""
 
     number: int
     folder: str
@@ -107,7 +107,7 @@ def start(job: TrialJob) -> TrialProcess:
         with open(folder / ANSWER, "wb") as answer, open(folder / LOG, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "unisono_contrib.sweep.trial", str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL, stdout=answer, stderr=log, env=_environ(job.environ),
+                stdin=subprocess.DEVNULL, stdout=answer, stderr=log, env=dict(job.environ),
                 start_new_session=True, pass_fds=[lock],
             )  # fmt: skip
     finally:
@@ -130,10 +130,9 @@ def _take(lock: int, folder: Path) -> None:
             return
 
 
-def _environ(more: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a trial. Those that set keys of the recipe are in its recipe already."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX) or k.startswith(f"{PREFIX}_")}
-    return {**kept, **more}
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a trial: those of the sweep without those that set keys, which its recipe has already."""
+    return {k: v for k, v in environ.items() if not k.startswith(PREFIX) or k.startswith(f"{PREFIX}_")}
 
 
 def outcome(job: TrialJob, code: int, stopping: bool, seconds: float) -> PieceOutcome:

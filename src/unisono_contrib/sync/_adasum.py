@@ -11,7 +11,7 @@ from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group, Pending
 from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
-from unisono.sync._slots import learning_dense
+from unisono.sync._slots import learning
 
 NOTHING = 1e-13
 """Squared length, over that of what it was added up from, below which a vector is rounding noise around zero."""
@@ -25,9 +25,13 @@ class AdasumSync(Sync):
     def __init__(self, slots: Sequence[Any], group: Group) -> None:
         self.dp, self._world = group, group
         self._device = slots[0].master.device if slots else torch.device("cpu")
-        self._slots = learning_dense(slots, "adasum")
+        self._slots = list(learning(slots))
+        if any(slot.sparse for slot in self._slots):
+            what = (
+                "sync=adasum merges whole gradients, and those of tables hold the rows alone that were read"
+            )
+            raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
         self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
-        self._counted = frozenset(slot.name for slot in self._slots)
         self._rows: dict[str, int] = {}
         self._count = 0
         self._flights: list[tuple[Bucket, Tensor, Pending]] = []
@@ -36,7 +40,7 @@ class AdasumSync(Sync):
     def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
         """Number the tensors of the whole model, alike on all ranks. Raises UsageError P24, on all ranks, where the
         uses of a tied weight are summed after replicas have met."""
-        self._world, self._counted = world, counted
+        self._world = world
         names = {slot.name for slot in self._slots}
         apart = any(slot.alias for slot in self._slots)
         keys = {name: int.from_bytes(blake2b(name.encode(), digest_size=7).digest()) for name in names}
@@ -63,20 +67,18 @@ class AdasumSync(Sync):
         table = torch.zeros(self._count, n, n, dtype=torch.float64, device=self._device)
         for bucket, parts, pending in flights:
             pending.wait()
-            for name, part in self._parts(bucket, parts):
-                if name in self._counted:
-                    wide = part.double()
-                    table[self._rows[name]] += wide @ wide.T
+            for name, place in self._places(bucket, parts.shape[1]):
+                wide = parts[:, place].double()
+                table[self._rows[name]] += wide @ wide.T
+        # What several ranks of a replica hold alike is in all dot products of a tensor as often: no quotient changes.
         self._counts = merge_weights(self._world.all_reduce(table))
         # Each gradient was weighted for a sum over n replicas; n times that is the mean over its own samples.
         weights = self._counts * n
         gathers = []
         for bucket, parts, _ in flights:
             merged = torch.zeros_like(parts[0])
-            for name, part in self._parts(bucket, parts):
-                first = part.storage_offset() - parts.storage_offset()
-                row = weights[self._rows[name]].to(part.dtype)
-                merged[first : first + part.shape[1]] = row @ part
+            for name, place in self._places(bucket, parts.shape[1]):
+                merged[place] = weights[self._rows[name]].to(parts.dtype) @ parts[:, place]
             gathers.append((merged, self.dp.start_all_gather(bucket.flat, merged)))
         for _, pending in gathers:
             pending.wait()
@@ -87,16 +89,15 @@ class AdasumSync(Sync):
         the number of replicas where all are orthogonal."""
         return {"adasum_gain": round(float(self._counts.sum(-1).mean()), 4)}
 
-    def _parts(self, bucket: Bucket, parts: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """(name, [replicas, m]: what lies here of a parameter) of each of which something does. parts: [replicas,
-        length of a part of the bucket]."""
-        width = parts.shape[1]
+    def _places(self, bucket: Bucket, width: int) -> Iterator[tuple[str, slice]]:
+        """(name, where it lies) of each parameter of which this rank has something. width: elements of a rank's part of
+        the bucket."""
         begin, offset = self.dp.index * width, 0
         for p in bucket.params:
             low, high = max(offset, begin), min(offset + p.numel(), begin + width)
             offset += p.numel()
             if high > low:
-                yield self._names[id(p)], parts[:, low - begin : high - begin]
+                yield self._names[id(p)], slice(low - begin, high - begin)
 
 
 def merge_weights(dots: Tensor) -> Tensor:

@@ -71,12 +71,19 @@ class FederateVerb(RecipeVerb):
         if args.join:
             return _join(call, resolved)
         from unisono.config import resolved_toml
-        from unisono.verbs.train.folder import make_run_dir
+        from unisono.verbs.train.folder import make_run_dir, unmake
         from unisono_contrib.federated import play
 
         clients_of = _clients_of(call, resolved) if args.serve else None
         run_dir = resume or make_run_dir(resolved.recipe, resolved_toml(resolved))
-        record = play.play(resolved, run_dir, resume is not None, checkpoint, call.settings.note, clients_of)
+        try:
+            record = play.play(
+                resolved, run_dir, resume is not None, checkpoint, call.settings.note, clients_of
+            )
+        except BaseException:
+            if resume is None and not (run_dir / play.METRICS).exists():
+                unmake(run_dir)  # it never began
+            raise
         call.settings.say(play.in_words(record))
         return record
 

@@ -8,9 +8,11 @@ from torch import nn
 
 from tests.train.small import recipe, started
 from unisono.config import TrainConfig, resolve
+from unisono.models.plain import UserModel
 from unisono.parallel.params import Slot
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.training import Optimiser, UpdateSizes
+from unisono.train.build.stepped_by import stepped_by
 from unisono.train.step.train_step import train_step
 from unisono.train.step.update import make, state_of
 from unisono_contrib.train.optim._trust import Trusting
@@ -183,6 +185,13 @@ def test_biases_and_norms_are_stepped_without_a_ratio_unless_that_is_asked_for()
         assert type(plain) is type(member.plain()) and dict(plain).items() <= dict(member).items()
         every = member.model_copy(update={"adapt_vectors": True})
         assert every.for_parameter("blocks.0.mlp.up.bias", (8,)) is every
+
+
+def test_of_any_model_it_is_known_which_parameters_are_whose() -> None:
+    whole = UserModel(nn.Linear(3, 2))
+    assert stepped_by(TrainConfig(optimizer="lamb"), whole) == [
+        "optimizer: lamb steps 1 tensors of 6 weights, adamw steps 1 tensors of 2 weights"
+    ]
 
 
 PLANS = ["dp=1 micros=4", "shard=2 zero=1", "shard=2 offload=optimizer", "pp=2 micros=4", "shard=2", "tp=2"]

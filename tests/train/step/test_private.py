@@ -16,6 +16,7 @@ from unisono.config import ModelConfig, Recipe, resolve
 from unisono.models.noise import Noise
 from unisono.parallel.params import Slot
 from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.sync import Verdict
 from unisono.train.data.load import load
 from unisono.train.state.resume import check_fits
 from unisono.train.step.run import Run
@@ -26,7 +27,7 @@ from unisono_contrib.privacy.prv import prv_epsilon
 from unisono_contrib.privacy.rdp import rdp_epsilon
 from unisono_contrib.privacy.stream import key_of_seed
 from unisono_contrib.train.data.poisson import Poisson
-from unisono_contrib.train.step.private import budget_of, clipping, weighted_sum
+from unisono_contrib.train.step.private import Budget, budget_of, clipping, made_private, weighted_sum
 
 pytest.importorskip("cryptography", reason="the extra `privacy` is not installed")
 
@@ -234,9 +235,21 @@ def test_each_step_tells_an_epsilon_that_holds(threads: Any, tmp_path: Path) -> 
 
 def test_marks_are_never_below_the_epsilon_of_a_step() -> None:
     budget = budget_of(PrivacyConfig(noise=1.0, accountant="rdp"), 10, 1000, 105)
-    assert all(budget.live(step) >= budget.epsilon(step) for step in range(1, 106))
-    assert budget.live(105) == budget.epsilon(105)
-    assert len({budget.live(step) for step in range(1, 106)}) <= 22
+    assert all(budget.epsilon(budget.mark(step)) >= budget.epsilon(step) for step in range(1, 106))
+    assert budget.mark(105) == 105 and budget.mark(200) == 200
+    assert len({budget.mark(step) for step in range(1, 106)}) <= 22
+
+
+def test_an_accountant_is_asked_seldom(tmp_path: Path) -> None:
+    asked = []
+    run, _, _ = started(ALONE, private(tmp_path, None), "dp=1")
+    budget = Budget(
+        1.0, 0.01, True, 1e-5, lambda history, delta: float(len(asked.append(history) or asked)), 100
+    )
+    tell = made_private(run, 1.0, budget, key_of_seed(0)).update.after[-1]
+    for run.step in range(100):
+        tell(Verdict.APPLY)
+    assert len(asked) <= 22
 
 
 def test_the_noise_follows_from_a_target() -> None:

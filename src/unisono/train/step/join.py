@@ -62,7 +62,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     # What a step sees of the others: where replicas have weights of their own, those that it is in lock-step with.
     near = mesh.lockstep(policy.neighbours) if isinstance(policy, OuterPolicy) else mesh
-    seen = count if near is mesh else count // mesh.dp.size * near.dp.size
+    apart = mesh.dp.size // near.dp.size
     sync = _sync(part, policy, mesh, near, plan)
     _share_matrices(replica, policy, mesh)
     gradients = gradients_kind(plan, sync)(
@@ -90,7 +90,13 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         sync=sync,
         gradients=gradients,
         measure=measure_of(policy, local, mesh),
-        update=_update_of(replica, near, lambda: _numbered(run.leaves, count, mesh, near), seen, plan),
+        update=_update_of(
+            replica,
+            near,
+            lambda: _numbered(run.leaves, run.of_leaves, mesh, near),
+            lambda: run.of_leaves // apart,
+            plan,
+        ),
         shared=SharedNumbers(sync, local.device),
         seed=replica.seed,
         recorder=replica.recorder,
@@ -129,6 +135,14 @@ def take_leaves(run: Run, stretches: Sequence[range]) -> None:
     run.timetable, run.row, run.eval_row = _rows(plan, mesh)
     run.gradients.assign(len(run.leaves), _places(policy, run.of_leaves, run.leaves, mesh))
     run.sync.assigned(stretches, mesh.shape.shard)
+
+
+def resize(run: Run, count: int) -> None:
+    """Between two steps: from now on a step has so many leaves, as many on each replica. Every rank calls it. Raises
+    ValueError where they cannot be divided."""
+    run.of_leaves, shape = count, run.mesh.shape
+    leafwise = POLICIES.read(run.replica.plan.sync).leafwise
+    take_leaves(run, stretches_of(count, shape.dp, shape.shard, branches=leafwise))
 
 
 def leaves_of(stretches: Sequence[range], mesh: Mesh) -> range:
@@ -236,7 +250,9 @@ def _coder(replica: Replica) -> Coder:
     return coder
 
 
-def _update_of(replica: Replica, mesh: Mesh, leaves: Callable[[], range], count: int, plan: Plan) -> Update:
+def _update_of(
+    replica: Replica, mesh: Mesh, leaves: Callable[[], range], count: Callable[[], int], plan: Plan
+) -> Update:
     """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
     local, flushed = replica.local, unflushed(plan) is None
     votes = router_votes(local, mesh.world, replica.update.scaler)

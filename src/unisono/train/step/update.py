@@ -1,13 +1,13 @@
 """The update: from a final gradient to new weights, and whether there is one at all."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
@@ -200,23 +200,13 @@ def make(
     # A frozen stage has none. Where ranks add up norms, each has to take part.
     always = [chosen] if chosen.norms or not members else []
     for member in dict.fromkeys((*members.values(), *always)):
-        groups = [
-            {
-                "params": [
-                    stand_ins.get(s.master, s.master)
-                    for s in learning
-                    if members[s.master] == member and (len(s.shape) >= 2) == matrix
-                ],
-                "weight_decay": train.weight_decay if matrix else 0.0,
-            }
-            for matrix in (True, False)
-        ]
-        groups = [group for group in groups if group["params"]] or groups[:1]
+        stepped = {s.master: s for s in learning if members[s.master] == member}
+        groups = _groups(stepped.values(), stand_ins, train.weight_decay)
         lives.append(member.bind(groups, train.peak_lr, fused))
-        for parameter in (p for group in groups for p in group["params"]):
-            lives[-1].state[parameter] = member.state(parameter)
+        if not (shared and member.with_owner):
+            for parameter in (p for group in groups for p in group["params"]):
+                lives[-1].state[parameter] = member.state(parameter)
         if norms is not None and member.norms:
-            stepped = {s.master: s for s in learning if members[s.master] == member}
             lives[-1].norms = norms(lives[-1].columns(), slots=stepped)
     optimizer = lives[0] if len(lives) == 1 else SeveralOptimizers(lives)
     if pairs:
@@ -230,6 +220,20 @@ def make(
     apart = [s.master for s in learning if s.master is not s.live]
     optimizer.register_step_post_hook(lambda *_: increment_version(apart))
     return optimizer
+
+
+def _groups(
+    slots: Collection[Slot], stand_ins: Mapping[Tensor, Tensor], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Parameters that decay, and those that do not; a group without any is left out where the other has some."""
+    groups = [
+        {
+            "params": [stand_ins.get(s.master, s.master) for s in slots if (len(s.shape) >= 2) == matrix],
+            "weight_decay": weight_decay if matrix else 0.0,
+        }
+        for matrix in (True, False)
+    ]
+    return [group for group in groups if group["params"]] or groups[:1]
 
 
 def _learning(slots: Sequence[Slot]) -> list[Slot]:
@@ -264,6 +268,13 @@ def _refuse_parts(
 def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tensor]:
     """The optimiser's tensors for one parameter; empty if it does not step it."""
     return {k: v for k, v in optimizer.state.get(master, {}).items() if isinstance(v, torch.Tensor)}
+
+
+def held_for_all(optimizer: Optimizer, master: nn.Parameter) -> bool | None:
+    """None where a rank keeps the optimiser's state of its own part of a parameter. Else this state is of the whole
+    one, and lies with its owner: True where no other replica has it."""
+    owned = [getattr(part, "owned", {}) for part in getattr(optimizer, "parts", (optimizer,))]
+    return next((of_part[master] for of_part in owned if master in of_part), None)
 
 
 def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:

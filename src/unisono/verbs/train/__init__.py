@@ -12,7 +12,6 @@ from unisono.plan.grammar import families
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.runs import CHECKPOINTS, CONFIG, run_folder
-from unisono.spec.section import sections_of
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 
@@ -138,6 +137,8 @@ class TrainVerb(RecipeVerb):
 
 def _refuse_of_other_verbs(resolved: "Resolved") -> None:
     """Raises UsageError C06 where the recipe has a section that another verb plays."""
+    from unisono.spec.section import sections_of
+
     for section in sections_of(resolved.recipe):
         if section.verb:
             raise UsageError(f"unisono train does not play [{section.name}]", where=section.name,

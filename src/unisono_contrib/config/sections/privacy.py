@@ -50,7 +50,7 @@ class PrivacyConfig(Section):
     def pins(self) -> tuple[str, ...]:
         return ("privacy", "train.steps") if self.target_epsilon is not None else ("privacy",)
 
-    def problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
+    def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
         if (self.noise is None) == (self.target_epsilon is None):
             what = (
                 "[privacy] says neither noise nor target_epsilon"
@@ -63,8 +63,9 @@ class PrivacyConfig(Section):
         if math.isinf(self.clip) and (self.noise or self.target_epsilon):
             what = "noise is a multiple of privacy.clip, which is infinite"
             yield Problem("C06", what, "privacy.clip, privacy.noise", "a finite clip, or noise = 0")
-        yield from _training_problems(recipe.train)
-        yield from _plan_problems(plan)
+        if recipe.federated is None:  # else it protects clients, whose own steps are plain
+            yield from _training_problems(recipe.train)
+            yield from _plan_problems(plan)
 
 
 def _training_problems(train: Any) -> Iterator[Problem]:
@@ -86,7 +87,7 @@ def _training_problems(train: Any) -> Iterator[Problem]:
             yield Problem("P40", what, f"train.{key}, privacy", f"leave train.{key} out")
 
 
-def _plan_problems(plan: Plan) -> Iterator[Problem]:
+def _plan_problems(plan: Any) -> Iterator[Problem]:
     """Axes and options under which a rank does not hold the whole gradient of a sample."""
     plain = Plan()
     for key in ("pp", "tp", "cp", "ep", "shard"):

@@ -41,7 +41,7 @@ class ParzenEstimator(SearchMethod):
 def _optuna() -> Any:
     """The library, imported late. Raises UsageError E01 without it."""
     try:
-        import optuna
+        import optuna  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
             "method tpe needs optuna, which is not installed", where="sweep.method", code="E01",
@@ -54,8 +54,8 @@ def _optuna() -> Any:
 def _study(folder: Path, progress: SweepProgress, sampler: Any) -> Any:
     """Optuna's study in the sweep's folder, which hears how trials have ended since it was asked last. Its trials have
     our numbers: they are asked for in this order, by the one process that holds the sweep."""
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages import JournalStorage  # pyright: ignore[reportMissingImports]
+    from optuna.storages.journal import JournalFileBackend  # pyright: ignore[reportMissingImports]
 
     file = folder / STUDY
     file.with_name(f"{STUDY}.lock").unlink(
@@ -76,8 +76,8 @@ def _study(folder: Path, progress: SweepProgress, sampler: Any) -> Any:
 
 def _tell(study: Any, known: Any, trial: Trial) -> None:
     """Tell Optuna of a trial that has a value: of one that is not over the first, which all of its rung have."""
-    from optuna.trial import Trial as OptunaTrial
-    from optuna.trial import TrialState
+    from optuna.trial import Trial as OptunaTrial  # pyright: ignore[reportMissingImports]
+    from optuna.trial import TrialState  # pyright: ignore[reportMissingImports]
 
     if trial.state is State.OPEN and not trial.values:
         return

@@ -7,27 +7,32 @@ also where a host of the cluster is lost.
 
 import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from unisono.launch.signals import heard
 from unisono.spec.errors import UsageError
 from unisono_contrib.sweep.places import TrialPlace
-from unisono_contrib.sweep.room import Need
+from unisono_contrib.sweep.room import Need, only_gpus
 from unisono_contrib.sweep.trial import PieceOutcome, TrialJob, start
 
 _STOP = "stop"
 """In a trial's folder: the task that trains it is asked to save and end. Ray's own cancelling kills what it started."""
-_LOOK = 0.1  # seconds between two looks at that
+_LOOK = 0.1  # seconds between two looks at that, and at tasks
 
 
 def piece(job: TrialJob, folder: str) -> PieceOutcome:
     """Train a piece, inside a worker of Ray. folder: where the sweep was started."""
     os.chdir(folder)
     stop = Path(job.folder, _STOP)
-    process = start(job)
+    gpus = [str(gpu) for gpu in _ray().get_gpu_ids()]
+    process = start(replace(job, environ={**job.environ, **only_gpus(gpus)}))
     try:
         while (outcome := process.wait(_LOOK)) is None:
             if stop.exists() and not process.stopping:
@@ -52,7 +57,12 @@ class RayWorkers:
         self.tasks[task] = job
 
     def ended(self) -> Iterator[tuple[int, PieceOutcome]]:
-        ready, _ = self.ray.wait([*self.tasks], num_returns=1)
+        ready = list[Any]()
+        while not ready:  # a signal that comes while Ray waits is heard after it
+            try:
+                ready, _ = self.ray.wait([*self.tasks], num_returns=1, timeout=_LOOK)
+            except SystemError as error:  # what a handler of a signal has raised inside of Ray
+                raise error.__cause__ or error from None
         for task in ready:
             yield self.tasks.pop(task).number, self._outcome(task)
 
@@ -86,7 +96,8 @@ class RayPlace(TrialPlace):
         ray = _ray()
         begun = not ray.is_initialized()
         if begun:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            with _same_handlers():
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         workers = RayWorkers(ray)
         try:
             yield workers
@@ -96,11 +107,21 @@ class RayPlace(TrialPlace):
                 ray.shutdown()
 
 
+@contextmanager
+def _same_handlers() -> Iterator[None]:
+    """At its end signals have the handlers that they had: ray.init sets some by which SIGTERM aborts the process."""
+    before = {number: signal.getsignal(number) for number in heard()}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _ray() -> Any:
     """The library, imported late. Raises UsageError E01 without it."""
     try:
-        import ray
-        import ray.exceptions
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.exceptions  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
             "--on ray needs ray, which is not installed", where="unisono sweep", code="E01",

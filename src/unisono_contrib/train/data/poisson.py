@@ -65,8 +65,15 @@ class Poisson(Feed):
         inputs, targets, places = (x[:size].to(self._device) for x in (inputs, targets, places))
         return Micro(inputs, targets, places, scale=scale)
 
+    def count(self, step: int) -> int:
+        return self._leaves
+
     def samples_of(self, step: int, leaf: int) -> list[int]:
         return self._leaf(step, leaf).tolist()
+
+    def samples_before(self, step: int) -> int:
+        """As many as are expected."""
+        return step * self._global_batch
 
     def share(self, step: int, leaves: Collection[int]) -> float:
         return sum(len(self._leaf(step, leaf)) for leaf in leaves) / max(1, len(self.chosen(step)))

@@ -19,6 +19,7 @@ class Trusting(Optimiser, ABC):
     the weights of norms have none, and are stepped by `plain`."""
 
     norms: ClassVar[bool] = True
+    by_shape: ClassVar[bool] = True
     apart: ClassVar[bool] = False
     trust_clip: tuple[NotNegative, NotNegative] | None = Field(
         default=None, description="lars, lamb, lans: least and greatest trust ratio; [1, 1] turns it off"

@@ -21,6 +21,7 @@ class AdaScale(Momentum):
     """SGD with momentum, or AdamW, at the learning rate of a smaller batch times a gain that is measured."""
 
     name: ClassVar[str] = "adascale"
+    by_shape: ClassVar[bool] = True
     apart: ClassVar[bool] = False  # the gain wants the whole gradient
     paced: ClassVar[bool] = True
     betas: tuple[Share, Share] = Field(

@@ -1,6 +1,7 @@
 """1-bit LAMB (Li et al., "1-bit LAMB: communication efficient large-scale large-batch training with LAMB's convergence
 speed", 2021)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,7 +44,10 @@ class OneBitLamb(Trusting, OneBitAdam):
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
         from unisono_contrib.train.optim._onebit_lamb_steps import OneBitLambSteps
 
-        return OneBitLambSteps([dict(group) for group in groups], lr, self)
+        return OneBitLambSteps(
+            [dict(group) for group in groups], lr, self.betas, self.eps, self.trust_clip, self.reach, self.learnt,
+            self.trust_decay, self.factor_bounds,
+        )  # fmt: skip
 
     def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
         from unisono_contrib.train.optim._onebit_lamb_steps import first_state
@@ -58,6 +62,66 @@ class OneBitLamb(Trusting, OneBitAdam):
         grad: "Tensor",
         error: "Tensor",
     ) -> "dict[str, tuple[Tensor, Tensor]]":
-        from unisono_contrib.train.optim._onebit_lamb_steps import law
+        import torch
 
-        return law(self, update, weight, state, grad, error)
+        from unisono_contrib.train.optim._onebit_lamb_steps import FACTOR, FRESH, MEAN
+        from unisono_contrib.train.optim._trust_laws import norm_rounding, ratio_within, scaled_within
+
+        rounding, clip, decay = update.rounding, self.trust_clip, self.trust_decay
+        learnt = self.learnt(update.step + 1)
+        kept, move, off = self.direction(update, state, grad, error)
+        fresh = self._fresh(update, state[FRESH], grad, error)
+        pull = update.decay * weight
+        along, off = move + pull, off + rounding * (move.abs() + pull.abs())
+        mean, factor = float(state[MEAN]), float(state[FACTOR])
+        mean_off = factor_off = 0.0
+        if learnt > self.learnt(update.step):
+            norms = float(weight.norm()), float(along.norm())
+            ratio, ratio_off = ratio_within(*norms, float(off.norm()), norm_rounding(rounding, weight), clip)
+            moved, off = scaled_within(along, off, norms[0], clip, rounding)
+            mean = decay * mean + (1 - decay) * ratio
+            mean_off = (1 - decay) * ratio_off + rounding * mean
+        else:
+            factor, factor_off = self._factor(update, factor or 1.0, kept["exp_avg_sq"], fresh)
+            frozen = mean / (1 - decay**learnt)
+            ratio, ratio_off = frozen * factor, frozen * factor_off + rounding * frozen * factor
+            moved, off = ratio * along, (ratio + ratio_off) * off + ratio_off * along.abs()
+        rounded = rounding * (weight.abs() + update.lr * moved.abs())
+        numbers = {
+            key: (torch.tensor(value, dtype=torch.float64), torch.tensor(wrong, dtype=torch.float64))
+            for key, value, wrong in ((MEAN, mean, mean_off), (FACTOR, factor, factor_off))
+        }
+        return (
+            kept | {FRESH: fresh, "param": (weight - update.lr * moved, update.lr * off + rounded)} | numbers
+        )
+
+    def _fresh(
+        self, update: UpdateSizes, square: "Tensor", grad: "Tensor", error: "Tensor"
+    ) -> "tuple[Tensor, Tensor]":
+        """The second moment that goes on learning, and its largest absolute error."""
+        import torch
+
+        share = 1 - self.betas[1]
+        after = self.betas[1] * square + share * grad * grad
+        off = share * (2 * grad.abs() * error + error * error) + update.rounding * after
+        return after, off + torch.finfo(torch.float32).tiny
+
+    def _factor(
+        self,
+        update: UpdateSizes,
+        last: float,
+        frozen: "tuple[Tensor, Tensor]",
+        fresh: "tuple[Tensor, Tensor]",
+    ) -> tuple[float, float]:
+        """(factor of a frozen ratio after one that was `last`, its largest absolute error)."""
+        b2, t = self.betas[1], update.step + 1
+        above = frozen[0].sqrt() / math.sqrt(1 - b2 ** self.learnt(t)) + self.eps
+        low, high = self.factor_bounds(last)
+
+        def largest(square: "Tensor") -> float:
+            below = square.clamp(min=0).sqrt() / math.sqrt(1 - b2**t) + self.eps
+            return min(max(float((above / below).max()), low), high)
+
+        value = largest(fresh[0])
+        ends = largest(fresh[0] - fresh[1]), largest(fresh[0] + fresh[1])
+        return value, max(abs(end - value) for end in ends) + update.rounding * value

@@ -33,7 +33,7 @@ def assign(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MatrixPart:
     """What one rank holds of one matrix: `shape` from `start` on. replica: its coordinate on `dp`."""
 
     replica: int
@@ -59,7 +59,7 @@ class Matrix:
     parameter: nn.Parameter
     shape: tuple[int, ...]
     owner: int
-    parts: tuple[Part, ...]
+    parts: tuple[MatrixPart, ...]
     senders: frozenset[int]
 
 
@@ -161,7 +161,7 @@ def _owners(
     owners = assign([cost(slot.shape) for slot in slots], group.size)
     matrices: dict[nn.Parameter, Matrix] = {}
     for i, (slot, owner) in enumerate(zip(slots, owners, strict=True)):
-        parts = tuple(Part(line[i][0], line[i][1:3], line[i][3:]) for line in table)
+        parts = tuple(MatrixPart(line[i][0], line[i][1:3], line[i][3:]) for line in table)
         first: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         for rank, part in enumerate(parts):
             if part.replica == parts[owner].replica and part.numel:

@@ -53,10 +53,10 @@ class Budget:
             [SampledGaussian(self.noise, *counted(self.rate, self.poisson, steps))], self.delta
         )
 
-    def live(self, step: int) -> float:
-        """An epsilon of the first `step` updates: that of the next of `LOOKS` marks, which is larger."""
-        mark = max(1, self.steps // LOOKS)
-        return self.epsilon(min(max(step, self.steps), math.ceil(step / mark) * mark))
+    def mark(self, step: int) -> int:
+        """The next of `LOOKS` marks in the run from `step` on. Its epsilon, which is larger, holds for `step` too."""
+        every = max(1, self.steps // LOOKS)
+        return min(max(step, self.steps), math.ceil(step / every) * every)
 
     def says(self, clip: float) -> str:
         """What the whole run reveals, in a line."""
@@ -91,12 +91,12 @@ def made_private(run: Run, clip: float, budget: Budget, key: bytes) -> Run:
     run.player = PrivatePlayer(run, run.player, stage, clip, deviation, key)
     if run.mesh.rank == 0:
         run.local = replace(run.local, notes=(*run.local.notes, budget.says(clip)))
-    epsilon = cache(budget.live)
+    epsilon = cache(budget.epsilon)
 
     def tell(verdict: Verdict) -> Mapping[str, Any]:
         if run.mesh.rank:
             return {}
-        spent = epsilon(run.step + 1)
+        spent = epsilon(budget.mark(run.step + 1))
         return {"epsilon": spent if math.isfinite(spent) else None}
 
     run.update = replace(run.update, after=(*run.update.after, tell))
@@ -129,8 +129,9 @@ class PrivatePlayer(Player):
     ) -> None:
         self.run, self.inner, self.stage = run, inner, stage
         self.bound, self.deviation, self.key = bound, deviation, key
-        self.owners = run.local.owners
         self.slots = [slot for slot in run.local.slots if slot.live.requires_grad]
+        learning = {slot.name for slot in self.slots}
+        self.owners = {alias: owner for alias, owner in run.local.owners.items() if alias in learning}
 
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
         if not any(action.kind == "B" for action in row):
