@@ -47,10 +47,10 @@ class Optimiser(Member, ABC):
     beside its step (decoupled). whole: an element's step depends on all elements of its tensor, so that a rank which
     holds a part of one cannot make it. gathers: one rank gathers the parts and makes the step for all (`owners.py` of
     the sister package); else plans that cut such a tensor are refused. with_owner: that rank keeps the state, too.
-    norms: a step needs norms of whole tensors alone, which ranks that hold parts of one add up; its live optimiser is a
-    `train.optim._normed_steps.NormedSteps` of the sister package. paced: its learning rate follows the noise of
-    gradients, as `train/build/adascale.py` of the sister package has a run measure it. by_shape: `for_parameter` goes by
-    shapes alone, so that it is known of any model which parameters are whose."""
+    norms: a step needs norms of whole tensors alone, which ranks that hold parts of one add up; its live optimiser is
+    a `train.optim._normed_steps.NormedSteps` of the sister package. paced: its learning rate follows the noise of
+    gradients, as `train/build/adascale.py` of the sister package has a run measure it. by_shape: `for_parameter` goes
+    by shapes alone, so that it is known of any model which parameters are whose."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False

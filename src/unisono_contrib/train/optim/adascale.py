@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.training import Count, Optimiser, Positive, Share
 from unisono.train.optim.adamw import AdamW
@@ -54,7 +55,10 @@ class AdaScale(Momentum):
         return Momentum(momentum=self.momentum)
 
     def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
-        if plan.sync == "canonical":
-            what = "optimizer=adascale sums squares of gradients as they come, so sync=canonical cannot promise bits"
+        policy = named("sync", plan.sync)
+        if policy is not None and policy.leafwise:
+            what = (
+                f"optimizer=adascale sums squares as they come, so sync={plan.sync} cannot promise its bits"
+            )
             yield Problem("P44", what, "plan.sync, train.optimizer", "sync=every_step")
         yield from unmeasurable(plan, "train.optimizer")
