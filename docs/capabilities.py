@@ -797,6 +797,20 @@ OPTIMISERS = (
         "the peak rate, and how it came about",
         r"peak lr \S+ = \S+ x \d+ / 1",
     ),
+    reads(
+        _G,
+        "Gradient noise scale",
+        f'{TRAIN} 6 --plan "dp=2 micros=2" --noise_scale.smoothing 0.5',
+        "`noise_scale` of the steps, in samples",
+        lambda ran: any(step["noise_scale"] for step in ran.metrics()),
+    ),
+    proven(
+        _G,
+        "AdaScale: a small batch's schedule by measured gain",
+        "dp=2 micros=2",
+        "dp=4",
+        more="--train.optimizer adascale --train.adascale_batch 2",
+    ),
 )
 _G = "15 Fault tolerance and elasticity"
 FAULTS = (

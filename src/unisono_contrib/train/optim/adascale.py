@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.training import Count, Optimiser, Positive, Share
 from unisono.train.optim.adamw import AdamW
@@ -21,6 +22,7 @@ class AdaScale(Momentum):
     """SGD with momentum, or AdamW, at the learning rate of a smaller batch times a gain that is measured."""
 
     name: ClassVar[str] = "adascale"
+    by_shape: ClassVar[bool] = True
     apart: ClassVar[bool] = False  # the gain wants the whole gradient
     paced: ClassVar[bool] = True
     betas: tuple[Share, Share] = Field(
@@ -53,7 +55,10 @@ class AdaScale(Momentum):
         return Momentum(momentum=self.momentum)
 
     def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
-        if plan.sync == "canonical":
-            what = "optimizer=adascale sums squares of gradients as they come, so sync=canonical cannot promise bits"
+        policy = named("sync", plan.sync)
+        if policy is not None and policy.leafwise:
+            what = (
+                f"optimizer=adascale sums squares as they come, so sync={plan.sync} cannot promise its bits"
+            )
             yield Problem("P44", what, "plan.sync, train.optimizer", "sync=every_step")
         yield from unmeasurable(plan, "train.optimizer")
