@@ -75,6 +75,7 @@ def _training_problems(train: Any) -> Iterator[Problem]:
         ("on_bad", train.on_bad != "stop", "leaves steps out by what the data are"),
         ("spike", train.spike > 0, "judges steps by what the data are"),
         ("quarantine", train.quarantine, "leaves micro-batches out by what the data are"),
+        ("optimizer", train.optimiser().paced, "follows norms of gradients without noise"),
         ("compile", train.compile, "compiles blocks that have no gradients by sample"),
         (
             "loss",
