@@ -119,7 +119,7 @@ def test_of_sparse_gradients_the_rows_are_counted_and_declared(
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("servers", [1, 2, 4])
 def test_servers_share_what_their_links_move(servers: int, copies: int) -> None:
-    """In sum they receive every gradient once for each copy, and send all weights to each replica."""
+    """In sum they receive every gradient once for each copy, and send all weights to each replica; none to its own."""
     size, replicas = 1 << 20, 4
     one, many = (
         POLICIES.read(f"ssp:s=1,copies={copies}").served_work(size, replicas, n) for n in (1, servers)
@@ -127,5 +127,6 @@ def test_servers_share_what_their_links_move(servers: int, copies: int) -> None:
     assert many.calls[0].nbytes == one.calls[0].nbytes == copies * size
     assert many.calls[1].nbytes * servers == one.calls[1].nbytes == replicas * size
     held = min(copies, servers)  # of neighbouring parts, on one rank
-    assert many.calls[0].received * servers == held * replicas * size
+    assert many.calls[0].link * servers == held * (replicas - 1) * size
+    assert many.calls[1].link * servers == (replicas - 1) * size
     assert many.kept * servers == held * one.kept

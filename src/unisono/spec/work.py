@@ -9,14 +9,14 @@ Durations = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kind of collective or message of a step. nbytes: payload bytes that one rank sends in one of them. received:
-    those that come in at the rank that receives most, where that is more than anybody sends; 0: as many as it sends."""
+    """One kind of collective or message of a step. nbytes: payload bytes that one rank sends in one of them. link:
+    those that cross the busiest link one way, where these are others; None: as many as a rank sends."""
 
     axis: str
     op: str
     nbytes: int
     times: float = 1
-    received: int = 0
+    link: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

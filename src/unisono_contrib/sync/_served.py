@@ -53,9 +53,10 @@ class ServedPolicy(OuterPolicy):
 
     def served_work(self, gradient_bytes: int, dp: int, servers: int) -> Work:
         """Of a rank that carries a server. S bytes of weights are on n servers: each receives S/n of every replica's
-        gradient and sends S/n to every replica. A gradient goes to every copy, and weights come from the first one.
-        With as many copies as servers, one rank has all of both."""
+        gradient and sends S/n to every replica. A gradient goes to every copy, and weights come from the first one;
+        a rank holds at most so many parts as there are copies. What a server and its own replica say to each other
+        crosses no link. The server's link is the busiest: it carries pushes in, and weights out."""
         servers = min(servers, dp)
         part, held = -(-gradient_bytes // servers), min(self.copies, servers)
-        push = Call("dp", "push", gradient_bytes * self.copies, received=part * held * dp)
-        return Work((push, Call("dp", "serve", part * dp)), part * held * 3)
+        push = Call("dp", "push", gradient_bytes * self.copies, link=part * held * (dp - 1))
+        return Work((push, Call("dp", "serve", part * dp, link=part * (dp - 1))), part * held * 3)

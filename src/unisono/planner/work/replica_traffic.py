@@ -17,10 +17,12 @@ def leafwise(plan: Plan) -> bool:
 
 
 def transfer_of(call: Call, ranks: int) -> Transfer:
-    """Return the transfer in which each of `ranks` ranks sends the bytes that a call declares, or those that come in
-    at one of them, whichever are more: links carry both ways at once."""
-    sent = Transfer(call.axis, call.op, 1.0).sent(ranks)
-    return Transfer(call.axis, call.op, max(call.nbytes, call.received) / sent, call.times, later=True)
+    """Return the transfer in which each of `ranks` ranks sends the bytes that cross the busiest link of a call."""
+    sent, nbytes = (
+        Transfer(call.axis, call.op, 1.0).sent(ranks),
+        call.nbytes if call.link is None else call.link,
+    )
+    return Transfer(call.axis, call.op, nbytes / sent, call.times, later=True)
 
 
 def declared(
