@@ -56,7 +56,8 @@ def ran(processes: int, folder: Path, flags: argparse.Namespace) -> Curve:
         "model.kind": "dlrm", "model.tables": TABLES, "model.lookups": 2, "model.d_table": 16, "model.n_dense": 8,
         "model.bottom": "[64]", "model.top": "[64,32]", "data.source": f"clicks:samples={flags.samples}",
         "train.steps": steps, "train.global_batch": flags.batch * processes, "train.micro_batch": flags.batch,
-        "train.optimizer": "adagrad", "train.lr": flags.lr, "train.lr_schedule": "constant", "train.weight_decay": 0.0,
+        "train.optimizer": "adagrad", "train.lr": flags.lr, "train.warmup_steps": steps // 20,
+        "train.lr_schedule": "constant", "train.weight_decay": 0.0,
         "train.eval_every": look, "train.eval_batches": 128 // processes, "train.save_every": 0,
         "launch.threads_per_rank": 1, "launch.replan": "false", "out.report": "false", "out.dir": folder,
     }  # fmt: skip
@@ -92,12 +93,12 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=2000, help="of all processes together")
-    parser.add_argument("--batch", type=int, default=256, help="samples of an update")
+    parser.add_argument("--updates", type=int, default=5000, help="of all processes together")
+    parser.add_argument("--batch", type=int, default=64, help="samples of an update")
     parser.add_argument("--samples", type=int, default=400_000)
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--looks", type=int, default=20, help="validations of a run")
-    parser.add_argument("--at", type=float, default=0.5)
+    parser.add_argument("--at", type=float, default=0.9)
     flags = parser.parse_args()
     ones, manys = [], []
     print(" round    loss   one, s  more, s  ratio  whole run staleness  last losses")

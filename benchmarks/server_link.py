@@ -1,10 +1,10 @@
 """The link of a parameter server as bottleneck: predicted by the planner, and measured in the lab, beside all-reduce.
 
-One rank a host, on four hosts of `unisono lab`, which needs root. Of each plan: bytes that the first rank sends in a
+One rank a host, on four hosts of `unisono lab` (so it needs root). Of each plan: bytes that the first rank sends in a
 step, which carries a server if there is one, as the planner predicts and as the run's ledger counts them; bytes that
 its host's link carries out and in, with heads of frames; and seconds of communication in a step, as predicted and
-measured. Under a policy with servers that is all time in which the first rank waits for servers or sends to them. What
-a run carries at its start and its end, a shorter one carries as well, and is subtracted.
+measured. Under a policy with servers that is all time in which the first rank waits for servers or sends to them.
+Weights that are gathered at the end, and the set-up, are in a shorter run as well, which is subtracted.
 
     python benchmarks/server_link.py                     # some five minutes on two cores
     python benchmarks/server_link.py --rate 1gbit --hosts 2 --servers 1 2

@@ -117,8 +117,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    played = grammar.played("schedule")
-    parser.add_argument("--schedule", nargs="+", choices=played, default=played, metavar="NAME")
+    names = grammar.known("schedule")
+    parser.add_argument("--schedule", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4, 8), metavar="N")
     parser.add_argument("--steps", type=int, default=5, help="steps compared, after one that is not (5)")
     parser.add_argument(

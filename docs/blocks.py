@@ -17,7 +17,7 @@ from unisono.cli import LATER
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.config.fields import SECTIONS, keys
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
-from unisono.plan.grammar import KEYS, NAMED, known, played
+from unisono.plan.grammar import KEYS, NAMED, known
 from unisono.plan.plan import DEFAULTS
 from unisono.programs import draw
 from unisono.programs.collectives import draw as moves
@@ -69,7 +69,7 @@ PROMISED: tuple[tuple[str, Finder[Any], tuple[str, ...]], ...] = (
     ),
     ("`data.source`", SOURCES, ("mds", "s3", "tar")),
     ("`out.track`", SINKS, ("mlflow", "tensorboard", "trackio", "wandb")),
-    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sync")),
+    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sweep", "sync")),
 )
 # Plans that a reader might expect to work: what they ask for, and the plan. Each is refused with exit code 2.
 REFUSED = {
@@ -186,26 +186,23 @@ def _word(value: object) -> str:
 
 
 def plan_keys() -> str:
-    """The keys of a plan: default, what this version plays, what it refuses for now."""
+    """The keys of a plan: their defaults and values."""
 
     def rows() -> Iterator[tuple[str, ...]]:
         for key in KEYS:
             default = "from the batch" if DEFAULTS[key] is None else f"`{DEFAULTS[key]}`"
             if key in NAMED:
-                here = " ".join(f"`{v}`" for v in played(key))
-                later = " ".join(f"`{v}`" for v in known(key) if v not in played(key))
+                here = " ".join(f"`{v}`" for v in known(key))
             else:
-                here, later = (
-                    {
-                        "zero": "`1` `2` `3`",
-                        "dp": "a number, `-1`",
-                        "tp": "a number, `2x2`, `4:chunks=2`",
-                    }.get(key, "a number"),
-                    "",
-                )
-            yield f"`{key}`", default, here, PLAN_MEANINGS[key], later
+                here = {
+                    "zero": "`1` `2` `3`",
+                    "dp": "a number, `-1`",
+                    "tp": "a number, `2x2`, `4:chunks=2`",
+                    "blocks": "ranges, `0-3:recompute=full`",
+                }.get(key, "a number")
+            yield f"`{key}`", default, here, PLAN_MEANINGS[key]
 
-    return table(("key", "default", "values here", "meaning", "not yet"), rows())
+    return table(("key", "default", "values", "meaning"), rows())
 
 
 def verbs() -> str:
@@ -217,9 +214,6 @@ def not_yet() -> str:
     """Names of the contract that this version lacks, by the key that would take them."""
 
     def rows() -> Iterator[tuple[str, ...]]:
-        for key in NAMED:
-            if missing := [name for name in known(key) if name not in played(key)]:
-                yield f"`{key}=` in a plan", " ".join(f"`{name}`" for name in missing)
         for where, family, names in PROMISED:
             if missing := [name for name in dict.fromkeys(names) if name not in family.names()]:
                 yield where, " ".join(f"`{name}`" for name in missing)

@@ -171,8 +171,39 @@ def _memory(ran: Ran, key: str) -> list[float]:
 
 
 SIMULATE = "unisono simulate examples/priced/gpt_1b.toml --json --cluster dgx-a100:8"
+SWEEP = "unisono sweep examples/sweeps"
 _G = "1 Task level and architectures"
 ARCHITECTURES = (
+    reads(
+        _G,
+        "Independent task / job-level execution",
+        f"{SWEEP}/seeds.toml --workers 2 --train.steps 4 --json",
+        "trials are runs of their own, two at a time: each with a folder and a state",
+        lambda ran: (
+            [Path(ran.folder, row["run_dir"]).is_dir() for row in ran.objects[0]["trials"]] == [True] * 2
+        ),
+    ),
+    reads(
+        _G,
+        "Parallel hyper-parameter search",
+        f"{SWEEP}/lr.toml --workers 2 --json && unisono train runs/lr/best.toml --dry-run --json",
+        "trials that were stopped early, one that was trained to the end, and its recipe",
+        lambda ran: (
+            {row["state"] for row in ran.objects[0]["trials"]} == {"pruned", "done"}
+            and ran.objects[1]["recipe"]["train"]["lr"] == ran.objects[0]["best"]["params"]["train.lr"]
+        ),
+    ),
+    reads(
+        _G,
+        "Ensemble training",
+        f"{SWEEP}/seeds.toml --workers 2 --train.steps 4 && unisono evaluate runs/seeds/trial-* --json",
+        "NLL, accuracy and calibration error of both members, and of the mean of their probabilities",
+        lambda ran: (
+            len(ran.objects[0]["members"]) == 2
+            and ran.objects[0]["ensemble"]["nll"]
+            <= max(member["nll"] for member in ran.objects[0]["members"])
+        ),
+    ),
     reads(
         _G,
         "Centralised parameter server",
@@ -735,6 +766,51 @@ OPTIMISERS = (
         lambda ran: _falls([step["lr"] for step in ran.metrics()][3::-1]),
     ),
     proven(_G, "Gradient clipping across shards", "shard=2 tp=2", "pp=2 dp=2", more="--train.clip 0.1"),
+    reads(
+        _G,
+        "Adasum-style merge",
+        f'{TRAIN} 6 --plan "dp=2 sync=adasum"',
+        "`adasum_gain`: between the mean of two gradients (1) and their sum (2)",
+        lambda ran: all(1.0 < step["adasum_gain"] < 2.1 for step in ran.metrics()),
+    ),
+    proven(
+        _G,
+        "LARS, LAMB: trust ratios of whole matrices under any cut",
+        "dp=2 shard=2",
+        "tp=2 pp=2",
+        more="--train.optimizer lamb",
+    ),
+    proven(_G, "LANS", "shard=2 zero=1", more="--train.optimizer lans"),
+    reads(
+        _G,
+        "1-bit LAMB",
+        f"{TRAIN} 6 --plan dp=2 --train.clip 0 --json && sleep 1 &&"
+        f' {TRAIN} 6 --plan "dp=2 codec=sign+ef" --train.clip 0'
+        " --train.optimizer onebit_lamb --train.variance_steps 2 --json",
+        "after two steps of LAMB one sign per element is sent",
+        lambda ran: sent(ran, 1) < 0.2 * sent(ran, 0),
+    ),
+    prints(
+        _G,
+        "Learning-rate scaling rules",
+        f"{TRAIN} 1 --train.lr_scaling linear --train.lr_base_batch 1",
+        "the peak rate, and how it came about",
+        r"peak lr \S+ = \S+ x \d+ / 1",
+    ),
+    reads(
+        _G,
+        "Gradient noise scale",
+        f'{TRAIN} 6 --plan "dp=2 micros=2" --noise_scale.smoothing 0.5',
+        "`noise_scale` of the steps, in samples",
+        lambda ran: any(step["noise_scale"] for step in ran.metrics()),
+    ),
+    proven(
+        _G,
+        "AdaScale: a small batch's schedule by measured gain",
+        "dp=2 micros=2",
+        "dp=4",
+        more="--train.optimizer adascale --train.adascale_batch 2",
+    ),
 )
 _G = "15 Fault tolerance and elasticity"
 FAULTS = (
@@ -959,6 +1035,92 @@ EXPERIMENTS = (
         "`metrics.csv`, and the keys in which two runs differ",
         lambda ran: [row["key"] for row in ran.objects[-1]["differences"] if row["key"] == "train.lr"],
     ),
+    reads(
+        _G,
+        "Model versioning",
+        f"{TRAIN} 2 && {TRAIN} 2 --name tuned --model.weights $(ls -d runs/proof/2*) && unisono runs --json",
+        "plan, data and parent of each run",
+        lambda ran: (
+            {run["data"] for run in ran.objects[0]["runs"]} != {""}
+            and ran.objects[0]["runs"][1]["parent"]["run"] == ran.objects[0]["runs"][0]["folder"]
+        ),
+    ),
+    reads(
+        _G,
+        "Result aggregation",
+        f"{SWEEP}/seeds.toml --train.steps 4 && unisono runs --sort val_loss --json"
+        " && unisono runs --compare --out all.html --json",
+        "one table of all runs, the best first, and one picture",
+        lambda ran: (
+            len(ran.objects[0]["runs"]) == 2
+            and ran.objects[0]["runs"][0]["metrics"]["val_loss"]
+            <= ran.objects[0]["runs"][1]["metrics"]["val_loss"]
+            and Path(ran.folder, "all.png").stat().st_size > 0
+        ),
+    ),
+)
+FEDERATE = "unisono federate examples/federated.toml --federated.rounds 3 --json"
+_G = "21 Federated and privacy"
+_DIGITS = "--model.kind mlp --model.hidden 16 --data.source digits --no-out.report"
+TWELVE = f"unisono federate {_DIGITS} --federated.clients 12 --federated.rounds 2"
+FEDERATED = (
+    reads(
+        _G,
+        "Training across organisations",
+        f"{FEDERATE} --federated.strategy scaffold",
+        "`clients` and `dropped` of each round, which add up to the five that were asked",
+        lambda ran: [line["clients"] + line["dropped"] for line in ran.metrics()] == [5, 5, 5],
+    ),
+    reads(
+        _G,
+        "Robust (Byzantine) aggregation",
+        f"{FEDERATE} --federated.aggregate median --federated.participation 0.3",
+        "`aggregate = median` in place of the mean",
+        lambda ran: ran.objects[0]["rounds"] == 3 and "skipped" not in ran.metrics()[0],
+    ),
+    reads(
+        _G,
+        "Communication-efficient federated rounds",
+        f"{FEDERATE} && sleep 1 && {FEDERATE} --federated.codec int8+ef",
+        "`bytes_received` of a round: a quarter",
+        lambda ran: 3.0 < ran.metrics(0)[0]["bytes_received"] / ran.metrics(1)[0]["bytes_received"] < 4.1,
+    ),
+    reads(
+        _G,
+        "Differential privacy of samples",
+        f'unisono train {_DIGITS} --plan "dp=2 micros=2" --train.steps 6 --privacy.target_epsilon 4',
+        "`epsilon` of each step stays within the target",
+        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"] <= 4.0,
+    ),
+    proven(
+        _G,
+        "Noise once an update, whatever the ranks",
+        "dp=2 micros=2",
+        "dp=4",
+        more="--privacy.noise 1 --privacy.clip 0.5",
+    ),
+    reads(
+        _G,
+        "Differential privacy of clients",
+        f"{TWELVE} --privacy.noise 2 --privacy.clip 0.5",
+        "`epsilon` of each round",
+        lambda ran: 0.0 < ran.metrics()[0]["epsilon"] < ran.metrics()[-1]["epsilon"],
+    ),
+    reads(
+        _G,
+        "Secure aggregation",
+        f"{TWELVE} --federated.secure true --json",
+        "rounds by the masked sum, of which no one was skipped",
+        lambda ran: all(not line.get("skipped") and line["delta_norm"] > 0 for line in ran.metrics()),
+    ),
+    prints(
+        _G,
+        "Too few clients for their attackers",
+        f"{TWELVE} --federated.aggregate krum:attackers=5",
+        "13 clients are needed for 5 attackers, and there are 12",
+        r"krum with attackers=5 needs 2 . attackers \+ 3 = 13 clients in a round, and there are 12",
+        code=2,
+    ),
 )
 _G = "22 Heterogeneous, adaptive, decentralised, scale"
 HETEROGENEOUS = (
@@ -1007,6 +1169,7 @@ ROWS: tuple[Row, ...] = (
     *CLUSTERS,
     *DEBUGGING,
     *EXPERIMENTS,
+    *FEDERATED,
     *HETEROGENEOUS,
 )
 

@@ -28,7 +28,6 @@ from unisono.verbs import VERBS, Verb
 LATER = {
     "dash": "Watch a run in the browser",
     "launch": "Start a run on slurm, k8s, ray or over ssh",
-    "sweep": "Search over values of a recipe",
 }
 
 EXAMPLES = """\

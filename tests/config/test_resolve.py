@@ -184,3 +184,32 @@ def test_derived_widths() -> None:
     assert ModelConfig(d_model=100, activation="swiglu").ff_width == 272  # 266.7, up to a multiple of 8
     assert ModelConfig(n_head=8, n_kv_head=2).kv_heads == 2
     assert ModelConfig(n_head=8).kv_heads == 8
+
+
+@pytest.mark.parametrize(("rule", "peak"), [("linear", 0.08), ("sqrt", 0.04), ("none", 0.02)])
+def test_a_rate_grows_with_the_batch_by_the_rule_of_the_recipe(rule: str, peak: float) -> None:
+    base = {} if rule == "none" else {"lr_base_batch": 16}
+    keys = {"lr": 0.02, "lr_schedule": "constant", "micro_batch": 8, "lr_scaling": rule, **base}
+    resolved = resolve(Recipe(train=TrainConfig(**keys)), "dp=2 micros=4")
+    train = resolved.recipe.train
+    assert (train.lr, train.peak_lr, train.rate()(5)) == (0.02, pytest.approx(peak), pytest.approx(peak))
+    words = {
+        "linear": "peak lr 0.08 = 0.02 x 64 / 16",
+        "sqrt": "peak lr 0.04 = 0.02 x sqrt(64 / 16)",
+        "none": "",
+    }
+    assert train.scaling() == words[rule] and words[rule] in resolved_toml(resolved)
+    again = resolve(resolved.recipe, resolved.plan, origins=resolved.origins)
+    assert again.recipe.train.peak_lr == train.peak_lr
+
+
+def test_half_a_scaling_rule_is_refused() -> None:
+    assert problems(Recipe(train=TrainConfig(lr_scaling="sqrt"))) == [
+        "train.lr_scaling sqrt needs lr_base_batch"
+    ]
+    alone = problems(Recipe(train=TrainConfig(lr_base_batch=16)))
+    assert alone == ["train.lr_scaling none has no use for lr_base_batch"]
+    high = {"lr": 0.02, "min_lr": 0.05, "lr_base_batch": 16}
+    resolve(Recipe(train=TrainConfig(**high, lr_scaling="linear", global_batch=64)), "dp=1")
+    wrong = problems(Recipe(train=TrainConfig(**high, lr_scaling="sqrt", global_batch=64)))
+    assert wrong == ["min_lr 0.05 is above lr 0.04"]

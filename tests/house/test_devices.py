@@ -22,6 +22,7 @@ ALLOWED = {
     "spec/frames.py": "what backends say of a variable that is wrong, in their own words",
     "launch/transport.py": "variables of the environment that a backend reads; no torch there",
     "verbs/train/room.py": "whether GPUs have the memory that is asked for; no torch there",
+    "sweep/room.py": "which GPUs a trial of a sweep may use; no torch there",
     "observe/environment.py": "variables that are noted beside a run; no torch there",
 }
 CATALOGUES = "planner/"  # devices and links that one can buy, and stacks that run on them

@@ -64,7 +64,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_family_has_a_toy() -> None:
-    assert {*PLACES} == {*toys.TOYS, "starter", "verb", "bench"}
+    assert {*PLACES} == {*toys.TOYS, *toys.BESIDE}
     assert len(PLACES) == len(FAMILIES) and all(family.names() for family in FAMILIES.values())
 
 
@@ -74,7 +74,7 @@ def test_it_is_found_and_no_declaration_needs_torch(told: dict[str, Any], noun: 
     assert set(told["found"][noun]) == {*FAMILIES[PLACES[noun]].names()} | more
 
 
-@pytest.mark.parametrize("noun", sorted({*NOUNS} - {"verb", "starter", "bench"}))
+@pytest.mark.parametrize("noun", sorted({*NOUNS} - toys.BESIDE))
 def test_help_or_schema_list_it(told: dict[str, Any], noun: str) -> None:
     assert toys.name_of(noun) in told["schema"]["out"]
     if noun in OF_PLANS:
@@ -101,6 +101,7 @@ def test_a_run_uses_it(told: dict[str, Any], noun: str) -> None:
         done = json.loads(run["out"])
         assert done["steps"] == done["ranks"] == 2
         assert all(word in done["plan"] for word in plan.split() if "toy" in word)
+    assert told["federated"]["code"] == 0, told["federated"]["err"]
     assert noun in told["used"]
 
 

@@ -70,6 +70,21 @@ class ToyBench(NetBench):
 
     name = "toy"
 '''
+_SECTION = '''
+"""A toy."""
+
+from pydantic import Field
+
+from unisono.spec.section import Section
+
+
+class ToySection(Section):
+    """A toy."""
+
+    name = "toy"
+
+    taste: str = Field(default="sweet", description="what it tastes of")
+'''
 _STARTER = """
 from unisono.launch.starters import Started, Starter, number, required
 
@@ -118,7 +133,47 @@ TOYS = {
     "loss": Toy("unisono.train.losses.cross_entropy", "CrossEntropy", "bind", 'main = "taste"'),
     "metric": Toy("unisono.train.metrics.accuracy", "Accuracy", "count"),
     "sink": Toy("unisono_contrib.train.sinks.csv", "CsvSink", "open"),
+    "split": Toy("unisono_contrib.federated.splits.iid", "EvenSplit", "assign"),
+    "aggregate": Toy("unisono_contrib.federated.aggregates.mean", "Mean", "combine"),
+    "strategy": Toy("unisono_contrib.federated.strategies.fedavg", "FedAvg", "step"),
 }
+
+
+_METHOD = '''
+"""A toy."""
+
+from unisono_contrib.sweep.methods import SearchMethod
+
+
+class ToyMethod(SearchMethod):
+    """Nothing but the first cell."""
+
+    name = "toy"
+
+    def propose(self, progress, folder):
+        return {}
+'''
+_PLACE = '''
+"""A toy."""
+
+from contextlib import contextmanager
+
+from unisono_contrib.sweep.places import TrialPlace
+
+
+class ToyPlace(TrialPlace):
+    """Nowhere."""
+
+    name = "toy"
+
+    @contextmanager
+    def open(self, grace):
+        yield None
+'''
+_OF_VERBS = {"bench": _BENCH, "search method": _METHOD, "place of trials": _PLACE, "section": _SECTION}
+"""Families whose members one verb alone takes, and no run."""
+BESIDE = {"starter", "verb", *_OF_VERBS}
+"""Families that no recipe and no plan names."""
 
 
 def name_of(noun: str) -> str:
@@ -136,7 +191,7 @@ def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
             continue
         place = folder / (f"{name_of(noun)}/__init__.py" if family.folders else f"{name_of(noun)}.py")
         place.parent.mkdir(exist_ok=True)
-        own = {"starter": _STARTER + inspect.getsource(starters.Toy), "bench": _BENCH}
+        own = {"starter": _STARTER + inspect.getsource(starters.Toy), **_OF_VERBS}
         text = own[noun] if noun in own else TOYS[noun].text(noun, name_of(noun))
         place.write_text(text.replace('name = "toy"', f'name = "{name_of(noun)}"'))
     package.with_name("mine.py").write_text(
@@ -164,6 +219,14 @@ micro_batch = 2
 [out]
 track = ["toy_sink:taste=sour"]
 report = false
+"""
+FEDERATED = """\
+[federated]
+clients = 2
+rounds = 1
+split = "toy_split"
+strategy = "toy_strategy"
+aggregate = "toy_aggregate"
 """
 TEXTS = RECIPE.replace('kind = "toy_model_kind"\nhidden = [8, 8]', "n_layer = 1\ncontext = 8").replace(
     "toy_data_source", "text:recipe.toml"
@@ -229,6 +292,7 @@ def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
             told[noun] = (f"--{family.key}", name_of(noun))
     Path("recipe.toml").write_text(RECIPE)
     Path("texts.toml").write_text(TEXTS)
+    Path("federated.toml").write_text(RECIPE + FEDERATED)
     check = ("config", "check", "recipe.toml")
     answers = {
         "found": found,
@@ -283,9 +347,10 @@ def played() -> dict[str, Any]:
 
     unisono.launch.fork_server.ForkServer = ThreadForkServer  # type: ignore[attr-defined]
     runs = [said("train", file, "--plan", plan, "--json") for plan, file in PLANS.items()]
+    federated = said("federate", "federated.toml", "--json")
     names = [word for noun in (*TOYS, "starter") for word in ("--conformance", name_of(noun))]
     used = Path(USED).read_text().splitlines()
-    return {"runs": runs, "used": used, "suites": said("verify", *names, "--json")}
+    return {"runs": runs, "federated": federated, "used": used, "suites": said("verify", *names, "--json")}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.plan import Plan, choice
-from unisono.plan.grammar import KEYS, NAMED, SIZES, known, member, played
+from unisono.plan.grammar import KEYS, NAMED, SIZES, known, member
 from unisono.spec.errors import ConfigProblems, UsageError
 
 NEEDED = {"local_sgd": ":h=8", "diloco": ":h=500", "quorum": ":k=3", "ssp": ":s=2", "powersgd": ":r=4"}
@@ -161,22 +161,10 @@ def test_filling_needs_a_world_that_fits() -> None:
 
 
 @pytest.mark.parametrize("key", NAMED)
-def test_every_value_of_the_contract_is_played_or_refused_as_later(key: str) -> None:
+def test_every_value_of_the_contract_is_played(key: str) -> None:
     for name in known(key):
         plan = dataclasses.replace(Plan(dp=2), **{key: name + NEEDED.get(name, "")})
-        codes = {p.code for p in plan.check()}
-        assert codes == (set() if name in played(key) else {"P10"}), name
-
-
-@pytest.mark.parametrize("key", NAMED)
-def test_no_remedy_proposes_what_is_refused_next(key: str) -> None:
-    """Whatever is misspelt, the words of the remedy and the near one are those that a run can play."""
-    for name in (*known(key), "x"):
-        with pytest.raises(ConfigProblems) as caught:
-            Plan.parse(f"{key}={name}q")
-        said = f"{caught.value.problems[0].what} {caught.value.problems[0].fix}"
-        words = set(said.replace("?", " ").replace(f"{key}={name}q", "").split())
-        assert not words & (set(known(key)) - set(played(key))), said
+        assert not {p.code for p in plan.check()}, name
 
 
 @pytest.mark.parametrize("text", ["codec=sign", "sync=gossip", "sync=local_sgd:h=4"])

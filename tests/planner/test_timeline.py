@@ -13,7 +13,7 @@ from tests.planner.published import gpt
 from tests.ranks import World
 from unisono.observe import trace
 from unisono.plan import Plan
-from unisono.plan.grammar import played
+from unisono.plan.grammar import known
 from unisono.planner.clusters import cluster
 from unisono.planner.devices import rows
 from unisono.planner.pipeline_play import span
@@ -53,7 +53,7 @@ def measured(
     ]
 
 
-@pytest.mark.parametrize("schedule", played("schedule"))
+@pytest.mark.parametrize("schedule", known("schedule"))
 def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Path, schedule: str) -> None:
     ranks = 1 if SCHEDULES.read(schedule).alone else RANKS
     timetable = SCHEDULES.read(schedule).timetable(ranks, MICROS)

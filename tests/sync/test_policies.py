@@ -21,7 +21,8 @@ from unisono.sync import POLICIES, Verdict
 from unisono_contrib.comm.threads import run
 
 SAME = (name for name in POLICIES.names() if POLICIES.find(name).equal and not POLICIES.find(name).lazy)
-EQUAL = ["delayed:lag=0" if name == "delayed" else name for name in SAME]  # the others: test_rounds, test_lag
+SUMS = (name for name in SAME if name != "adasum")  # the others: test_rounds, test_lag, test_adasum
+EQUAL = ["delayed:lag=0" if name == "delayed" else name for name in SUMS]
 
 
 def gradients(rank: int, sizes: list[int]) -> list[torch.Tensor]:

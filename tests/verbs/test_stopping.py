@@ -91,3 +91,18 @@ def test_stopped_before_the_first_step_nothing_was_made(tmp_path: Path, number: 
     assert done.code == done.object["exit"] == code and done.left == ()
     assert "Traceback" not in done.err and len(done.blocks) == 1
     assert jobs.runs_of(place) == []
+
+
+def test_until_a_step_it_validates_saves_and_goes_on_later_with_the_same_bits(tmp_path: Path) -> None:
+    """What stops by itself keeps the schedule of all steps."""
+    place = jobs.folder_with(tmp_path, jobs.USERS, function="good")
+    part = unisono(place, "train", "recipe.toml", "--until", "5", "--json")
+    assert part.code == 0 and part.object["steps"] == 5 and part.object["val_loss"] is not None
+    run = place / part.object["run_dir"]
+    assert checkpoints(run)[-1] == "step-000005"
+    rest = unisono(place, "train", "recipe.toml", "--resume", "auto", "--json")
+    assert rest.object["steps"] == 12 and jobs.runs_of(place) == [run]
+    whole = unisono(place, "train", "recipe.toml", "--json")
+    assert losses(run) == losses(place / whole.object["run_dir"])
+    wrong = unisono(place, "train", "recipe.toml", "--until", "0")
+    assert wrong.code == 2 and wrong.block.startswith("error U-C02  --until 0 is no step")

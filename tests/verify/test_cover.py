@@ -62,7 +62,7 @@ def words(monkeypatch: pytest.MonkeyPatch):
     """Changes the grammar's words for one test."""
 
     def forget() -> None:
-        for cached in (grammar.played, grammar.known, grammar.problem_of, grammar.value_problems):
+        for cached in (grammar.known, grammar.problem_of, grammar.value_problems):
             cached.cache_clear()
 
     def change(key: str, names: tuple[str, ...]) -> None:

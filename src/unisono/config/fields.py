@@ -13,9 +13,10 @@ from pydantic.fields import FieldInfo
 from unisono.config.models import Recipe
 from unisono.spec.model import listed, model_keys
 from unisono.spec.paths import FOREIGN, RENAMED, foreign
+from unisono.spec.section import RECIPE_SECTIONS
 from unisono.spec.words import LONGEST
 
-SECTIONS = ("model", "data", "train", "launch", "out")
+SECTIONS = ("model", "data", "train", "launch", "out", *RECIPE_SECTIONS.names())
 TOP = ("name", "seed", "plan")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -47,14 +48,19 @@ def keys() -> Mapping[str, Key]:
         if name == "model":
             known |= {f"model.{leaf}": key_of(f"model.{leaf}", field) for leaf, field in model_keys().items()}
             known["model.kind"] = replace(known["model.kind"], description=listed())
-        elif (
-            name in SECTIONS and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
-        ):
-            for leaf, inner in info.annotation.model_fields.items():
+        elif name in SECTIONS:
+            section: Any = next(
+                kind for kind in (info.annotation, *get_args(info.annotation)) if _is_model(kind)
+            )
+            for leaf, inner in section.model_fields.items():
                 known[f"{name}.{leaf}"] = key_of(f"{name}.{leaf}", inner)
         else:
             known[name] = key_of(name, info)
     return known
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def key_of(name: str, field: FieldInfo) -> Key:

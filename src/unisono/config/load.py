@@ -158,7 +158,7 @@ def _value_layer(value: Any, origin: str) -> Layer:
     layer: Layer = {}
     for name, values in recipe.model_dump(exclude_unset=True).items():
         if name in SECTIONS:
-            layer |= {f"{name}.{leaf}": Setting(inner, origin) for leaf, inner in values.items()}
+            layer |= {f"{name}.{leaf}": Setting(inner, origin) for leaf, inner in (values or {}).items()}
         else:
             layer[name] = Setting(values, origin)
     if plan is not None:

@@ -1,16 +1,16 @@
 """What a recipe may say. Frozen pydantic models: strict types, unknown keys are errors."""
 
+import math
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from unisono.spec.errors import UsageError
-from unisono.spec.family import Family, split
+from unisono.spec.family import Family, one_of, split
 from unisono.spec.model import ModelConfig
+from unisono.spec.section import RECIPE_SECTIONS
 from unisono.spec.sink import SINKS
 from unisono.spec.source import SOURCES
 from unisono.spec.training import (
@@ -61,19 +61,6 @@ class DataConfig(BaseModel):
     )
 
 
-def _one_of(family: Family[Any]) -> AfterValidator:
-    """A member of the family, with options behind its name or without."""
-
-    def known(text: str) -> str:
-        try:
-            family.read(text)
-        except UsageError as error:
-            raise PydanticCustomError("no_member", "{what}", {"what": error.what}) from error
-        return text
-
-    return AfterValidator(known)
-
-
 _COUPLED = [name for name in OPTIMISERS.names() if OPTIMISERS.find(name).couples]
 
 
@@ -88,18 +75,24 @@ class _Train(BaseModel):
         default=None, description="samples of one forward pass; derived when absent"
     )
     dtype: Literal["float32", "float64"] = Field(default="float32", description="weights and optimiser state")
-    optimizer: Annotated[str, _one_of(OPTIMISERS)] = Field(default="adamw", description=OPTIMISERS.listed())
-    loss: Annotated[str, _one_of(LOSSES)] | None = Field(
+    optimizer: Annotated[str, one_of(OPTIMISERS)] = Field(default="adamw", description=OPTIMISERS.listed())
+    loss: Annotated[str, one_of(LOSSES)] | None = Field(
         default=None, description=f"{LOSSES.listed()}; the model's own when absent"
     )
-    metrics: tuple[Annotated[str, _one_of(METRICS)], ...] = Field(
+    metrics: tuple[Annotated[str, one_of(METRICS)], ...] = Field(
         default=(), description=f"numbers that validations report besides the loss: {METRICS.listed()}"
     )
     lr: NotNegative = Field(default=1e-3, description="peak learning rate")
-    lr_schedule: Annotated[str, _one_of(RATES)] = Field(default="cosine", description=RATES.listed())
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="how lr grows with global_batch beyond lr_base_batch"
+    )
+    lr_base_batch: Count | None = Field(
+        default=None, description="samples of a step for which lr was chosen, for lr_scaling"
+    )
+    lr_schedule: Annotated[str, one_of(RATES)] = Field(default="cosine", description=RATES.listed())
     weight_decay: NotNegative = Field(
         default=0.1,
-        description=f"decay of matrices: decoupled; for {' and '.join(_COUPLED)} a part of the gradient",
+        description=f"decay of matrices: decoupled; for {', '.join(_COUPLED)} a part of the gradient",
     )
     clip: NotNegative = Field(default=1.0, description="greatest gradient norm of the whole model; 0 is off")
     eval_every: Natural = Field(default=0, description="steps between validations; 0: only at the end")
@@ -193,9 +186,24 @@ class TrainConfig(_with_options(_Train, OPTIMISERS, RATES)):
         """The chosen optimiser with its options. Raises UsageError."""
         return OPTIMISERS.among(self.optimizer, dict(self))
 
+    @property
+    def peak_lr(self) -> float:
+        """`lr`, scaled from `lr_base_batch` to `global_batch`: by their quotient (Goyal et al., 2017), or by the root
+        of it (Krizhevsky, 2014; You et al., 2020)."""
+        times = self.global_batch / (self.lr_base_batch or self.global_batch)
+        return self.lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[self.lr_scaling]
+
+    def scaling(self) -> str:
+        """How `peak_lr` came about, "" where it is `lr`. Example: `peak lr 0.016 = 0.001 x 512 / 32`."""
+        if self.lr_scaling == "none":
+            return ""
+        quotient = f"{self.global_batch} / {self.lr_base_batch}"
+        times = quotient if self.lr_scaling == "linear" else f"sqrt({quotient})"
+        return f"peak lr {self.peak_lr:.6g} = {self.lr:g} x {times}"
+
     def rate(self) -> Callable[[int], float]:
         """The learning rate by step, from 0. Raises UsageError."""
-        return partial(RATES.among(self.lr_schedule, dict(self)).at, steps=self.steps, lr=self.lr)
+        return partial(RATES.among(self.lr_schedule, dict(self)).at, steps=self.steps, lr=self.peak_lr)
 
 
 class LaunchConfig(BaseModel):
@@ -293,13 +301,13 @@ class OutConfig(BaseModel):
 
     dir: str = Field(default="runs", min_length=1, description="folder that contains the run folders")
     report: bool = Field(default=True, description="write report.html and report.png")
-    track: tuple[Annotated[str, _one_of(SINKS)], ...] = Field(
+    track: tuple[Annotated[str, one_of(SINKS)], ...] = Field(
         default=(), description=f"sinks beside metrics.jsonl, events and trace: {SINKS.listed()}"
     )
 
 
-class Recipe(BaseModel):
-    """What is computed; the plan, beside it, says how it is spread."""
+class _Recipe(BaseModel):
+    """The keys and sections that every recipe has."""
 
     model_config = _FROZEN
 
@@ -318,3 +326,15 @@ class Recipe(BaseModel):
     train: TrainConfig = TrainConfig()
     launch: LaunchConfig = LaunchConfig()
     out: OutConfig = OutConfig()
+
+
+def _with_sections(base: type[BaseModel]) -> Any:
+    """`base` with the sections that capabilities bring along, each None where a recipe does not have it."""
+    sections: dict[str, Any] = {}
+    for section in map(RECIPE_SECTIONS.find, RECIPE_SECTIONS.names()):
+        sections[section.name] = (section | None, Field(default=None, description=section.__doc__))
+    return create_model("Recipe", __base__=base, **sections)
+
+
+class Recipe(_Recipe if TYPE_CHECKING else _with_sections(_Recipe)):
+    """What is computed; the plan, beside it, says how it is spread."""

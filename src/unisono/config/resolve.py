@@ -2,11 +2,12 @@
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from unisono.config.fields import SECTIONS, TOP
 from unisono.config.models import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Batch, Plan
 from unisono.plan.checks import batch_of
@@ -16,7 +17,7 @@ from unisono.spec.model import MODELS, OwnModel
 from unisono.spec.paths import at_home
 from unisono.spec.source import SOURCES
 
-_KEY = re.compile(r"\b(plan|name|seed|model|data|train|launch|out)(\.\w+)?")
+_KEY = re.compile(rf"\b({'|'.join((*TOP, *SECTIONS))})(\.\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ def resolve(
         what = f"the plan takes {plan.world} ranks, {world} were started"
         problems.append(Problem("P14", what, "plan", f"start {plan.world} ranks, or write dp=-1"))
     batch = batch_of(plan, recipe.train)[0] if plan.dp != -1 else None
+    if batch is not None and recipe.train.lr_scaling != "none":
+        problems += _floor(recipe.train.model_copy(update={"global_batch": batch.global_batch}))
     if problems or batch is None:
         raise ConfigProblems([replace(p, where=located(p.where, origins)) for p in problems])
     return _settled(recipe, plan, origins, batch)
@@ -70,6 +73,8 @@ def _settled(recipe: Recipe, plan: Plan, origins: Mapping[str, str], batch: Batc
             derived[f"train.{leaf}"] = f"derived: {batch}"
     plan = replace(plan, micros=batch.micros)
     train, launch = recipe.train.model_copy(update=sums), recipe.launch
+    if text := train.scaling():
+        derived["train.lr"] = f"{origins.get('train.lr', 'default')}; {text}"
     policy = member("sync", plan.sync)
     if policy is not None and policy.leafwise and launch.threads_per_rank is None:
         # Sums on a CPU depend on the number of threads, and a share of the cores on the number of ranks.
@@ -177,7 +182,24 @@ def _train(train: TrainConfig) -> list[Problem]:
     if train.evaluate is not None and not Path(train.evaluate.rpartition(":")[0]).is_file():
         what = f"no such file: {train.evaluate.rpartition(':')[0]}"
         problems.append(Problem("C06", what, "train.evaluate", "paths are relative to the working folder"))
-    if train.min_lr is not None and train.min_lr > train.lr:
-        what = f"min_lr {train.min_lr} is above lr {train.lr}"
-        problems.append(Problem("C06", what, "train.min_lr, train.lr", "a min_lr of at most lr"))
-    return problems
+    if (train.lr_scaling == "none") != (train.lr_base_batch is None):
+        off = train.lr_scaling == "none"
+        what = (
+            f"train.lr_scaling {train.lr_scaling} "
+            + ("has no use for" if off else "needs")
+            + " lr_base_batch"
+        )
+        fix = (
+            "--train.lr_scaling linear or sqrt"
+            if off
+            else "--train.lr_base_batch, for which train.lr was chosen"
+        )
+        problems.append(Problem("C06", what, "train.lr_scaling, train.lr_base_batch", fix))
+    return problems if train.lr_scaling != "none" else [*problems, *_floor(train)]
+
+
+def _floor(train: TrainConfig) -> Iterator[Problem]:
+    """What is wrong with the last learning rate. train: with the batch by which the peak is scaled."""
+    if train.min_lr is not None and train.min_lr > train.peak_lr:
+        what = f"min_lr {train.min_lr} is above lr {train.peak_lr:g}"
+        yield Problem("C06", what, "train.min_lr, train.lr", "a min_lr of at most lr")

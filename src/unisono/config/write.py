@@ -23,7 +23,7 @@ def recipe_toml(recipe: Recipe, origins: dict[str, str], head: list[str]) -> str
     idle = recipe.train.options() - recipe.train.meant()
     for name in (
         *TOP,
-        *(f"{section}.{leaf}" for section in SECTIONS for leaf in dict(getattr(recipe, section))),
+        *(f"{section}.{leaf}" for section in SECTIONS for leaf in dict(getattr(recipe, section) or ())),
     ):
         here, dot, leaf = name.partition(".")
         if here == "train" and leaf in idle:

@@ -166,18 +166,24 @@ def call(door: dict[str, Any], facts: dict[str, Any]) -> HostLink:
     try:
         if door.get("certificate"):
             sock = tls.called(sock, door["certificate"])
-        challenge = link.parse(_greeting(sock))
-        answered = link.answer(door["token"], challenge, facts)
-        sock.sendall(wire.frame(wire.dumps(answered)))
-        try:
-            proved = link.parse(_greeting(sock))
-        except ConnectionError as error:
-            raise Refused("the supervisor refuses this host: the token is of another run") from error
-        link.check_called(door["token"], challenge, answered, proved)
-        return HostLink.between(sock, door["token"], challenge["nonce"], answered["nonce"], is_caller=True)
+        return proven(sock, door["token"], facts)
     except BaseException:
         sock.close()
         raise
+
+
+def proven(sock: socket.socket, token: str, facts: dict[str, Any]) -> HostLink:
+    """The link that a connection becomes once both sides have proven that they know the token. Raises Refused,
+    OSError."""
+    challenge = link.parse(_greeting(sock))
+    answered = link.answer(token, challenge, facts)
+    sock.sendall(wire.frame(wire.dumps(answered)))
+    try:
+        proved = link.parse(_greeting(sock))
+    except ConnectionError as error:
+        raise Refused("the supervisor refuses this host: the token is of another run") from error
+    link.check_called(token, challenge, answered, proved)
+    return HostLink.between(sock, token, challenge["nonce"], answered["nonce"], is_caller=True)
 
 
 def _greeting(sock: socket.socket) -> bytes:

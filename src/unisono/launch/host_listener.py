@@ -177,13 +177,18 @@ class HostListener:
         if len(greetings) > 1 or pending.frames.rest:
             raise Refused("more came than a greeting")
         answered = link.parse(greetings[0])
-        facts, proved = link.admitted(self.token, pending.challenge, answered)
+        token = self._token_of(answered)
+        facts, proved = link.admitted(token, pending.challenge, answered)
         self._leave(pending)
         pending.sock.send(wire.frame(wire.dumps(proved)))
         host_link = HostLink.between(
-            pending.sock, self.token, pending.challenge["nonce"], answered["nonce"], is_caller=False
+            pending.sock, token, pending.challenge["nonce"], answered["nonce"], is_caller=False
         )
         return self._member(facts, host_link, pending.address)
+
+    def _token_of(self, answered: dict[str, Any]) -> str:
+        """The token that who says this has to know. Raises Refused."""
+        return self.token
 
     def _member(self, facts: dict[str, Any], host_link: HostLink, address: str) -> Any:
         """What joins over a link that is proven, by what it says of itself. Raises Refused."""

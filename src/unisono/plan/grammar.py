@@ -51,8 +51,6 @@ _TAKES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "offload=params": _AWAY,
     "offload=activations": _AWAY,
 }
-# Names of the contract that this version does not play yet, whatever their options, by key. Today it plays all.
-LATER: Mapping[str, tuple[str, ...]] = {}
 MOST = 10_000_000
 """Largest number in a plan; larger ones are slips of a finger, or of a script."""
 NAMED = tuple(key for key in KEYS if key not in (*SIZES, "blocks"))
@@ -65,16 +63,9 @@ _OWN = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
 @cache
-def played(key: str) -> tuple[str, ...]:
-    """The names of a plan's key that a run of this version can play."""
-    return tuple(names_in(PACKAGES[key])) if key in PACKAGES else _WORDS[key]
-
-
-@cache
 def known(key: str) -> tuple[str, ...]:
-    """All names of a plan's key: those that are played first."""
-    here = played(key)
-    return here + tuple(name for name in LATER.get(key, ()) if name not in here)
+    """All names of a plan's key."""
+    return tuple(names_in(PACKAGES[key])) if key in PACKAGES else _WORDS[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +103,25 @@ def families() -> str:
 
 @lru_cache(maxsize=4096)
 def member(key: str, text: str) -> Any:
-    """The member that a plan's value names, with its options; None for a word that has none: one without a family, or
-    one that this version lacks. Raises UsageError."""
-    name = choice(text).name
-    if key not in PACKAGES or _is_later(key, name):
+    """The member that a plan's value names, with its options; None for a word that has no family. Raises UsageError."""
+    if key not in PACKAGES:
         return None
     return family_in(PACKAGES[key]).read(text if key in MARKED else apart(text)[0], f"plan.{key}")
 
 
 @lru_cache(maxsize=4096)
 def problem_of(key: str, text: str) -> Problem | None:
-    """What keeps a value of the plan from being played: no such file, a wrong option in it, or not yet."""
+    """What keeps a value of the plan from being played: no such file, or a wrong option in it."""
     try:
         member(key, text)
     except UsageError as error:
         return Problem(error.code, error.what, f"plan.{key}", error.fix)
-    value = choice(text)
-    if not _is_later(key, value.name) and (not value.marks or marks_of(key)):
-        return None
-    what = f"{key}={text} is not yet in this version"
-    return Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(played(key)))
+    return None
 
 
 def named(key: str, text: str) -> Any:
     """The member that a value names; None where there is none, or no such file, of which `problem_of` tells."""
     return None if problem_of(key, text) else member(key, text)
-
-
-def _is_later(key: str, name: str) -> bool:
-    return name in LATER.get(key, ()) and name not in played(key)
 
 
 def size_problem(key: str, value: object, where: str) -> Problem | None:
@@ -187,7 +168,7 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
     """What is wrong with a named value of the plan: an unknown name, a malformed option. Of a member in a user's file
     only the form is looked at: reading a plan runs no code of a user's."""
     if not isinstance(text, str) or not text or any(c.isspace() for c in text):
-        return (Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(played(key))}"),)
+        return (Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(known(key))}"),)
     got, (body, marks) = choice(text), apart(text)
     problems = [
         Problem("P05", f"{key}={text}: +{mark} is not known", where, _marks_fix())
@@ -198,15 +179,13 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
     if key in PACKAGES and _OWN.fullmatch(got.name):
         return tuple(problems)
     if got.name not in known(key):
-        one_of = f"one of: {' '.join(played(key))}{', or FILE.py:NAME' if key in PACKAGES else ''}"
+        one_of = f"one of: {' '.join(known(key))}{', or FILE.py:NAME' if key in PACKAGES else ''}"
         remedy = remedy_for(got.name) if key == "precision" else ""
-        hint = "" if remedy else meant(got.name, played(key))
+        hint = "" if remedy else meant(got.name, known(key))
         what = f"{key}={text} is not known{hint}"
         return (Problem("P04", what, where, f"{one_of}{'; ' if remedy else ''}{remedy}"),)
     if takes := _TAKES.get(f"{key}={got.name}"):
         problems += _word_problems(f"{key}={text}", got, takes, where)
-    elif _is_later(key, got.name):
-        pass  # `Plan.check` refuses the name, whatever its options
     elif ":" in body and (not got.options or key not in PACKAGES):
         what = f"{key}={text}: {got.name} takes no such options"
         problems.append(Problem("P05", what, where, f"write {key}={got.name}"))

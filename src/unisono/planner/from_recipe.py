@@ -11,7 +11,7 @@ from unisono.config.models import Recipe
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import Batch, Devices, batch_of
-from unisono.plan.grammar import played
+from unisono.plan.grammar import known
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.error_bars import HALF
@@ -27,7 +27,6 @@ from unisono.spec.model import kind_of
 from unisono.spec.words import count
 
 _CHINCHILLA, _LENGTH = 20, "training for"
-NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
 
 
 def request_of(
@@ -47,7 +46,7 @@ def request_of(
     steps, more = length(loaded, model, where, batch.global_batch)
     if loaded.origins.get("plan", "default") == "default":
         more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
-    assumed, later = (*assumed, *more), unplayed(loaded, plan)
+    assumed, later = (*assumed, *more), unplayed(loaded)
     sizes = batch.micro_batch, batch.micros, steps
     ask = simulate.PlanRequest(model, plan, where, software, *sizes, assumed=assumed, unplayed=later)
     order = order if order is not None else loaded.recipe.launch.order or None
@@ -76,7 +75,7 @@ def assuming(loaded: Loaded, plan: Plan, pools: Sequence[Cluster]) -> tuple[Plan
         elif devices and all(device.name != "cpu" for device in devices):
             names = " and ".join(device.name for device in devices)
             mixed = [
-                half for half in HALF if half in played("precision") and all(half in d.peak for d in devices)
+                half for half in HALF if half in known("precision") and all(half in d.peak for d in devices)
             ]
             plan = in_precision(plan, (*mixed, "fp32")[0])
             why = f"{names} has it" if mixed else f"train has no half precision that {names} has"
@@ -115,16 +114,10 @@ def in_precision(plan: Plan, name: str) -> Plan:
     return replace(plan, precision=name, said=plan.said | {"precision"})
 
 
-def unplayed(loaded: Loaded, plan: Plan | None = None) -> tuple[str, ...]:
-    """Return what `train` cannot play yet of a recipe's model and of a plan, in words."""
+def unplayed(loaded: Loaded) -> tuple[str, ...]:
+    """Return what `train` cannot play of a recipe, in words."""
     model = loaded.recipe.model
-    kind = () if model.played else (f"model.kind={model.kind}",)
-    return kind if plan is None else (*kind, *later(plan))
-
-
-def later(plan: Plan) -> tuple[str, ...]:
-    """Return what `train` cannot play yet of a plan: `cp=2`."""
-    return tuple(p.what.removesuffix(NOT_YET) for p in plan.check() if p.code == NOT_BUILT)
+    return () if model.played else (f"model.kind={model.kind}",)
 
 
 def planned(loaded: Loaded, where: Devices, model: Model) -> tuple[Plan, Batch]:
@@ -132,8 +125,7 @@ def planned(loaded: Loaded, where: Devices, model: Model) -> tuple[Plan, Batch]:
     with it."""
     recipe = on_any_ranks(loaded.recipe)
     plan = loaded.plan.fill(where.devices)
-    wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
-    wrong += kind(model).problems(model, plan)
+    wrong = [*plan.check(judged(recipe, model), where), *kind(model).problems(model, plan)]
     if wrong:
         each = (_of_world(p, plan, where.devices) for p in wrong)
         raise ConfigProblems([replace(p, where=located(p.where, loaded.origins)) for p in each])

@@ -32,7 +32,7 @@ class PlanRequest:
     """A plan to be priced: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps.
 
     stragglers: how unevenly ranks work, None where all are as quick as they are priced. assumed: choices that nobody
-    named and the planner took, in words. unplayed: parts of the plan that `train` cannot play yet.
+    named and the planner took, in words. unplayed: what of the recipe `train` cannot play, in words.
     """
 
     model: Model

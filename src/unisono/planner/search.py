@@ -16,7 +16,6 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner.error_bars import untried
-from unisono.planner.from_recipe import later
 from unisono.planner.grouping import is_uniform
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MARGIN
@@ -213,9 +212,9 @@ def answer_at(space: Space, mesh: MeshSizes, place: int) -> PlanResult:
 
 def request_at(space: Space, plan: Plan, micro_batch: int) -> PlanRequest:
     """What is asked of one plan of a space."""
-    sizes, unplayed = (micro_batch, plan.micros or 1, space.steps), (*space.unplayed, *later(plan))
+    sizes = micro_batch, plan.micros or 1, space.steps
     return PlanRequest(
-        space.model, plan, space.cluster, space.stack, *sizes, assumed=space.assumed, unplayed=unplayed
+        space.model, plan, space.cluster, space.stack, *sizes, assumed=space.assumed, unplayed=space.unplayed
     )
 
 

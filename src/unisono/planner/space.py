@@ -15,10 +15,10 @@ from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
-from unisono.plan.grammar import known, played
+from unisono.plan.grammar import known
 from unisono.plan.grid import Grid
 from unisono.planner.clusters import cluster
-from unisono.planner.from_recipe import NOT_BUILT, assuming, judged, length, serving, unplayed
+from unisono.planner.from_recipe import assuming, judged, length, serving, unplayed
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import Model, attending, kind
 from unisono.planner.search_arrays import Axes, like
@@ -42,10 +42,10 @@ _WIDTH = "P15"  # a precision beside weights of another width
 @dataclass(frozen=True, slots=True)
 class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
-    a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
-    play yet. steps: of the run. assumed: what nobody named and was taken, in words. unplayed: what of the model `train`
-    cannot play yet. besides: (plan, its micro-batch)
-    on so many devices that are priced in any case."""
+    a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: keys too
+    that change more than how work is split. steps: of the run. assumed: what nobody named and was taken, in words.
+    unplayed: what of the recipe `train` cannot play, in words. besides: (plan, its micro-batch) on so many devices that
+    are priced in any case."""
 
     model: Model
     cluster: Cluster
@@ -186,7 +186,7 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
 def _schedules(space: Space, ranks: int) -> list[str]:
     """Timetables, those with several stages a rank for every number that cuts a row evenly."""
     names: list[str] = []
-    for name in known("schedule") if space.all_keys else played("schedule"):
+    for name in known("schedule"):
         if name not in SCHEDULES.names() or SCHEDULES.find(name).alone or not SCHEDULES.find(name).flushed:
             continue
         sizes = (
@@ -237,16 +237,12 @@ def space_on(
     recipe = on_any_ranks(loaded.recipe)
     held, assumed = assuming(loaded, held, (where,))
     checked = judged(recipe, model)
-    # What is not trained in this version at all is searched with the keys that are held, played here or not.
-    later = all_keys or not recipe.model.played
-    wrong = [p for p in held.check(checked) if p.code == _WIDTH or (p.code == NOT_BUILT and not later)]
+    wrong = [p for p in held.check(checked) if p.code == _WIDTH]
     if wrong:
         raise ConfigProblems(wrong)
 
     def legal(plan: Plan) -> bool:
-        return not kind(model).problems(model, plan) and all(
-            later and p.code == NOT_BUILT for p in plan.check(checked)
-        )
+        return not kind(model).problems(model, plan) and not plan.check(checked)
 
     train, unable = recipe.train, unplayed(loaded)
     steps, more = length(loaded, model, where, train.global_batch)

@@ -21,6 +21,8 @@ TITLES: Mapping[str, str] = {
     "effective_batch": "Effective batch: samples in an update",
     "idle_share": "Idle share: part of a step in which a replica waits",
     "cohort": "Cohort: peers whose deltas counted in a round",
+    "epsilon": "Epsilon: what the run may have revealed so far of any one sample or client",
+    "noise_scale": "Gradient noise scale, in samples: batches far above it gain little",
 }
 COUNTS = "staleness_counts"
 ROWS = 16

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder, apart, split
@@ -124,6 +125,19 @@ class Family(Finder[M]):
             raise UsageError(
                 what, where=where, fix=f"its options: {takes or 'none'}", code=self.codes[1]
             ) from None
+
+
+def one_of(family: Family[Any]) -> AfterValidator:
+    """Of a key's text: it names a member of the family, with options behind its name or without."""
+
+    def known(text: str) -> str:
+        try:
+            family.read(text)
+        except UsageError as error:
+            raise PydanticCustomError("no_member", "{what}", {"what": error.what}) from error
+        return text
+
+    return AfterValidator(known)
 
 
 def _keyed(member: type[Member], options: str) -> dict[str, str]:

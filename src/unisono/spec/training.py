@@ -45,12 +45,22 @@ class Optimiser(Member, ABC):
     Adam does. apart: each parameter is stepped by its own gradient and state alone, and need not wait for others.
     couples: weight decay times the weight is added to its gradient; otherwise a weight loses `lr · decay` of itself
     beside its step (decoupled). whole: an element's step depends on all elements of its tensor, so that a rank which
-    holds a part of one cannot make it."""
+    holds a part of one cannot make it. gathers: one rank gathers the parts and makes the step for all (`owners.py` of
+    the sister package); else plans that cut such a tensor are refused. with_owner: that rank keeps the state, too.
+    norms: a step needs norms of whole tensors alone, which ranks that hold parts of one add up; its live optimiser is a
+    `train.optim._normed_steps.NormedSteps` of the sister package. paced: its learning rate follows the noise of
+    gradients, as `train/build/adascale.py` of the sister package has a run measure it. by_shape: `for_parameter` goes
+    by shapes alone, so that it is known of any model which parameters are whose."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False
     couples: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
+    with_owner: ClassVar[bool] = False
+    norms: ClassVar[bool] = False
+    paced: ClassVar[bool] = False
+    by_shape: ClassVar[bool] = False
 
     def for_parameter(self, name: str, shape: tuple[int, ...]) -> "Optimiser":
         """The optimiser of one parameter, by its name and full shape. As here: this one. Another one where some

@@ -26,6 +26,8 @@ INSTRUMENTS = {
     "effective_batch": "effective batch",
     "idle_share": "idle share",
     "cohort": "peers in the round",
+    "epsilon": "epsilon",
+    "noise_scale": "gradient noise scale",
 }
 
 

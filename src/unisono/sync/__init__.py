@@ -99,6 +99,11 @@ class Policy(Member, ABC):
         return 0
 
     @property
+    def resizes(self) -> bool:
+        """Whether steps may have different numbers of micro-batches."""
+        return False
+
+    @property
     def replica_speeds(self) -> tuple[float, ...]:
         """Of each replica, by which leaves are assigned to them at the start; () where all are alike."""
         return ()

@@ -40,6 +40,10 @@ class AssigningPolicy(Policy):
         return self.balance
 
     @property
+    def resizes(self) -> bool:
+        return not self.balance and not self.speeds
+
+    @property
     def replica_speeds(self) -> tuple[float, ...]:
         return tuple(float(word) for word in self.speeds.split("/") if word)
 

@@ -26,6 +26,7 @@ from unisono.train.state.writing import writing
 from unisono.train.step.evaluate import central_weights, evaluate
 from unisono.train.step.played_model import PlayedModel, evaluated
 from unisono.train.step.run import Run
+from unisono.train.step.train_step import fetch
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal, LiveTable
@@ -53,6 +54,8 @@ class Live:
     codec: str = ""  # what the policy said last that it chose
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
     clock: Clock = field(default_factory=Clock)
+    resized: bool = False  # whether a step of this start had another batch than the usual one
+    trained: float = 0.0  # targets of the steps of this start
     written: int = 0  # steps of which the journal knows
     since: float = field(default_factory=time.perf_counter)  # when the step under way began
     cadence: Fixed | Chosen = field(default_factory=Fixed)
@@ -66,11 +69,17 @@ class Live:
         train, step = self.order.recipe.train, self.run.step
         assigner = self.run.assigner
         beside = {**self.run.sync.metrics(), **assigner.metrics(), **self.snapshots.take_stall()}
+        samples = self.run.of_leaves * self.run.replica.micro_batch
+        share = samples / self.run.replica.global_batch
+        self.resized = self.resized or share != 1.0
+        if self.resized:
+            beside["effective_batch"] = samples
         report = replace(report, says={**report.says, **beside})
         self.tell_codec()
         if text := assigner.take_note():
             self.note(text)
-        self.journal.add(report, self.run.recorder.lap(), seconds, more=self._validates(train, step))
+        self.trained += self.targets * share
+        self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
         self.written = step
 
     def tell_last(self) -> None:
@@ -90,7 +99,7 @@ class Live:
         self.since = time.perf_counter()
         with self.run.gate:
             self._announce(self.saver.poll())
-        if report.stop or step >= train.steps:
+        if report.stop or step >= self.order.last_step:
             return
         if self._validates(train, step):
             self.validate()
@@ -113,7 +122,7 @@ class Live:
         if self.order.place.rank == 0:
             self.order.line.send("doing", text=f"validating, {train.eval_batches} batches")
         if self.val.samples:
-            batches = [self.val.fetch(i, self.run.leaves) for i in range(train.eval_batches)]
+            batches = [fetch(self.run, self.val, i) for i in range(train.eval_batches)]
             loss, self.metrics = evaluate(self.run, batches, [METRICS.read(text) for text in train.metrics])
             self.val_losses.append((self.run.step, loss))
             values["loss"] = loss
@@ -134,7 +143,7 @@ class Live:
                 self.journal.flush()  # a run resumed from here makes no line again that is missing
             self._announce(self.saver.settle())
             pieces = [*pieces_of(run, center=run.sync.center()), *kept_of(run)]
-            again = min(order.recipe.train.steps, self.cadence.after(run.step))
+            again = min(order.last_step, self.cadence.after(run.step))
             order.faults.reached("save")
             state = self._state()
             folder = self.saver.save(run.step, pieces, state, blocking=blocking, last=last, again=again)

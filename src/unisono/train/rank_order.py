@@ -21,7 +21,8 @@ class RankOrder:
 
     token: shared by all ranks. epoch: how often they have met; both together are new at each start. rendezvous: that
     in which this rank, a new process, takes a lost one's place; None at a start. last_bits: what the last bits of a sum
-    depend on beside the plan, by name; checkpoints keep it.
+    depend on beside the plan, by name; checkpoints keep it. until: the step after which this start ends; 0: the
+    recipe's last.
     """
 
     recipe: Recipe
@@ -41,6 +42,12 @@ class RankOrder:
     faults: FaultInjector = field(
         default_factory=FaultInjector
     )  # what is done beside, where faults are played
+    until: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """The step after which this start ends. Schedules go by the recipe's last step all the same."""
+        return min(self.recipe.train.steps, self.until or self.recipe.train.steps)
 
     def at(self, rendezvous: Rendezvous) -> Self:
         """The order from a meeting on: number, world and plan may be others."""

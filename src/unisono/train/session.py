@@ -79,11 +79,11 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
 
 def _play(live: Live) -> dict[str, Any]:
     """The loop: steps until the last one, or until a rank is asked to stop; then the end of the run."""
-    order, run, recipe = live.order, live.run, live.order.recipe
+    order, run = live.order, live.run
     order.line.send("ready", coords=run.mesh.at, step=run.step)
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
-    while run.step < recipe.train.steps and not (last is not None and last.stop):
+    while run.step < order.last_step and not (last is not None and last.stop):
         report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
         if (report := live.bad.handle(report)) is None:
             continue
@@ -95,7 +95,7 @@ def _play(live: Live) -> dict[str, Any]:
         seconds += now - clock
         _stepped(live, report, now - clock)
         clock = time.perf_counter()
-    stopped = last is not None and last.stop and run.step < recipe.train.steps
+    stopped = last is not None and last.stop and run.step < order.last_step
     if stopped and _moves(order, run.step):
         raise Paused
     if not stopped:
@@ -138,7 +138,7 @@ def _summary(
         "steps": run.step,
         "loss": last.loss if last and math.isfinite(last.loss) else None,
         "val_loss": live.val_losses[-1][1] if live.val_losses else None,
-        "tokens_per_s": steps * live.targets / training if training else 0.0,
+        "tokens_per_s": live.trained / training if training else 0.0,
         "seconds": whole,
         "stopped": stopped,
         "checkpoint": str(folder),
@@ -150,8 +150,8 @@ def _summary(
     }
     recipe = order.recipe
     if corpus.shares is not None:
-        summary["samples"] = corpus.shares(recipe.seed, run.step * recipe.train.global_batch)
-    if order.place.rank == 0 and not stopped and folder is not None:
+        summary["samples"] = corpus.shares(recipe.seed, live.feed.samples_before(run.step))
+    if order.place.rank == 0 and run.step >= recipe.train.steps and folder is not None:
         summary["sample"] = sample(folder, recipe, corpus, device=order.place.device)
     return summary
 
@@ -202,7 +202,8 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     """All that a run has beside itself while it trains. state: what was kept beside tensors, in the checkpoint `folder`
     if there is one. Every rank calls it, or it hangs."""
     recipe, place, tell = order.recipe, order.place, partial(note, order)
-    if text := run_ahead(run, recipe.train):
+    # Where this start ends, weights are looked at.
+    if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
     feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane)
@@ -237,7 +238,8 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     live.written = run.step
     if place.rank == 0:
         with suppress(OSError):  # a full disk is no reason to end
-            history.begin(order.run_dir, run.step, order.epoch > 0, ranks=place.world, plan=str(order.plan))
+            facts = {"ranks": place.world, "plan": str(order.plan), "data": corpus.fingerprint}
+            history.begin(order.run_dir, run.step, order.epoch > 0, **facts)
     return live
 
 

@@ -15,7 +15,7 @@ from unisono.config import TrainConfig
 from unisono.parallel.stochastic import Dither
 from unisono.verify.bounds import Bounds
 from unisono.verify.evidence import RecordedBox
-from unisono.verify.laws import Keep, clip_factor, update
+from unisono.verify.laws import Keep, clip_factor, first_state, update
 from unisono.verify.record import Note, Record
 
 CONTRACT = ("loss", "grad", "param", "optim")
@@ -28,6 +28,7 @@ KIND_OF = {
     "buffer": "param",
 }
 
+ParamState = tuple[Tensor, dict[str, Tensor]]  # a parameter and its moments
 Tolerance = Callable[[str, Tensor], Tensor]  # (key, the right tensor) → absolute, of each entry
 
 
@@ -251,7 +252,7 @@ class _Step:
         `relative`; None: as if these gradients were exact."""
         name = model_key.partition("/")[2]
         grad = source.whole(f"grad/{name}")
-        state = state_before(self.ref, self.before, name)
+        state = state_before(self.terms.train, self.ref, self.before, name)
         if grad is None or state is None:
             return {}
         param, moments = state
@@ -367,15 +368,14 @@ class _Step:
         return Divergence(self.step, kind, name, error, what, ranks)
 
 
-def state_before(ref: Record, before: Record | None, name: str) -> tuple[Tensor, dict[str, Tensor]] | None:
+def state_before(train: TrainConfig, ref: Record, before: Record | None, name: str) -> ParamState | None:
     """Return the reference's parameter and moments before a step: those after the last step, or the initial ones."""
     last, kind = (ref, "init") if before is None else (before, "model")
-    param = last.whole(f"{kind}/{name}")
-    if param is None:
+    if (param := last.whole(f"{kind}/{name}")) is None:
         return None
     wholes = {key.rpartition("/")[2]: last.whole(key) for key in last.moments(name)}
     moments = {key: value for key, value in wholes.items() if value is not None}
-    return param, {key: torch.zeros_like(x) for key, x in moments.items()} if before is None else moments
+    return param, first_state(train, name, param) if before is None and moments else moments
 
 
 def _owner(key: str, owners: Mapping[str, str]) -> str:

@@ -199,7 +199,7 @@ def _lawful(terms: CompareTerms, step: int, seen: Record, before: Record | None)
     tensors: dict[str, Tensor] = {}
     for name, raw in gradients.items():
         tensors[f"grad/{name}"] = raw.double() * clip_factor(norm, train.clip)
-        state = None if name in terms.owners else state_before(seen, before, name)
+        state = None if name in terms.owners else state_before(train, seen, before, name)
         if state is not None:
             tensors |= _updated(terms, name, state, tensors[f"grad/{name}"], seen.notes[0].lr, step)
     return seen.with_tensors(tensors, norm)

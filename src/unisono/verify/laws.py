@@ -22,6 +22,11 @@ def clip_factor(norm: float, limit: float) -> float:
     return limit / (norm + 1e-6) if limit and norm > limit else 1.0
 
 
+def first_state(train: TrainConfig, name: str, param: Tensor) -> dict[str, Tensor]:
+    """What the optimiser keeps of a whole parameter before its first step."""
+    return train.optimiser().for_parameter(name, tuple(param.shape)).state(param)
+
+
 def update(
     train: TrainConfig,
     param: Tensor,

@@ -6,7 +6,7 @@ Where several steps make one update, they are one step here (`bounds.steps_of`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from unisono.train.step.grad_norm import Measure
 from unisono.train.step.numbers import Numbers
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import Unscaled
-from unisono.train.step.train_step import train, train_step
+from unisono.train.step.train_step import fetch, train, train_step
 from unisono.train.step.update import Report, Update
 from unisono.verify.bounds import Bounds, lag_of, sources_of, steps_of
 from unisono.verify.record import Observed
@@ -85,6 +85,11 @@ class Updating:
         return self.inner.scaler
 
     @property
+    def keeps(self) -> Mapping[str, Tensor]:
+        """What the update inside keeps between steps."""
+        return self.inner.keeps
+
+    @property
     def optimizer(self) -> Optimizer:
         """The optimiser of the update inside."""
         return self.inner.optimizer
@@ -124,10 +129,10 @@ def watched_step(run: Run, feed: Feed, steps: range) -> Observed:
     try:
         if not steps.start:
             seen.keep("init")
-        losses = [train_step(run, feed.fetch(step, run.leaves)).loss for step in steps[:-1]]
+        losses = [train_step(run, fetch(run, feed)).loss for _ in steps[:-1]]
         run.measure = Measuring(measure, seen)
         run.update = Updating(update, seen)  # type: ignore[assignment]
-        report = train_step(run, feed.fetch(steps[-1], run.leaves))
+        report = train_step(run, fetch(run, feed))
     finally:
         run.player, run.measure, run.update = player, measure, update
     seen.keep("model")
@@ -220,7 +225,7 @@ def play_leaves(
     if not isinstance(run.player, StagePlayer):
         raise TypeError("a run that was just built plays with its stages")
     run.player.after_backward = done
-    for leaves in (feed.fetch(at, run.leaves) for at in steps):
+    for leaves in (fetch(run, feed, at) for at in steps):
         targets = sum(leaf.targets.numel() for leaf in leaves)
         run.player.play(run.row, leaves, run.sync.weigh(targets) / len(steps), run.seed)
     return {name: torch.stack([g.detach().cpu() for g in grads]) for name, grads in kept.items()}
@@ -229,14 +234,9 @@ def play_leaves(
 def tokens_of(resolved: Resolved, corpus: Corpus, step: int) -> list[tuple[frozenset[int], frozenset[int]]]:
     """The tokens of each leaf of step `step`: in its inputs, in its targets."""
     feed, _ = feeds(resolved.recipe, resolved.plan, corpus, torch.device("cpu"))
-    leaves = _fetched(feed, resolved, step, range(resolved.batch.leaves))
+    leaves = [leaf for at in steps_of(resolved.plan, step) for leaf in feed.fetch(at, range(feed.count(at)))]
     sides = [(leaf.inputs.flatten().tolist(), leaf.targets.flatten().tolist()) for leaf in leaves]
     return [(frozenset(inputs), frozenset(targets)) for inputs, targets in sides]
-
-
-def _fetched(feed: Feed, resolved: Resolved, step: int, leaves: range) -> list[Leaf]:
-    """Fetch the leaves of all steps that make step `step` of the proof."""
-    return [leaf for at in steps_of(resolved.plan, step) for leaf in feed.fetch(at, leaves)]
 
 
 def losses_with(
@@ -246,7 +246,7 @@ def losses_with(
     run, feed = start(resolved, place, corpus)
     rewind(run, resolved.plan, reference, state)
     losses: list[float] = []
-    for leaves in (feed.fetch(at, run.leaves) for at in steps_of(resolved.plan, step)):
+    for leaves in (fetch(run, feed, at) for at in steps_of(resolved.plan, step)):
         targets = sum(leaf.targets.numel() for leaf in leaves)
         with torch.no_grad():
             losses += run.player.play(run.eval_row, leaves, run.sync.weigh(targets), run.seed).tolist()
@@ -258,7 +258,7 @@ def crossed_losses(
 ) -> Tensor | None:
     """One process: [inputs of leaf i, targets of leaf j], the losses if leaves were mixed up; None for many leaves."""
     run, feed = start(resolved, place, corpus)
-    leaves = _fetched(feed, resolved, step, run.leaves)
+    leaves = [leaf for at in steps_of(resolved.plan, step) for leaf in fetch(run, feed, at)]
     if len(leaves) > most:
         return None
     rewind(run, resolved.plan, reference, step)

@@ -32,7 +32,7 @@ from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.player import Leaf
 from unisono.train.step.run import Run
-from unisono.train.step.update import state_of
+from unisono.train.step.update import held_for_all, state_of
 from unisono.verify.evidence import RecordedBox, copies_of, joined
 
 KINDS = ("init", "raw", "grad", "model", "optim", "buffer")
@@ -74,8 +74,12 @@ class Observed:
                 if slot.master.grad is not None:
                     self._put(f"{kind}/{slot.name}", slot, dense_of(slot.master.grad))
             elif kind == "optim":
+                whole = held_for_all(self._run.update.optimizer, slot.master) is not None
                 for key, value in state_of(self._run.update.optimizer, slot.master).items():
-                    self._put(f"optim/{slot.name}/{key}", slot, value)
+                    if whole:
+                        self._store(f"optim/{slot.name}/{key}", tuple(value.shape), (0,) * value.dim(), value)
+                    else:
+                        self._put(f"optim/{slot.name}/{key}", slot, value)
             else:
                 self._put(f"{kind}/{slot.name}", slot, at_home(slot.master))
 
@@ -89,7 +93,7 @@ class Observed:
         """One micro-batch that is about to be computed."""
         samples = leaf.samples.cpu()
         fact = {
-            "first": int(samples[0]),
+            "first": int(samples[0]) if len(samples) else -1,
             "samples": digest(samples),
             "inputs": digest(leaf.inputs),
             "targets": digest(leaf.targets),
@@ -191,7 +195,8 @@ class Record:
         for note in self.notes:
             if note.last and note.at["tp"] == 0:
                 place = (note.at["dp"], note.at["shard"])
-                for leaf in (leaf for leaf in note.leaves if leaf["ended"]):
+                # Batches of random size may leave some empty, which nobody computes.
+                for leaf in (leaf for leaf in note.leaves if leaf["ended"] and leaf["count"]):
                     leaves_of[leaf["first"]].setdefault(place, {}).setdefault(note.at["cp"], []).append(leaf)
         return {first: _over_positions(by.values()) for first, by in leaves_of.items()}
 

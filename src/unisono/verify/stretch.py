@@ -29,7 +29,7 @@ from unisono.train.state.checkpoint import Saver
 from unisono.train.state.run_state import kept_of, pieces_of, restore
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.run import Run
-from unisono.train.step.train_step import train
+from unisono.train.step.train_step import fetch, train
 from unisono.verify.bounds import rhythm_of
 from unisono.verify.record import digest
 
@@ -59,6 +59,9 @@ class Noting(Feed):
     def __init__(self, inner: Feed) -> None:
         self.inner = inner
         self.read: list[tuple[int, str]] = []
+
+    def count(self, step: int) -> int:
+        return self.inner.count(step)
 
     def fetch(self, step: int, leaves: range) -> list[Micro]:
         micros = self.inner.fetch(step, leaves)
@@ -130,7 +133,7 @@ def _steps_of(run: Run, feed: Feed, until: int) -> list[dict[str, Any]]:
 def _going_on(run: Run, feed: Feed) -> dict[str, Any]:
     """What the next step would begin with, in words → a copy."""
     noting, step = Noting(feed), max(0, run.step)
-    noting.fetch(step, run.leaves)
+    fetch(run, noting, step)
     pieces = {box.name: box.tensor.clone() for box in pieces_of(run)}
     return {"step": run.step, "learning rate": run.update.rate(step), "samples": noting.read, **pieces}
 
@@ -140,7 +143,7 @@ def _validate(run: Run, resolved: Resolved, feed: Any, met: StretchRecord) -> No
     if not feed.samples:
         return
     train = resolved.recipe.train
-    batches = [feed.fetch(i, run.leaves) for i in range(min(BATCHES, train.eval_batches))]
+    batches = [fetch(run, feed, i) for i in range(min(BATCHES, train.eval_batches))]
     loss, metrics = evaluate(run, batches, [METRICS.read(text) for text in train.metrics])
     met.validation = {"loss": loss, **metrics}
     if run.mesh.world.size == 1:

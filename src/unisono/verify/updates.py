@@ -75,7 +75,7 @@ def _ties(case: Case) -> Cause | None:
 
 
 def _parameter(case: Case, name: str, names: list[str]) -> Cause | None:
-    state = state_before(case.ref, case.before, name)
+    state = state_before(case.terms.train, case.ref, case.before, name)
     got, want = case.seen.whole(f"model/{name}"), case.ref.whole(f"model/{name}")
     grad = case.seen.whole(f"grad/{name}")
     if state is None or got is None or want is None or grad is None:

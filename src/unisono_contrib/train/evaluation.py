@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from unisono.train.state.run_state import restore
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.played_model import PlayedModel, evaluated
 from unisono.train.step.run import Run
+from unisono_contrib.train.calibration import Calibration, EnsembleCalibration
 
 FILE = "evaluations.jsonl"
 _LOOK = 0.5  # seconds between two looks into the folder
@@ -73,11 +74,47 @@ class RunEvaluator:
 
 def evaluate_newest(run_dir: Path) -> dict[str, Any]:
     """The newest checkpoint of a run, evaluated. Raises UsageError F03 where there is none."""
+    folder = _newest(run_dir)
+    return {"checkpoint": str(folder), **RunEvaluator.of(run_dir).evaluate(folder)}
+
+
+def _newest(run_dir: Path) -> Path:
     folder = latest(run_dir)
     if folder is None:
         fix = "wait for the first one: --follow"
         raise UsageError(f"no checkpoint in {run_dir}", where=str(run_dir), fix=fix, code="F03")
-    return {"checkpoint": str(folder), **RunEvaluator.of(run_dir).evaluate(folder)}
+    return folder
+
+
+def evaluate_ensemble(run_dirs: Sequence[Path]) -> dict[str, Any]:
+    """The newest checkpoints of several runs on the held-out samples of the first: calibration of each, and of their
+    mean. Raises UsageError F03 where one has no checkpoint, K05 where they were trained on different data."""
+    newest = [_newest(run_dir) for run_dir in run_dirs]
+    evaluators = [RunEvaluator.of(run_dir) for run_dir in run_dirs]
+    first = evaluators[0]
+    for other in evaluators[1:]:
+        if other.corpus.fingerprint != first.corpus.fingerprint:
+            raise UsageError(
+                f"{first.run_dir} and {other.run_dir} were trained on different data", where=str(other.run_dir),
+                likely="what is held out of the one may be in the other", fix="runs of the same data", code="K05",
+            )  # fmt: skip
+    for evaluator, folder in zip(evaluators, newest, strict=True):
+        restore(evaluator.run, folder)
+    models = [PlayedModel(evaluator.run, evaluator.corpus) for evaluator in evaluators]
+    sums = EnsembleCalibration([Calibration() for _ in models])
+    for batch in range(first.recipe.train.eval_batches):
+        for leaf in first.val.fetch(batch, first.run.leaves):
+            if leaf.documents is not None:
+                what = "samples of several documents are packed together, and members would see across them"
+                raise UsageError(
+                    what, where="data.packing", fix="--data.packing none in training", code="F03"
+                )
+            sums.add([model(leaf.inputs) for model in models], leaf.targets)
+    members = [
+        {"run_dir": str(evaluator.run_dir), "step": evaluator.run.step, **member.as_dict()}
+        for evaluator, member in zip(evaluators, sums.members, strict=True)
+    ]
+    return {"members": members, "ensemble": sums.mean.as_dict()}
 
 
 def follow(run_dir: Path, is_over: Callable[[], bool]) -> Iterator[dict[str, Any]]:

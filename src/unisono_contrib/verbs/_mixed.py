@@ -63,7 +63,7 @@ def request_on_mixture(loaded: Loaded, model: Model, mixture: Mixture, software:
     plan, batch = planned(replace(loaded, plan=keys), mixture, model)
     unpriced(plan)
     software, steps = software or stack(mixture.stack), loaded.recipe.train.steps
-    sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
+    sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded)
     return PlanRequest(model, plan, mixture.whole(), software, *sizes, assumed=assumed, unplayed=later)
 
 

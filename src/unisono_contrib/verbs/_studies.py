@@ -12,7 +12,7 @@ from unisono.plan import Plan
 from unisono.planner import simulate
 from unisono.planner.clusters import of_size
 from unisono.planner.formatting import Description
-from unisono.planner.from_recipe import NOT_BUILT, judged, of_tokens
+from unisono.planner.from_recipe import judged, of_tokens
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.model_kinds import kind
 from unisono.planner.simulate import PlanRequest, PlanResult
@@ -222,8 +222,6 @@ def _space(
         checked = {"train": recipe.train.model_copy(update=sizes), "model": model}
         varied = recipe.model_copy(update=checked)
         read = judged(varied, at.model)
-        return lambda plan: (
-            not kind(at.model).problems(at.model, plan) and all(p.code == NOT_BUILT for p in plan.check(read))
-        )
+        return lambda plan: not kind(at.model).problems(at.model, plan) and not plan.check(read)
 
     return replace(base, cluster=equipped(base.cluster, flags)), legal

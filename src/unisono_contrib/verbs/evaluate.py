@@ -1,33 +1,49 @@
-"""`unisono evaluate RUN [--follow]`."""
+"""`unisono evaluate RUN [RUN ...] [--follow]`."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from unisono.spec.errors import UsageError
 from unisono.spec.runs import run_folder
 from unisono.train.state import history
 from unisono.verbs import CommandCall, Parser, Result, Verb
 
 
 class EvaluateVerb(Verb):
-    """Evaluate a run's newest checkpoint on held-out data, on one process.
+    """Evaluate a run's newest checkpoint on held-out data, or several runs' as an ensemble, on one process.
 
-    With --follow, also each one that the run saves from now on, until the run has ended.
+    Of several runs the probabilities are averaged; NLL, accuracy and calibration error are of each and of the mean.
+    With --follow, also each checkpoint that the run saves from now on, until the run has ended.
     """
 
     name = "evaluate"
+    epilog = "unisono evaluate runs/seeds/trial-*"
 
     def flags(self, parser: Parser) -> None:
-        parser.add_argument("run", metavar="RUN", help="run folder, runs/NAME/ID")
+        parser.add_argument(
+            "runs", nargs="+", metavar="RUN", help="run folder, runs/NAME/ID; several: an ensemble"
+        )
+        parser.add_argument(
+            "--calibration", action="store_true", help="of one run too: NLL, accuracy and calibration error"
+        )
         parser.add_argument(
             "--follow", action="store_true", help="wait for more checkpoints, until the run ends"
         )
 
     def run(self, call: CommandCall) -> Result:
-        run = run_folder(call.args.run)
+        runs, averaged = [run_folder(path) for path in call.args.runs], call.args.calibration
+        run, several = runs[0], len(runs) > 1
+        if call.args.follow and (several or averaged):
+            raise UsageError("--follow watches one run", where="--follow", fix="unisono evaluate RUN --follow",
+                             code="C04")  # fmt: skip
         if call.settings.dry_run:
-            return call.would({"run_dir": str(run)}, f"would evaluate the newest checkpoint of {run}")
+            names = " and ".join(map(str, runs))
+            facts = {"run_dirs": [*map(str, runs)]} if several else {"run_dir": str(run)}
+            return call.would(facts, f"would evaluate the newest checkpoint of {names}")
         from unisono_contrib.train import evaluation
 
+        if several or averaged:
+            return _ensemble(call, evaluation.evaluate_ensemble(runs))
         if not call.args.follow:
             record = evaluation.evaluate_newest(run)
             call.settings.say(in_words(record))
@@ -37,6 +53,25 @@ class EvaluateVerb(Verb):
             call.settings.say(in_words(record))
             records.append(record)
         return {"run_dir": str(run), "evaluations": records}
+
+
+def _ensemble(call: CommandCall, said: Mapping[str, Any]) -> Result:
+    """The table of all members and of their mean."""
+    from unisono.planner.formatting import Column, table
+    from unisono.spec.words import number
+
+    rows = [
+        *said["members"],
+        *([{"run_dir": "mean of all", **said["ensemble"]}] if len(said["members"]) > 1 else []),
+    ]
+    columns = [
+        Column("run", "run_dir"),
+        Column("step", "step"),
+        *(Column(k, k, number) for k in ("nll", "accuracy", "ece")),
+    ]
+    for line in table(columns, rows):
+        call.settings.say(line)
+    return said
 
 
 def in_words(record: Mapping[str, Any]) -> str:

@@ -9,12 +9,13 @@ grammar's list of what is built, so the set grows by itself.
 import math
 import zlib
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 
 from unisono.config import Recipe
 from unisono.plan import Plan
-from unisono.plan.grammar import NAMED, member, played
+from unisono.plan.grammar import NAMED, known, member
 from unisono.plan.grid import Grid
 from unisono.plan.options import SAMPLES
 from unisono.sync import POLICIES
@@ -46,7 +47,9 @@ def covering(recipe: Recipe, ranks: int = 8, least: int = 100, wide: bool = Fals
     others). wide: every triple, however many plans that takes. In order of their ranks."""
     plans = candidates(recipe, ranks)
     chosen: list[Plan] = []
-    _take(_rows(plans, 2), chosen, None)
+    pairs = _rows(plans, 2)
+    _take(pairs, chosen, None)
+    chosen = _needed(chosen, pairs)
     if wide or len(chosen) < least:
         taken = set(chosen)
         triples = _rows(plans, 3)
@@ -77,6 +80,18 @@ def _take(
             missing &= ~row
 
 
+def _needed(chosen: Sequence[Plan], rows: Mapping[Plan, set[tuple[tuple[str, object], ...]]]) -> list[Plan]:
+    """Return the plans without those whose values stand together in others too; the ones with most ranks go first."""
+    uses = Counter(values for plan in chosen for values in rows[plan])
+    left = []
+    for plan in sorted(chosen, key=lambda plan: (-plan.world, str(plan))):
+        if min(map(uses.__getitem__, rows[plan]), default=2) > 1:
+            uses.subtract(rows[plan])
+        else:
+            left.append(plan)
+    return left
+
+
 def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
     """Every plan that differs from the others in something it uses and that the recipe allows."""
     plans: dict[str, Plan] = {}
@@ -103,7 +118,7 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
         choices["tp"] = (mesh["tp"], f"{mesh['tp']}:{CHUNKED}")
     for key in NAMED:
         # Replicas that have weights of their own are proven by identities by `unisono verify --conformance`.
-        names = [name for name in played(key) if key != "sync" or POLICIES.find(name).equal]
+        names = [name for name in known(key) if key != "sync" or POLICIES.find(name).equal]
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names)
         if key == "collective":
             # Mpirun would have to start them.

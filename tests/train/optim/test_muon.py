@@ -1,5 +1,7 @@
 """Muon against torch's own, against the singular vectors, and over ranks, micro-batches and stages."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,13 +11,14 @@ from unisono.config import TrainConfig, resolve
 from unisono.models.chain import Chain
 from unisono.models.plain import UserModel
 from unisono.parallel.params import Slot
+from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.layout import Anatomy
 from unisono.spec.training import UpdateSizes
 from unisono.train.build.stepped_by import stepped_by
 from unisono.train.step.train_step import train_step
 from unisono.train.step.update import make, state_of
-from unisono_contrib.train.optim._muon_steps import orthogonal, orthogonal_within
+from unisono_contrib.train.optim._muon_steps import MuonSteps, orthogonal, orthogonal_within
 from unisono_contrib.train.optim.muon import Muon
 
 SHAPES = [(6, 4), (4, 6), (5, 5), (64, 16)]
@@ -90,34 +93,72 @@ def test_matrices_of_blocks_are_its_own_and_all_else_is_adamws() -> None:
 
 
 PLANS = ["dp=2", "dp=1 micros=4", "dp=2 micros=2", "pp=2 micros=4", "cp=2", "dp=2 sync=canonical"]
+CUTS = [
+    "shard=2 zero=1",
+    "shard=2 zero=2 micros=2",
+    "shard=2",
+    "tp=2",
+    "dp=2 shard=2",
+    "shard=2 tp=2",
+    "pp=2 tp=2",
+]
 
 
-def weights(ctx, told, plan: str, steps: int = 3) -> dict[str, torch.Tensor]:
+def weights(ctx, told, plan: str, steps: int = 3) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
+    """By name, this rank's part of each weight and where it begins."""
     run, feed, _ = started(ctx, told, plan)
     for step in range(steps):
         train_step(run, feed.fetch(step, run.leaves))
-    return {slot.name: slot.master.detach().clone() for slot in run.local.slots}
+    return {slot.name: (slot.master.detach().clone(), slot.start) for slot in run.local.slots}
 
 
-def test_any_number_of_replicas_micro_batches_and_stages_makes_the_steps_of_one_device(threads, tmp_path):
+def part_of(whole: torch.Tensor, start: tuple[int, ...], shape: torch.Size) -> torch.Tensor:
+    return whole[tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))]
+
+
+def test_any_way_to_spread_a_model_makes_the_steps_of_one_device(threads, tmp_path):
     told = recipe(tmp_path, optimizer="muon", clip=1.0)
     (alone,) = threads(lambda ctx: weights(ctx, told, "dp=1 precision=fp64"), 1)
     (adam,) = threads(lambda ctx: weights(ctx, recipe(tmp_path, clip=1.0), "dp=1 precision=fp64"), 1)
-    hidden = [name for name, x in alone.items() if name.startswith("blocks.") and x.dim() == 2]
-    assert hidden and all(not torch.allclose(alone[name], adam[name], rtol=1e-3) for name in hidden)
-    for plan in PLANS:
-        ranks = 1 if "dp=1" in plan else 2
+    hidden = [name for name, (x, _) in alone.items() if name.startswith("blocks.") and x.dim() == 2]
+    assert hidden and all(not torch.allclose(alone[n][0], adam[n][0], rtol=1e-3) for n in hidden)
+    for plan in [*PLANS, *CUTS]:
+        ranks = Plan.parse(plan).world
         for part in threads(lambda ctx, plan=plan: weights(ctx, told, f"{plan} precision=fp64"), ranks):
-            for name, x in part.items():
-                assert torch.allclose(x, alone[name], rtol=1e-9, atol=1e-10), (plan, name)
+            for name, (x, start) in part.items():
+                whole = part_of(alone[name][0], start, x.shape)
+                assert torch.allclose(x, whole, rtol=1e-9, atol=1e-10), (plan, name)
+
+
+def counted(ctx, told, plan: str) -> list[int]:
+    """Directions that this rank computed in each of two steps."""
+    run, feed, _ = started(ctx, told, plan)
+    (live,) = [part for part in run.update.optimizer.parts if isinstance(part, MuonSteps)]  # type: ignore[attr-defined]
+    inner, calls = live.direction, [0]
+
+    def direction(*args: Any) -> torch.Tensor:
+        calls[-1] += 1
+        return inner(*args)
+
+    live.direction = direction  # type: ignore[method-assign]
+    for step in range(2):
+        train_step(run, feed.fetch(step, run.leaves))
+        calls.append(0)
+    return calls[:2]
+
+
+@pytest.mark.parametrize("plan", [*PLANS, *CUTS, "dp=4", "dp=2 tp=2 micros=2", "shard=4 zero=3"])
+def test_a_group_computes_as_many_directions_as_one_device(threads, tmp_path, plan: str) -> None:
+    told = recipe(tmp_path, optimizer="muon")
+    (alone,) = threads(lambda ctx: counted(ctx, told, "dp=1"), 1)
+    ranks = threads(lambda ctx: counted(ctx, told, plan), Plan.parse(plan).world)
+    assert alone[0] == 8 and [sum(calls) for calls in zip(*ranks, strict=True)] == alone
+    assert max(calls[0] for calls in ranks) <= 1 + alone[0] // len(ranks)
 
 
 @pytest.mark.parametrize(
     ("plan", "word"),
     [
-        ("tp=2", "tp=2"),
-        ("shard=2", "shard=2"),
-        ("shard=2 zero=1", "shard=2"),
         ("dp=2 precision=bf16:stochastic", "masters"),
     ],
 )

@@ -89,7 +89,7 @@ def recipe(bug: Bug, folder: Path) -> Recipe:
     sections = {"model": model, "train": train, "data": data}
     for key, value in bug.recipe.items():
         section, _, name = key.partition(".")
-        sections[section][name] = value
+        sections.setdefault(section, {})[name] = value
     if "kind" in model:
         own = {key.partition(".")[2]: value for key, value in bug.recipe.items() if key.startswith("model.")}
         sections["model"] = {"context": 8, **own} if kind_of(own["kind"]).reads == "tokens" else own

@@ -56,13 +56,20 @@ class _Streamed:
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Step as the optimiser does, part by part."""
+        passes = passes_of(self.optimizer)
+        for number in range(passes):
+            self.optimizer.number = number if passes > 1 else None  # type: ignore[attr-defined]
+            self._pass()
+        self.optimizer.number = None  # type: ignore[attr-defined]
+        self.store.settle()
+
+    def _pass(self) -> None:
         for part, following in zip(self.parts, [*self.parts[1:], ()], strict=True):
             with self._brought(part), only(self.optimizer, part):
                 for x in (x for p in following for x in (p, *_tensors(self.optimizer.state[p]))):
                     if (place := place_of(x)) is not None:
                         self.store.ahead(place[0])
                 self.whole()
-        self.store.settle()
 
     @contextmanager
     def _brought(self, part: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -86,6 +93,12 @@ class _Streamed:
             for p, nothing, home in weights:
                 self.store.put(p.data, home)
                 p.data = nothing
+
+
+def passes_of(optimizer: Optimizer) -> int:
+    """How often a step goes through all parameters: 1, or the optimiser's own `passes`, between which ranks meet. Such
+    a one makes pass `number` alone where that is not None."""
+    return getattr(optimizer, "passes", 1)
 
 
 def _tensors(state: dict[str, Any]) -> list[Tensor]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from unisono.comm.device import beside_cpus, has_numbers, of_rank
 from unisono.comm.group import Group
 from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
-from unisono.config import LaunchConfig, Recipe
+from unisono.config import LaunchConfig, Recipe, TrainConfig
 from unisono.models.build import build as build_model
 from unisono.models.cut_chain import InferredChain
 from unisono.models.init import Rule, draw, rules_of
@@ -32,21 +33,22 @@ from unisono.parallel.stochastic import Dither
 from unisono.parallelize import Local, parallelize
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.spec.finder import contributed
+from unisono.spec.finder import contributed, sister
 from unisono.spec.model import Facts, OwnModel
+from unisono.spec.section import Section, sections_of
 from unisono.spec.training import LOSSES
-from unisono.sync import POLICIES, SampleLane
+from unisono.sync import POLICIES, Policy, SampleLane
 from unisono.sync._outer import MailboxPlace
 from unisono.train.build.pretrained import beginning
 from unisono.train.build.stepped_by import stepped_by
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.filtered import FilteredFeed
-from unisono.train.step.join import Replica, join, timetable_of
+from unisono.train.step.join import Replica, join, measure_of, timetable_of
 from unisono.train.step.overlap import drains, unflushed
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import scaler_of
-from unisono.train.step.update import update_of
+from unisono.train.step.update import NormsOver, update_of
 
 HOUR = 3600.0
 """Seconds for which a run waits for others at most, where the user has set no deadline."""
@@ -148,13 +150,17 @@ def replica_of(
         compiled=train.compile,
         scratch=place.scratch,
     )
-    local = replace(local, notes=(*local.notes, *steps))
+    rate = filter(None, [recipe.train.scaling()])
+    local = replace(local, notes=(*local.notes, *steps, *rate))
     if begin is not None:
         begin.fill(local.slots, local.owners)
     _teach(recipe, plan, mesh, local, place, corpus)
     scaler = scaler_of(plan.precision, plan.arithmetic, place.device)
     dither = Dither(recipe.seed, local.owners)
-    update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler, dither=dither)
+    norms = _norms_of(train, policy, mesh, local, place.device)
+    update = update_of(
+        train, local.slots, place.device, even=policy.leafwise, scaler=scaler, dither=dither, norms=norms
+    )
     lent = [slot.live for slot in local.slots if local.away[slot.name].params]
     if lent:
         send_home(lent, local.store)
@@ -165,7 +171,32 @@ def replica_of(
     return Replica(
         plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps,
         recipe.launch.servers or 1, _mailbox_of(recipe.launch),
+        _changes_of(recipe, len(corpus.train)),
     )  # fmt: skip
+
+
+def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...]:
+    """What sections of the recipe and its optimiser change of a live run."""
+    changes = [live.around(section, recipe, samples) for section, live in _live_sections(recipe)]
+    if recipe.train.optimiser().paced:
+        changes.append(contributed("unisono.train.build.adascale").around(recipe))
+    return tuple(changes)
+
+
+def _norms_of(
+    train: TrainConfig, policy: Policy, mesh: Mesh, local: Local, device: torch.device
+) -> NormsOver | None:
+    """What adds up norms over the ranks of this replica, for an optimiser that needs them."""
+    if not train.optimiser().norms:
+        return None
+    whole_norms = contributed("unisono.train.step.whole_norms").WholeNorms
+    return partial(whole_norms, by=measure_of(policy, local, mesh), owners=local.owners, device=device)
+
+
+def _live_sections(recipe: Recipe) -> list[tuple[Section, ModuleType]]:
+    """Sections of the recipe that change how a run trains, each with the module that does so."""
+    modules = ((section, sister(f"{__package__}.{section.name}")) for section in sections_of(recipe))
+    return [(section, module) for section, module in modules if module is not None]
 
 
 def _mailbox_of(launch: LaunchConfig) -> MailboxPlace | None:
@@ -236,7 +267,14 @@ def feeds(
     )
     schedule = unflushed(plan)
     turn, place = divmod(lane.place, lane.count)
-    read = of(corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place)
+    usual = partial(
+        of, corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place
+    )
+    special = (
+        live.batches(section, recipe, corpus.train, device, dtype_of(plan.precision))
+        for section, live in _live_sections(recipe)
+    )
+    read = next((feed for feed in special if feed is not None), None) or usual()
     return (
         FilteredFeed(read, schedule.ahead(plan.pp), drains(train)) if schedule else FilteredFeed(read),
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),

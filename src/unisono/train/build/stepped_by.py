@@ -19,7 +19,8 @@ def stepped_by(train: TrainConfig, model: nn.Module) -> list[str]:
     tensors, weights = Counter(names.values()), Counter[str]()
     for name, p in learning.items():
         weights[names[name]] += p.numel()
-    if chosen.name not in tensors or (len(tensors) > 1 and isinstance(model, InferredChain | UserModel)):
+    blind = len(tensors) > 1 and isinstance(model, InferredChain | UserModel)
+    if not chosen.by_shape and (blind or chosen.name not in tensors):
         raise UsageError(
             f"optimizer={chosen.name} steps matrices inside blocks, and of this model it is not known which these are",
             where="model.kind, train.optimizer",

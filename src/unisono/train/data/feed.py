@@ -40,6 +40,10 @@ class Feed(ABC):
     def fetch(self, step: int, leaves: range) -> list[Micro]:
         """The leaves of these numbers, ascending, of step `step` (from 0)."""
 
+    @abstractmethod
+    def count(self, step: int) -> int:
+        """Leaves of this step, over all ranks."""
+
     def samples_of(self, step: int, leaf: int) -> list[int]:
         """Numbers of a leaf's samples in the data set; none where they have no numbers."""
         return []
@@ -47,6 +51,10 @@ class Feed(ABC):
     def share(self, step: int, leaves: Collection[int]) -> float:
         """The share of these leaves in all targets of step `step` that count. Raises NotImplementedError where nobody
         knows."""
+        raise NotImplementedError
+
+    def samples_before(self, step: int) -> int:
+        """Samples of all steps before this one, together. Raises NotImplementedError where nobody knows."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -63,6 +71,7 @@ class Permuted(Feed):
     repeat: allow a step to contain a sample twice: validation sets may be smaller than a batch, or empty, which
     `samples` tells.
     every, first: of each `every` batches of the order, a step is the one numbered `first`; others read the rest.
+    shift: positions by which a step begins later in the order than at step * global_batch.
     prefetch: read one step ahead in a thread; by itself only towards a GPU.
     Raises UsageError D05 where the dataset has fewer samples than a step, unless `repeat`.
     """
@@ -81,6 +90,7 @@ class Permuted(Feed):
         prefetch: bool | None = None,
         every: int = 1,
         first: int = 0,
+        shift: int = 0,
     ) -> None:
         if not repeat:
             require_samples(len(dataset), global_batch, origin)
@@ -88,7 +98,7 @@ class Permuted(Feed):
             raise ValueError(f"leaves of {micro_batch} do not fill a batch of {global_batch}")
         self._dataset, self._seed = dataset, seed
         self._global_batch, self._micro_batch = global_batch, micro_batch
-        self._every, self._first = every, first
+        self._every, self._first, self._shift = every, first, shift
         self._device, self._dtype = torch.device(device), dtype
         self._stretch = self._whole = _Stretch(range(0), np.zeros(0, dtype=np.int64))
         self._pinned, self._device = is_apart(self._device), numbered(self._device)
@@ -116,6 +126,9 @@ class Permuted(Feed):
             for inputs, targets, samples, *documents in zip(*cut, strict=True)
         ]
 
+    def count(self, step: int) -> int:
+        return self._global_batch // self._micro_batch
+
     def samples_of(self, step: int, leaf: int) -> list[int]:
         return self._numbers(self._stretch_of(range(leaf, leaf + 1)), step).tolist()
 
@@ -130,6 +143,9 @@ class Permuted(Feed):
         if isinstance(self._dataset, Uneven):
             counted = self._dataset.counted(self._numbers(stretch, step))
         return len(stretch.offsets) if counted is None else int(counted.sum())
+
+    def samples_before(self, step: int) -> int:
+        return step * self._global_batch + self._shift
 
     def close(self) -> None:
         """Ends the reading-ahead. A feed on the CPU has none, and may be forgotten."""
@@ -155,7 +171,8 @@ class Permuted(Feed):
         """Read the samples of all these leaves at once: one gather is cheaper than one per leaf."""
         if self._stretch.leaves != leaves:
             self._stretch = self._stretch_of(leaves)
-        positions = self._stretch.offsets + (step * self._every + self._first) * self._global_batch
+        begin = (step * self._every + self._first) * self._global_batch + self._shift
+        positions = self._stretch.offsets + begin
         chosen = self._numbers(self._stretch, step)
         inputs, targets = self._dataset.fetch(chosen)
         if self._dtype is not None and inputs.is_floating_point():
@@ -177,7 +194,8 @@ class Permuted(Feed):
         if stretch.block != block:
             first = np.arange(block * steps, (block + 1) * steps, dtype=np.int64)
             batches = first[:, None] * self._every + self._first
-            positions = batches * self._global_batch + stretch.offsets
+            # Steps before the first one of a shifted order have no positions, and nobody asks for them.
+            positions = np.maximum(batches * self._global_batch + stretch.offsets + self._shift, 0)
             order = partial(samples_at, samples=len(self._dataset))
             if isinstance(self._dataset, Ordered):
                 order = self._dataset.numbers_at

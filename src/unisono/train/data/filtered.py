@@ -63,11 +63,17 @@ class FilteredFeed(Feed):
             for leaf, micro in zip(leaves, micros, strict=True)
         ]
 
+    def count(self, step: int) -> int:
+        return self._inner.count(step)
+
     def samples_of(self, step: int, leaf: int) -> list[int]:
         return self._inner.samples_of(step, leaf)
 
     def share(self, step: int, leaves: Collection[int]) -> float:
         return self._inner.share(step, leaves)
+
+    def samples_before(self, step: int) -> int:
+        return self._inner.samples_before(step)
 
     def close(self) -> None:
         self._inner.close()

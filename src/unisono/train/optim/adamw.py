@@ -20,7 +20,7 @@ class AdamW(Optimiser):
     apart: ClassVar[bool] = True
     squares: ClassVar[bool] = True
     betas: tuple[Share, Share] = Field(
-        default=(0.9, 0.95), description="adamw, onebit_adam, zeroone_adam: decay of the two moments"
+        default=(0.9, 0.95), description="adamw, lamb, lans and the like: decay of the two moments"
     )
     eps: Positive = Field(default=1e-8, description="added to the root of the squares, not for sgd")
 
@@ -59,8 +59,16 @@ class AdamW(Optimiser):
         grad: "Tensor",
         error: "Tensor",
     ) -> "dict[str, tuple[Tensor, Tensor]]":
-        """The quotient is bounded with the least denominator that the error allows; a second moment that does not learn
-        has no error."""
+        kept, move, move_error = self.direction(update, state, grad, error)
+        move, move_error = update.lr * move, update.lr * move_error + update.rounding * update.lr * move.abs()
+        left = weight * (1 - update.lr * update.decay)
+        return kept | {"param": (left - move, move_error + update.rounding * (weight.abs() + move.abs()))}
+
+    def direction(
+        self, update: UpdateSizes, state: "Mapping[str, Tensor]", grad: "Tensor", error: "Tensor"
+    ) -> "tuple[dict[str, tuple[Tensor, Tensor]], Tensor, Tensor]":
+        """(state after the update, as `law` has it; the mean gradient over the root of the mean square, both corrected
+        for their start; the largest absolute error of that). A second moment that does not learn has no error."""
         import torch
 
         g, (b1, b2), t, rounding = grad, self.betas, update.step + 1, update.rounding
@@ -72,18 +80,25 @@ class AdamW(Optimiser):
             v1 = b2 * v + (1 - b2) * g * g
             v_error = (1 - b2) * (2 * g.abs() * error + error * error) + rounding * v1
             v_error = v_error + torch.finfo(torch.float32).tiny
-        root, low, high = v1.sqrt(), (v1 - v_error).clamp(min=0).sqrt(), (v1 + v_error).sqrt()
-        scale = math.sqrt(1 - b2 ** self.learnt(t))
-        below, least = root / scale + self.eps, low / scale + self.eps
-        below_error = torch.maximum(high - root, root - low) / scale + rounding * below
         rate, most = 1 / (1 - b1**t), self.reach
-        move = update.lr * (rate * m1 / below).clamp(-most, most)
-        move_error = rate * (m_error / least + m1.abs() * below_error / (least * below))
-        move_error = update.lr * move_error.clamp(max=2 * most) + rounding * move.abs()
-        left = weight * (1 - update.lr * update.decay)
-        return {
+        move, move_error = self.quotient(update, (rate * m1, rate * m_error), (v1, v_error))
+        kept = {
             "exp_avg": (m1, m_error),
             "exp_avg_sq": (v1, v_error),
             "step": (torch.full((), float(t), dtype=torch.float64), torch.zeros((), dtype=torch.float64)),
-            "param": (left - move, move_error + rounding * (weight.abs() + move.abs())),
         }
+        return kept, move.clamp(-most, most), move_error.clamp(max=2 * most)
+
+    def quotient(
+        self, update: UpdateSizes, above: "tuple[Tensor, Tensor]", square: "tuple[Tensor, Tensor]"
+    ) -> "tuple[Tensor, Tensor]":
+        """(`above` over the root of a second moment, corrected for its start, and eps; its largest absolute error).
+        above, square: values, each with its error. It is bounded with the least denominator that the error allows."""
+        import torch
+
+        (x, x_error), (v, v_error) = above, square
+        root, low, high = v.sqrt(), (v - v_error).clamp(min=0).sqrt(), (v + v_error).sqrt()
+        scale = math.sqrt(1 - self.betas[1] ** self.learnt(update.step + 1))
+        below, least = root / scale + self.eps, low / scale + self.eps
+        below_error = torch.maximum(high - root, root - low) / scale + update.rounding * below
+        return x / below, x_error / least + x.abs() * below_error / (least * below)

@@ -4,10 +4,12 @@
     {"at": 1795553061.0, "event": "lost", "epoch": 1, "lost": {"1": "killed by SIGKILL"}, "born": [1]}
     {"at": 1795553062.5, "event": "met", "epoch": 1, "step": 57}    all ranks train again, after that step
     {"at": 1795553092.7, "event": "end", "step": 212}               an end in good order: done, or stopped and saved
+    {"at": 1795553200.0, "event": "code", "git": {"commit": "0a1b..", "changed": false}}    gone on with other code
 
 `lost` names ranks, or `helper` or `supervisor`. A start that failed as a whole has `"whole": true`: its guardian writes
 that, or else the next start, at the time of the last step, as far as metrics tell. Other fields say what else changed,
-as `ranks`, `plan` and `hosts`; `changed` is a line of such fields alone. Rank 0 writes `start` and `end`.
+as `data` (its fingerprint), `ranks`, `plan` and `hosts`; `changed` is a line of such fields alone. Rank 0 writes
+`start` and `end`.
 """
 
 import json

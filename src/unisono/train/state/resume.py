@@ -12,6 +12,8 @@ from unisono.plan.grammar import member
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import restored
+from unisono.spec.runs import FIXED
+from unisono.spec.section import RECIPE_SECTIONS, sections_of
 from unisono.spec.source import SOURCES
 from unisono.train.state.checkpoint import load
 from unisono.train.state.checkpoint.faults import damaged
@@ -20,9 +22,6 @@ from unisono.train.state.checkpoint.manifest import MANIFEST
 from unisono.train.state.checkpoint.read import whole_manifest
 from unisono.train.state.checkpoint.tensorfile import Damage
 from unisono.train.state.writing import nothing_to_resume
-
-# What must be as it was when a run goes on; the rest of a recipe may change.
-FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
 
 FREE = ("data.cache", "data.workers")  # where and how fast it is made, and not what
 
@@ -108,7 +107,7 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
         then["model"] = restored(then["model"]).model_dump(mode="json")
     differ = [
         (name, old, new)
-        for key in FIXED
+        for key in (*FIXED, *_pins(then, recipe))
         for name, old, new in _differences(key, _dig(then, key), _dig(now, key))
     ]
     if differ:
@@ -129,6 +128,14 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
             fix="the data as it was, or a new run",
             code="K05",
         )
+
+
+def _pins(then: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """What sections of the recipe add to FIXED; those that the run was begun with and that are left out now."""
+    now = sections_of(recipe)
+    kept = {section.name for section in now}
+    left_out = [name for name in RECIPE_SECTIONS.names() if then.get(name) and name not in kept]
+    return [*(key for section in now for key in section.pins), *left_out]
 
 
 def _other_bits(was: Mapping[str, Any], now: Mapping[str, Any], plan: str, folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from unisono.train.state.checkpoint import Box, load, tensor_names
 from unisono.train.state.checkpoint.faults import misfit
 from unisono.train.step.batch_norm import changed_buffers
 from unisono.train.step.run import Run
-from unisono.train.step.update import state_of
+from unisono.train.step.update import held_for_all, state_of
 
 
 def pieces_of(
@@ -33,9 +33,9 @@ def pieces_of(
     first_replica, center = run.mesh.at["dp"] == 0, center or run.sync.outer
     for slot in run.local.slots:
         counted = slot.counted(run.mesh.at)
-        pieces += _boxes_of(run, slot, center.get(slot.name), counted and first_replica)
+        pieces += _boxes_of(run, slot, center.get(slot.name), counted, first_replica)
         if not run.sync.equal and run.sync.keeps_weights and not run.sync.one_copy:
-            boxes = _boxes_of(run, slot, None, counted)
+            boxes = _boxes_of(run, slot, None, counted, True)
             pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in boxes)
         if gradients and slot.master.grad is not None:
             name = run.local.owners.get(slot.name, slot.name)
@@ -54,14 +54,19 @@ def _replica(run: Run) -> str:
     return f"replica/{run.mesh.at['dp']}/"
 
 
-def _boxes_of(run: Run, slot: Slot, weights: Tensor | None, saved: bool) -> Iterator[Box]:
-    """The boxes of one parameter and of its optimiser state. weights: in the place of this rank's own."""
+def _boxes_of(run: Run, slot: Slot, weights: Tensor | None, counted: bool, first: bool) -> Iterator[Box]:
+    """The boxes of one parameter and of its optimiser state. weights: in the place of this rank's own. first: whether
+    this replica's are saved."""
+    saved, alone = counted and first, held_for_all(run.update.optimizer, slot.master)
     name = run.local.owners.get(slot.name, slot.name)
     yield Box(
         f"model/{name}", slot.shape, slot.start, at_home(slot.master) if weights is None else weights, saved
     )
     for key, value in state_of(run.update.optimizer, slot.master).items():
-        if value.dim() == 0:  # a step counter: one for the tensor, kept by whoever holds its first element
+        if alone is not None:
+            keeps = not slot.alias and not slot.copy and (first or alone)
+            yield Box(f"optim/{name}/{key}", tuple(value.shape), (0,) * value.dim(), value, keeps)
+        elif value.dim() == 0:  # a step counter: one for the tensor, kept by whoever holds its first element
             keeps = saved and not any(slot.start) and slot.master.numel() > 0
             yield Box(f"optim/{name}/{key}", (), (), value, keeps)
         else:
@@ -86,15 +91,18 @@ def changed_within(run: Run) -> str:
 
 def kept_of(run: Run) -> list[Box]:
     """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own; and
-    the loss's scale, as `scaler/KEY`."""
+    the loss's scale, as `scaler/KEY`, and what the update keeps, as `update/KEY`."""
     run.sync.await_transfers()
     return [*_scale_of(run), *(box for _, box in _kept(run, run.sync.state()))]
 
 
 def _scale_of(run: Run) -> list[Box]:
-    """The scale of the loss: all ranks have the same one, and the first writes it."""
+    """The scale of the loss and numbers of the update: all ranks have the same ones, and the first writes them."""
     first = not any(run.mesh.at.values())
-    return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
+    kept = (("scaler", run.update.scaler.state()), ("update", run.update.keeps))
+    return [
+        Box(f"{kind}/{key}", (), (), value, first) for kind, state in kept for key, value in state.items()
+    ]
 
 
 class StateSource(Protocol):

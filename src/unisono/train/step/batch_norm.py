@@ -28,12 +28,12 @@ class RunningNorm:
 @dataclass(frozen=True, slots=True)
 class RunningNorms:
     """After an update batch norms have seen the step. norms: of this rank. leaves(): the numbers of the micro-batches
-    that this rank computed, of `of_leaves` in the global batch."""
+    that this rank computed, of `of_leaves()` in the step."""
 
     norms: Sequence[RunningNorm]
     mesh: Mesh
     leaves: Callable[[], range]
-    of_leaves: int
+    of_leaves: Callable[[], int]
 
     @torch.no_grad()
     def __call__(self, verdict: Verdict) -> Mapping[str, Any]:
@@ -51,7 +51,7 @@ class RunningNorms:
 
     def _seen(self, running: RunningNorm) -> Tensor:
         """What each leaf of this rank had, zeros for those of others: [leaves, (mean, variance, 1), channels]."""
-        seen = running.mean.new_zeros((self.of_leaves, 3, len(running.mean)))
+        seen = running.mean.new_zeros((self.of_leaves(), 3, len(running.mean)))
         start, size = running.norm.part
         leaves = self.leaves()
         first = size < len(running.mean) or self.mesh.tp.index == 0  # of those that have the same
@@ -72,7 +72,7 @@ def _follow(running: RunningNorm, means: Tensor, variances: Tensor) -> None:
 
 
 def running_norms(
-    local: Local, mesh: Mesh, leaves: Callable[[], range], of_leaves: int, flushed: bool
+    local: Local, mesh: Mesh, leaves: Callable[[], range], of_leaves: Callable[[], int], flushed: bool
 ) -> tuple[RunningNorms, ...]:
     """What batch norms do after an update; nothing where no stage of this rank has one. flushed: steps end one after
     the other. Raises UsageError P24 where a step has no end, or two copies of a stage see a part of its leaves each."""

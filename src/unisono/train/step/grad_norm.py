@@ -6,7 +6,7 @@ bit, the norm that it has on one device.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -44,9 +44,19 @@ class ByTensor:
     @torch.no_grad()
     def line(self, slots: Sequence[Slot], extra: Tensor) -> Tensor:
         """This rank's part of what is summed over the replica."""
-        at = self.rank_at
-        held = [s for s in slots if (grad := s.master.grad) is not None and grad.numel() and s.counted(at)]
-        return self._line(held, extra)
+        grads = [(s, values_of(grad)) for s in slots if (grad := s.master.grad) is not None]
+        return torch.cat((self.squares(grads, extra.device), extra))
+
+    def squares(self, parts: Iterable[tuple[Slot, Tensor]], device: torch.device) -> Tensor:
+        """[length], float64: squared norms of what this rank holds of each parameter, or of a tensor that is cut as it
+        is, such as its gradient; zeros for the rest."""
+        held = [(slot, x) for slot, x in parts if x.numel() and slot.counted(self.rank_at)]
+        empty = torch.zeros(self.length, dtype=torch.float64, device=device)
+        return self._squares([slot for slot, _ in held], [x for _, x in held], empty) if held else empty
+
+    def by_parameter(self, line: Tensor) -> list[float]:
+        """The sums of `squares` over all ranks, line [length], as the 2-norm of each parameter in the model's order."""
+        return [math.sqrt(number) for number in line.tolist()]
 
     def read(self, line: Tensor) -> list[float]:
         """The line as numbers: all at once, since a GPU is waited for, and on a CPU an operation on a few numbers
@@ -54,19 +64,15 @@ class ByTensor:
         numbers = line.tolist()
         return [math.sqrt(_sum(numbers[: self.length])), *numbers[self.length :]]
 
-    def _line(self, held: Sequence[Slot], extra: Tensor) -> Tensor:
-        """Squared norms of what this rank holds, zeros for the rest, then `extra`."""
-        if not held:
-            return torch.cat((extra.new_zeros(self.length, dtype=torch.float64), extra))
-        norms = torch.stack(
-            torch._foreach_norm([values_of(g) for s in held if (g := s.master.grad) is not None])
-        ).double()
-        places, whole = self._places(held, extra.device)
+    def _squares(self, held: Sequence[Slot], tensors: Sequence[Tensor], empty: Tensor) -> Tensor:
+        """`squares` of one tensor for each slot. empty: zeros, which may be filled."""
+        norms = torch.stack(torch._foreach_norm(list(tensors))).double()
+        places, whole = self._places(held, empty.device)
         norms.square_()
-        if not whole:
-            here, norms = norms, extra.new_zeros(self.length, dtype=torch.float64)
-            norms[places] = here
-        return torch.cat((norms, extra))
+        if whole:
+            return norms
+        empty[places] = norms
+        return empty
 
     def _places(self, held: Sequence[Slot], device: torch.device) -> tuple[Tensor, bool]:
         """The places of the numbers of `held` (int64), and whether these are all places in order. The same in nearly
@@ -106,17 +112,19 @@ class ByRow(ByTensor):
         norm = line[: self.length].sum().sqrt()
         return torch.cat((norm.view(1), line[self.length :])).tolist()
 
-    def _line(self, held: Sequence[Slot], extra: Tensor) -> Tensor:
-        line = torch.cat((extra.new_zeros(self.length, dtype=torch.float64), extra))
-        for slot in held:
-            grad = slot.master.grad
-            if grad is not None:
-                rows = grad.reshape(grad.shape[0] if grad.dim() else 1, -1)
-                first = self.at[slot.name] + (slot.start[0] if slot.start else 0) * self.blocks
-                numbers = line[first : first + len(rows) * self.blocks].view(len(rows), self.blocks)
-                for block, columns in self._columns(slot, rows.shape[1]):
-                    numbers[:, block] += _squares(rows[:, columns])
-        return line
+    def by_parameter(self, line: Tensor) -> list[float]:
+        ends = [*list(self.at.values())[1:], self.length]
+        parts = [line[start:end].sum() for start, end in zip(self.at.values(), ends, strict=True)]
+        return torch.stack(parts).sqrt().tolist()
+
+    def _squares(self, held: Sequence[Slot], tensors: Sequence[Tensor], empty: Tensor) -> Tensor:
+        for slot, x in zip(held, tensors, strict=True):
+            rows = x.reshape(x.shape[0] if x.dim() else 1, -1)
+            first = self.at[slot.name] + (slot.start[0] if slot.start else 0) * self.blocks
+            numbers = empty[first : first + len(rows) * self.blocks].view(len(rows), self.blocks)
+            for block, columns in self._columns(slot, rows.shape[1]):
+                numbers[:, block] += _squares(rows[:, columns])
+        return empty
 
     def _columns(self, slot: Slot, width: int) -> Iterator[tuple[int, slice]]:
         """(block, its columns among the `width` of this rank's part); blocks that lie elsewhere are left out."""

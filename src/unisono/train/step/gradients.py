@@ -72,6 +72,7 @@ class Gradients:
         ]
         self._wait_anew()
         self.line = Line(places or LossPlaces(), dp, held[0].master.device if held else torch.device("cpu"))
+        self._carried: Callable[[], Tensor] | None = None
         self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
 
     def assign(self, leaves: int, places: LossPlaces) -> None:
@@ -79,6 +80,12 @@ class Gradients:
         for tree in self.trees.values():
             tree.count = leaves
         self.line.place(places)
+
+    def carry(self, share: Callable[[], Tensor]) -> None:
+        """One more number to sum over all ranks in each step, beside the losses and in the same message: then it is
+        `Numbers.squares`. share(): this rank's part of it, [], after its last backward. Every rank calls it."""
+        self._carried = share
+        self.line = Line(self.line.places, self.dp, self.line.values.device, more=1)
 
     @property
     def nbytes(self) -> int:
@@ -146,6 +153,8 @@ class Gradients:
         departing = [bucket for _, group in self._partial for bucket in group] + [*self._late]
         lacking = self.sync.lacking([p for bucket in (*self._early, *departing) for p in bucket.absent])
         self.line.write(losses, stop, bool(lacking))
+        if self._carried is not None:
+            self.line.values[-3].copy_(self._carried())
         sending = self.line.send()
         for bucket in departing if self.dp.size > 1 else ():
             self.sync.grad_ready(bucket)
@@ -212,7 +221,8 @@ class Gradients:
         if line[-1]:
             for tie, lacks in zip(self.ties, self._halves, strict=True):
                 tie.drop_unused(lacks)
-        return Numbers(norm, math.fsum(line[:-2]), line[-2] > 0)
+        *losses, squares = line[:-2] if self._carried is not None else (*line[:-2], None)
+        return Numbers(norm, math.fsum(losses), line[-2] > 0, squares=squares)
 
     def forget(self) -> None:
         """Drop this step's gradients."""

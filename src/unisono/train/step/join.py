@@ -7,7 +7,7 @@ and after every change of the members, between two steps.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 from unisono.codecs import CODECS, Coder
 from unisono.codecs._watched import bound
@@ -29,7 +29,7 @@ from unisono.sync._outer import Site
 from unisono.sync.every_step import EveryStepSync
 from unisono.train.step.assigner import Assigner
 from unisono.train.step.batch_norm import changed_buffers, running_norms
-from unisono.train.step.grad_norm import ByRow, ByTensor, Measure
+from unisono.train.step.grad_norm import ByRow, ByTensor
 from unisono.train.step.gradients import Gradients
 from unisono.train.step.numbers import LossPlaces
 from unisono.train.step.overlap import flowing, gradients_kind, unflushed
@@ -62,8 +62,9 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     # What a step sees of the others: where replicas have weights of their own, those that it is in lock-step with.
     near = mesh.lockstep(policy.neighbours) if isinstance(policy, OuterPolicy) else mesh
-    seen = count if near is mesh else count // mesh.dp.size * near.dp.size
+    apart = mesh.dp.size // near.dp.size
     sync = _sync(part, policy, mesh, near, plan)
+    _share_matrices(replica, policy, mesh)
     gradients = gradients_kind(plan, sync)(
         local.slots,
         near.dp,
@@ -88,8 +89,14 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         eval_row=eval_row,
         sync=sync,
         gradients=gradients,
-        measure=_measure(policy, local, mesh),
-        update=_update_of(replica, near, lambda: _numbered(run.leaves, count, mesh, near), seen, plan),
+        measure=measure_of(policy, local, mesh),
+        update=_update_of(
+            replica,
+            near,
+            lambda: _numbered(run.leaves, run.of_leaves, mesh, near),
+            lambda: run.of_leaves // apart,
+            plan,
+        ),
         shared=SharedNumbers(sync, local.device),
         seed=replica.seed,
         recorder=replica.recorder,
@@ -97,7 +104,18 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     )
     sync.assigned(stretches, mesh.shape.shard)
     run.assigner = _assigner(run, policy, stretches)
-    return flowing(run, plan)
+    return reduce(lambda around, change: change(around), replica.around, flowing(run, plan))
+
+
+def _share_matrices(replica: Replica, policy: Policy, mesh: Mesh) -> None:
+    """Divide the steps of whole matrices over the ranks that hold them. Replicas share them where they step together;
+    not where each has weights of its own, nor where state comes to a rank in turns of its own."""
+    local = replica.local
+    if replica.update.gathers:
+        streamed = any(away.optimizer for away in local.away.values())
+        over_dp = policy.equal and not isinstance(policy, OuterPolicy) and not streamed
+        share = contributed("unisono.train.step.owners").share_matrices
+        share(replica.update.optimizer, local.slots, mesh, over_dp)
 
 
 def _numbered(leaves: range, count: int, mesh: Mesh, near: Mesh) -> range:
@@ -117,6 +135,14 @@ def take_leaves(run: Run, stretches: Sequence[range]) -> None:
     run.timetable, run.row, run.eval_row = _rows(plan, mesh)
     run.gradients.assign(len(run.leaves), _places(policy, run.of_leaves, run.leaves, mesh))
     run.sync.assigned(stretches, mesh.shape.shard)
+
+
+def resize(run: Run, count: int) -> None:
+    """Between two steps: from now on a step has so many leaves, as many on each replica. Every rank calls it. Raises
+    ValueError where they cannot be divided."""
+    run.of_leaves, shape = count, run.mesh.shape
+    leafwise = POLICIES.read(run.replica.plan.sync).leafwise
+    take_leaves(run, stretches_of(count, shape.dp, shape.shard, branches=leafwise))
 
 
 def leaves_of(stretches: Sequence[range], mesh: Mesh) -> range:
@@ -224,7 +250,9 @@ def _coder(replica: Replica) -> Coder:
     return coder
 
 
-def _update_of(replica: Replica, mesh: Mesh, leaves: Callable[[], range], count: int, plan: Plan) -> Update:
+def _update_of(
+    replica: Replica, mesh: Mesh, leaves: Callable[[], range], count: Callable[[], int], plan: Plan
+) -> Update:
     """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
     local, flushed = replica.local, unflushed(plan) is None
     votes = router_votes(local, mesh.world, replica.update.scaler)
@@ -233,7 +261,9 @@ def _update_of(replica: Replica, mesh: Mesh, leaves: Callable[[], range], count:
     return replace(replica.update, after=after, lag=lag) if after or lag else replica.update
 
 
-def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:
+def measure_of(policy: Policy, local: Local, mesh: Mesh) -> ByTensor:
+    """What adds up squares over the ranks of this replica, so that their order changes no bit under a policy that
+    promises this."""
     if not policy.leafwise:
         return ByTensor(local.shapes, mesh.replica, mesh.at)
     return ByRow(local.shapes, mesh.replica, mesh.at, policy.virtual)

@@ -15,7 +15,8 @@ from unisono.sync import Verdict
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Numbers of one step. norm: of the whole model's gradient, before clipping. loss: nats per target over the global
-    batch. stop: whether any rank was asked to.
+    batch. stop: whether any rank was asked to. squares: the sum over all ranks of what each had `Gradients` carry; None
+    where it carries nothing.
 
     Where replicas have weights of their own: met: whether they met in this step. If not, loss is this replica's, and
     the step is not judged. largest: of the replicas' norms, where they differ."""
@@ -25,6 +26,7 @@ class Numbers:
     stop: bool
     met: bool = True
     largest: float | None = None
+    squares: float | None = None
 
     @property
     def alike(self) -> "Numbers":

@@ -1,7 +1,7 @@
 """A live run on one rank: what it holds by itself, and what a step works with among certain members."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +25,8 @@ from unisono.train.step.update import Report, Update
 class Replica:
     """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
     in samples. steps: updates of the whole run, 0 where nobody knows.
-    servers: of parameters, where the policy has some. mailbox: where this run meets others."""
+    servers: of parameters, where the policy has some. mailbox: where this run meets others. around: each changes the
+    run when its members have met (see `spec.section`)."""
 
     plan: Plan
     mesh: Mesh
@@ -39,6 +40,7 @@ class Replica:
     steps: int = 0
     servers: int = 1
     mailbox: MailboxPlace | None = None
+    around: "tuple[Callable[[Run], Run], ...]" = ()
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from unisono.parallel.player import Leaf
 from unisono.sync import Verdict
 from unisono.train.data.feed import Feed
+from unisono.train.step.join import resize
 from unisono.train.step.run import Run
 from unisono.train.step.update import Report
 
@@ -29,11 +30,20 @@ def next_step(
     while True:
         run.recorder.step = run.step + 1
         with run.recorder.span("data"):
-            leaves = feed.fetch(run.step, run.leaves)
+            leaves = fetch(run, feed)
             fetched(leaves)
         report = train_step(run, leaves, stop)
         if not report.again:
             return report
+
+
+def fetch(run: Run, feed: Feed, step: int | None = None) -> Sequence[Leaf]:
+    """The leaves that this rank computes of a step, the next one if absent; they are divided anew where it has another
+    number of them than the one before. Every rank calls it."""
+    step = run.step if step is None else step
+    if (count := feed.count(step)) != run.of_leaves:
+        resize(run, count)
+    return feed.fetch(step, run.leaves)
 
 
 def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lambda: False) -> Report:
@@ -95,5 +105,6 @@ def _come_together(run: Run, report: Report) -> None:
 
 
 def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
-    """Targets of the global batch, of which all leaves have as many; where some do not count, `Leaf.scale` says so."""
-    return sum(leaf.targets.numel() for leaf in leaves) * run.of_leaves / len(leaves)
+    """Targets of the global batch, of which all leaves have as many; where some do not count, `Leaf.scale` says so. At
+    least 1: batches of random size may be empty."""
+    return max(1, sum(leaf.targets.numel() for leaf in leaves)) * run.of_leaves / len(leaves)

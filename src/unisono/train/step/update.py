@@ -1,7 +1,7 @@
 """The update: from a final gradient to new weights, and whether there is one at all."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -28,6 +28,8 @@ from unisono.train.step.scaling import Unscaled
 from unisono.train.step.several_optimizers import SeveralOptimizers
 
 Around = Callable[[Coder], Coder]
+NormsOver = Callable[..., Any]
+"""(columns, slots by parameter) → what an optimiser that needs norms of whole tensors asks for them."""
 
 
 def crossing_of(member: Optimiser, optimizer: Optimizer, slots: Sequence[Slot]) -> Around:
@@ -77,7 +79,9 @@ class Update:
     lag: steps from a gradient to its update. by_parts: whether parts of the model may be updated later than others.
     judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
     alike. after(verdict): what else follows from the whole step on all ranks, each; returns what there is to tell.
-    optimizer_over(slots): the same optimiser, at its beginning, over other tensors.
+    observe(numbers): hears of a step before its learning rate is read. keeps: what it knows between steps, tensors of
+    no dims, by name in checkpoints; the same on all ranks.
+    optimizer_over(slots): the same optimiser, at its beginning, over other tensors. gathers: see `Optimiser`.
     """
 
     by_parts: ClassVar[bool] = False
@@ -92,18 +96,23 @@ class Update:
     lag: int = 0
     judge: Callable[[int, Verdict, Numbers], str] = not_numbers
     after: tuple[Callable[[Verdict], Mapping[str, Any]], ...] = ()
+    observe: Callable[[Numbers], None] | None = None
+    keeps: Mapping[str, torch.Tensor] = field(default_factory=dict)
     optimizer_over: Callable[[Sequence[Slot]], Optimizer] | None = None
+    gathers: bool = False
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls
         it where something follows, or it hangs."""
-        lr = self._rate(step)
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
         again = self.scaler.overflowed(finite)
         # What only this replica knows is judged at the next meeting; until then its own bad step is left out.
         bad = "" if again or not numbers.met else self.judge(step, verdict, numbers.alike)
         if bad or not finite:
             verdict = Verdict.DISCARD
+        if self.observe is not None and verdict is Verdict.APPLY:
+            self.observe(numbers)
+        lr = self._rate(step)
         if verdict is Verdict.APPLY:
             self.make(step, numbers.norm)
         stop, says = numbers.stop and not again, dict[str, Any](self.scaler.says())
@@ -131,10 +140,11 @@ def update_of(
     even: bool = False,
     scaler: Unscaled | None = None,
     dither: Dither | None = None,
+    norms: NormsOver | None = None,
 ) -> Update:
-    """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
+    """The recipe's update over the local tensors of a rank's slots; even, norms: see `make`."""
     dither = dither or Dither(0)
-    optimizer = make(train, slots, device, even=even, dither=dither)
+    optimizer = make(train, slots, device, even=even, dither=dither, norms=norms, shared=True)
     member = train.optimiser()
     crossing, scaler = crossing_of(member, optimizer, slots), scaler or Unscaled()
     over = partial(make, train, device=device, even=even, dither=dither)
@@ -148,6 +158,7 @@ def update_of(
         crossing,
         member.apart,
         optimizer_over=over,
+        gathers=member.gathers,
     )
 
 
@@ -163,41 +174,40 @@ def make(
     device: torch.device,
     even: bool = False,
     dither: Dither | None = None,
+    norms: NormsOver | None = None,
+    shared: bool = False,
 ) -> Optimizer:
     """The recipe's optimiser, or several that act as one; matrices decay, vectors do not, as in GPT-2.
 
     Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
-    same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master.
+    same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master. norms: over ranks that hold
+    parts of tensors; None: each is whole here. shared: whoever calls it divides steps of whole matrices over ranks
+    afterwards (`owners.py`), so that a rank may hold parts of them.
     """
     learning, chosen = _learning(slots), train.optimiser()
     members = {s.master: chosen.for_parameter(s.name, s.shape) for s in learning}
-    _refuse_parts(learning, members)
+    _refuse_parts(learning, members, norms is not None, shared)
     ragged = [
         s
         for s in learning
-        if not (s.lazy or members[s.master].whole)
+        if not (s.lazy or members[s.master].whole or members[s.master].norms)
         and (is_narrow(s.master) or (even and s.master.numel() % lanes(s.master)))
     ]
     pairs = {s.master: line_for(s.master) for s in ragged}
     lazy = {s.master: row_for(s.master) for s in learning if s.lazy}
     stand_ins = pairs | lazy
     fused, lives = train.fused and has_fused(device), []
-    for member in dict.fromkeys([*members.values()] or [chosen]):  # a frozen stage has none
-        groups = [
-            {
-                "params": [
-                    stand_ins.get(s.master, s.master)
-                    for s in learning
-                    if members[s.master] == member and (len(s.shape) >= 2) == matrix
-                ],
-                "weight_decay": train.weight_decay if matrix else 0.0,
-            }
-            for matrix in (True, False)
-        ]
-        groups = [group for group in groups if group["params"]] or groups[:1]
-        lives.append(member.bind(groups, train.lr, fused))
-        for parameter in (p for group in groups for p in group["params"]):
-            lives[-1].state[parameter] = member.state(parameter)
+    # A frozen stage has none. Where ranks add up norms, each has to take part.
+    always = [chosen] if chosen.norms or not members else []
+    for member in dict.fromkeys((*members.values(), *always)):
+        stepped = {s.master: s for s in learning if members[s.master] == member}
+        groups = _groups(stepped.values(), stand_ins, train.weight_decay)
+        lives.append(member.bind(groups, train.peak_lr, fused))
+        if not (shared and member.with_owner):
+            for parameter in (p for group in groups for p in group["params"]):
+                lives[-1].state[parameter] = member.state(parameter)
+        if norms is not None and member.norms:
+            lives[-1].norms = norms(lives[-1].columns(), slots=stepped)
     optimizer = lives[0] if len(lives) == 1 else SeveralOptimizers(lives)
     if pairs:
         slot_of = {slot.master: slot for slot in ragged}
@@ -212,6 +222,20 @@ def make(
     return optimizer
 
 
+def _groups(
+    slots: Collection[Slot], stand_ins: Mapping[nn.Parameter, nn.Parameter], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Parameters that decay, and those that do not; a group without any is left out where the other has some."""
+    groups = [
+        {
+            "params": [stand_ins.get(s.master, s.master) for s in slots if (len(s.shape) >= 2) == matrix],
+            "weight_decay": weight_decay if matrix else 0.0,
+        }
+        for matrix in (True, False)
+    ]
+    return [group for group in groups if group["params"]] or groups[:1]
+
+
 def _learning(slots: Sequence[Slot]) -> list[Slot]:
     """The slots that are stepped. An alias whose owner lies on this rank shares its storage, and must not be stepped
     twice."""
@@ -219,15 +243,22 @@ def _learning(slots: Sequence[Slot]) -> list[Slot]:
     return [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
 
 
-def _refuse_parts(slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimiser]) -> None:
-    """Raises UsageError where an optimiser that needs whole tensors is to step a part of one."""
+def _refuse_parts(
+    slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimiser], norms_over_ranks: bool, shared: bool
+) -> None:
+    """Raises UsageError where an optimiser that needs whole tensors, or norms of these, is to step a part of one that
+    nobody gathers."""
     for slot in slots:
         member = members[slot.master]
-        if member.whole and (tuple(slot.master.shape) != slot.shape or is_narrow(slot.master)):
+        together = (shared and member.gathers) or (norms_over_ranks and member.norms)
+        part = tuple(slot.master.shape) != slot.shape and not together
+        odd = part or is_narrow(slot.master) or (member.norms and slot.lazy)
+        if (member.whole or member.norms) and odd:
             here, full = list(slot.master.shape), list(slot.shape)
             what = f"optimizer={member.name} needs the whole of {slot.name} {full} in the gradient's dtype"
+            rows = "its rows are stepped when they are read"
             raise UsageError(
-                f"{what}, and a rank holds {here} in {slot.master.dtype}",
+                f"{what}, and {rows if slot.lazy else f'a rank holds {here} in {slot.master.dtype}'}",
                 where="plan, train.optimizer",
                 fix="a plan that does not cut it, or --train.optimizer adamw",
                 code="P28",
@@ -237,6 +268,13 @@ def _refuse_parts(slots: Sequence[Slot], members: Mapping[nn.Parameter, Optimise
 def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tensor]:
     """The optimiser's tensors for one parameter; empty if it does not step it."""
     return {k: v for k, v in optimizer.state.get(master, {}).items() if isinstance(v, torch.Tensor)}
+
+
+def held_for_all(optimizer: Optimizer, master: nn.Parameter) -> bool | None:
+    """None where a rank keeps the optimiser's state of its own part of a parameter. Else this state is of the whole
+    one, and lies with its owner: True where no other replica has it."""
+    owned = [getattr(part, "owned", {}) for part in getattr(optimizer, "parts", (optimizer,))]
+    return next((of_part[master] for of_part in owned if master in of_part), None)
 
 
 def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:

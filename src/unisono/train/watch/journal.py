@@ -49,14 +49,15 @@ class Journal:
         self, observers: Sequence[Observer], tokens: int, tell: Callable[[str], None] = lambda text: None
     ) -> None:
         self._observers, self._tokens, self._tell = observers, tokens, tell
-        self._waiting: list[tuple[Report, Lap, float]] = []
+        self._waiting: list[tuple[Report, Lap, float, float]] = []
         self._recent: deque[StepRecord] = deque(maxlen=RECENT)
         self._behind: dict[int, list[StepRecord]] = {}  # by an observer's place
         self._flushed = 0.0
 
-    def add(self, report: Report, lap: Lap, seconds: float, more: bool = False) -> None:
-        """A step ended: what it did, what its recorder says, wall seconds. more: `beside` is to follow."""
-        self._waiting.append((report, lap, seconds))
+    def add(self, report: Report, lap: Lap, seconds: float, more: bool = False, share: float = 1.0) -> None:
+        """A step ended: what it did, what its recorder says, wall seconds. more: `beside` is to follow. share: of the
+        global batch, that the step was made of."""
+        self._waiting.append((report, lap, seconds, share))
         now = time.monotonic()
         if (now - self._flushed >= EVERY and not more) or report.stop or not report.finite:
             self._flushed = now
@@ -70,8 +71,8 @@ class Journal:
     def beside(self, numbers: Mapping[str, float]) -> None:
         """What a validation found, to be told with the step that ended last, if that still waits."""
         if self._waiting:
-            report, lap, seconds = self._waiting[-1]
-            self._waiting[-1] = replace(report, says={**report.says, **numbers}), lap, seconds
+            report, lap, seconds, share = self._waiting[-1]
+            self._waiting[-1] = replace(report, says={**report.says, **numbers}), lap, seconds, share
 
     def flush(self, must: bool = False) -> None:
         """Tell what waits. must: raises OSError where it cannot be written; else that waits further."""
@@ -117,11 +118,11 @@ class Journal:
             for observer in self._observers:
                 observer.close()
 
-    def _record(self, report: Report, lap: Lap, seconds: float, mem_mib: float) -> StepRecord:
+    def _record(self, report: Report, lap: Lap, seconds: float, share: float, mem_mib: float) -> StepRecord:
         nbytes = {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
         return StepRecord(
-            report.step + 1, report.loss, report.lr, report.norm, self._tokens, seconds, _times(lap, seconds), nbytes,
-            mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
+            report.step + 1, report.loss, report.lr, report.norm, round(self._tokens * share), seconds,
+            _times(lap, seconds), nbytes, mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
         )  # fmt: skip
 
 

@@ -46,6 +46,10 @@ class TrainVerb(RecipeVerb):
             help="the largest train.micro_batch that fits this machine's memory, by the ledger",
         )  # fmt: skip
         parser.add_argument(
+            "--until", type=int, metavar="STEP",
+            help="stop after this step, validated and saved; the schedule stays that of train.steps",
+        )  # fmt: skip
+        parser.add_argument(
             "--guard", nargs="?", const="200", metavar="N",
             help="every N steps (200), check that replicas agree: --train.guard N",
         )  # fmt: skip
@@ -95,6 +99,7 @@ class TrainVerb(RecipeVerb):
         if args.fit_micro_batch:
             recipe = _fitted(call, recipe, ranks)
         resolved = config.resolve(recipe.recipe, recipe.plan, ranks, recipe.origins)
+        _refuse_of_other_verbs(resolved)
         text, chaos = config.resolved_toml(resolved), _faults(call, resolved)
         for line in resolved.plan.idle():
             call.settings.note(f"note  {line}")
@@ -102,6 +107,7 @@ class TrainVerb(RecipeVerb):
             from unisono.verbs.train.spreading import hosts_of
 
             hosts_of(args.hosts, resolved.plan.world)
+        _require_stop(args.until, resolved)
         if call.settings.dry_run:
             return (
                 _would_train(call, resolved, text, resume)
@@ -117,8 +123,9 @@ class TrainVerb(RecipeVerb):
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(
-            resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos
-        )
+            resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos,
+            until=args.until or 0,
+        )  # fmt: skip
         guardian = guardian_of(order, call.settings, call.environ)  # before anything heavy is imported
         from unisono.verbs.train import run
 
@@ -126,6 +133,17 @@ class TrainVerb(RecipeVerb):
         return run.run(
             order, call.settings, resolved.origins, early, demo=args.demo, guardian=guardian, hosts=args.hosts
         )
+
+
+def _refuse_of_other_verbs(resolved: "Resolved") -> None:
+    """Raises UsageError C06 where the recipe has a section that another verb plays."""
+    from unisono.spec.section import sections_of
+
+    for section in sections_of(resolved.recipe):
+        if section.verb:
+            raise UsageError(f"unisono train does not play [{section.name}]", where=section.name,
+                             fix=f"unisono {section.verb} FILE; or a recipe without this section",
+                             code="C06")  # fmt: skip
 
 
 def _with_micro_batches(call: CommandCall, recipe: "Loaded", ranks: int | None) -> "Loaded":
@@ -176,6 +194,23 @@ def _ranks(call: CommandCall, recipe: "Loaded") -> int | None:
 
         return room_of(args.hosts)
     return started if args.world is None else args.world
+
+
+def _require_stop(until: int | None, resolved: "Resolved") -> None:
+    """Raises UsageError where the run cannot end after step `until`: C02, and P24 for a pipeline that is not empty."""
+    if until is None:
+        return
+    if until < 1:
+        raise UsageError(f"--until {until} is no step", where="--until", fix="--until 100", code="C02")
+    from unisono.programs.schedules import SCHEDULES, Unflushed
+
+    if isinstance(SCHEDULES.read(resolved.plan.schedule), Unflushed) and resolved.plan.pp > 1:
+        what = (
+            f"--until {until}: the pipeline of schedule={resolved.plan.schedule} is not empty between steps"
+        )
+        raise UsageError(
+            what, where="--until, plan.schedule", fix="--train.steps N, or schedule=1f1b", code="P24"
+        )
 
 
 def _is_rank(environ: Mapping[str, str]) -> bool:

@@ -102,8 +102,10 @@ class Watched:
     def _begin(self, path: Path) -> None:
         with writing(path):
             (path / "error.json").unlink(missing_ok=True)  # of the end before this beginning
-            if not self.new and _differ(path / CONFIG, self.config_text):
-                write_whole(path / CONFIG, self.config_text)
+            if not self.new:
+                if _differ(path / CONFIG, self.config_text):
+                    write_whole(path / CONFIG, self.config_text)
+                _note_code(path)
             (path / PREDICTION).unlink(missing_ok=True)
             if self.prediction is not None:
                 write_whole(path / PREDICTION, self.prediction)
@@ -125,6 +127,17 @@ class Watched:
             error.run_dir = self.path  # pyright: ignore[reportAttributeAccessIssue]
         elif self.new:
             unmake(self.path)
+
+
+def _note_code(path: Path) -> None:
+    """Note in the run's history that it goes on with another commit than the one that it was begun with."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        begun, now = (
+            json.loads((path / MADE).read_text(encoding="utf-8")).get("git"),
+            environment.git_commit(),
+        )
+        if now is not None and now != begun:
+            history.note(path, "code", git=now)
 
 
 def _differ(path: Path, text: str) -> bool:

@@ -14,7 +14,8 @@ class TrainOrder:
     """A resolved recipe and plan, the recipe as TOML with its origins, the run folder (None while there is none), and
     whether to go on from a checkpoint in it. checkpoint: which one, "step-000200"; the newest whole one if "". chaos: a
     script of faults as text, "" for none. launches: supervisors of this command that were killed before this one.
-    speeds: of the replicas, where leaves are not dealt to them alike."""
+    speeds: of the replicas, where leaves are not dealt to them alike. until: the step after which this start ends; 0:
+    the recipe's last."""
 
     recipe: Recipe
     plan: Plan
@@ -26,6 +27,7 @@ class TrainOrder:
     chaos: str = ""
     launches: int = 0
     speeds: tuple[float, ...] = ()
+    until: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object that ranks get."""

@@ -144,6 +144,7 @@ def _order(
         buffer,
         SnapshotReplicas(buffer) if buffer is not None else None,
         injector_of(order.chaos, run_dir, ctx.rank),
+        order.until,
     )
 
 

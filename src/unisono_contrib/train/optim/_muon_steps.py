@@ -1,12 +1,13 @@
 """The live optimiser of `muon`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
+
+from unisono_contrib.train.optim._whole_steps import WholeSteps, gradient
 
 A, B, C = 3.4445, -4.7750, 2.0315
 """Of the polynomial a x + b x³ + c x⁵ by which an iteration moves a singular value (Jordan et al. 2024). It is steepest
@@ -46,28 +47,25 @@ def orthogonal_within(x: Tensor, error: Tensor, iterations: int, rounding: float
     return value, torch.full_like(value, min(off, most))
 
 
-class MuonSteps(Optimizer):
-    """Steps matrices, each a whole one. bf16: iterate in that dtype."""
+class MuonSteps(WholeSteps):
+    """Steps matrices along their orthogonal momentum, each rank keeping its part of that. bf16: iterate in it."""
 
     def __init__(
         self, groups: Sequence[dict[str, Any]], lr: float, momentum: float, iterations: int, bf16: bool
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": 0.0}
-        super().__init__(groups, defaults)
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
         self.iterations, self.bf16 = iterations, bf16
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every matrix that has a gradient."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state, keep = self.state[p], group["momentum"]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                momentum = state["momentum_buffer"].lerp_(p.grad, 1 - keep)
-                ahead = p.grad.lerp(momentum, keep)
-                move = orthogonal(ahead.bfloat16() if self.bf16 else ahead, self.iterations)
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(move, alpha=-group["lr"] * scale_of(p.shape))
+    def send(self, p: nn.Parameter, group: Mapping[str, Any]) -> Tensor:
+        state, keep, grad = self.state[p], group["momentum"], gradient(p)
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        momentum = state["momentum_buffer"].lerp_(grad, 1 - keep)
+        ahead = grad.lerp(momentum, keep)
+        return ahead.bfloat16() if self.bf16 else ahead
+
+    def direction(self, p: nn.Parameter, whole: Tensor, group: Mapping[str, Any]) -> Tensor:
+        return orthogonal(whole, self.iterations)
+
+    def scale(self, shape: Sequence[int]) -> float:
+        return scale_of(shape)

@@ -6,33 +6,23 @@ have one learning rate and weight decay (Liu et al. 2025, arXiv 2502.16982). It 
 all other parameters are stepped by AdamW.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.errors import Problem
-from unisono.spec.training import Count, Optimiser, Positive, Share, UpdateSizes
-from unisono.train.optim.adamw import AdamW
+from unisono.spec.training import Count, Share, UpdateSizes
+from unisono_contrib.train.optim._matrices import MatrixOptimiser
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BLOCKS = "blocks."
-"""Names of parameters between a model's embedding and its head begin so."""
 
-
-class Muon(Optimiser):
+class Muon(MatrixOptimiser):
     """Matrices of blocks move by their orthogonal momentum; all other parameters, such as embeddings, by AdamW."""
 
     name: ClassVar[str] = "muon"
-    whole: ClassVar[bool] = True
-    squares: ClassVar[bool] = True
-    betas: tuple[Share, Share] = Field(
-        default=(0.9, 0.95), description="of its AdamW: decay of the two moments"
-    )
-    eps: Positive = Field(default=1e-8, description="of its AdamW: added to the root of the squares")
     muon_momentum: Share = Field(default=0.95, description="muon: decay of the momentum, which is Nesterov's")
     muon_iterations: Count = Field(default=5, description="muon: iterations of Newton and Schulz")
     muon_bf16: bool = Field(
@@ -43,25 +33,6 @@ class Muon(Optimiser):
     @property
     def kept(self) -> int:
         return 1
-
-    @property
-    def most_kept(self) -> int:
-        return 2
-
-    def for_parameter(self, name: str, shape: tuple[int, ...]) -> Optimiser:
-        inside = name.startswith(BLOCKS) and len(shape) == 2
-        return self if inside else AdamW(betas=self.betas, eps=self.eps)
-
-    def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
-        for axis in ("tp", "shard"):
-            if getattr(plan, axis) > 1:
-                what = f"optimizer=muon needs whole matrices, and {axis}={getattr(plan, axis)} cuts them"
-                yield Problem(
-                    "P28", what, f"plan.{axis}, train.optimizer", "dp or pp, or --train.optimizer adamw"
-                )
-        if plan.arithmetic.stochastic:
-            what = f"optimizer=muon steps masters in float32, and precision={plan.text('precision')} has none"
-            yield Problem("P28", what, "plan.precision, train.optimizer", "precision=bf16")
 
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
         from unisono_contrib.train.optim._muon_steps import MuonSteps

@@ -12,12 +12,13 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from unisono.spec import errors
+import unisono_contrib
+from unisono.spec import errors, finder
 from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, Member
-from unisono.spec.finder import UnfinishedClass, apart, names_in, split
+from unisono.spec.finder import UnfinishedClass
 
-_SOURCE = Path(errors.__file__).parents[1]  # families are of the core
+_SOURCES = (Path(errors.__file__).parents[1], Path(unisono_contrib.__file__).parent)
 _DECLARED = re.compile(r"^(\w+): Family\[", re.MULTILINE)
 
 
@@ -35,9 +36,10 @@ class Conformity:
 def families() -> tuple[Family[Member], ...]:
     """All families of the source, in the order of their files."""
     known: list[Family[Member]] = []
-    for path in sorted(_SOURCE.rglob("*.py")):
+    files = [(home, path) for home in _SOURCES for path in sorted(home.rglob("*.py"))]
+    for home, path in files:
         for name in _DECLARED.findall(path.read_text(encoding="utf-8")):
-            module = ".".join(path.relative_to(_SOURCE.parent).with_suffix("").parts)
+            module = ".".join(path.relative_to(home.parent).with_suffix("").parts)
             known.append(getattr(import_module(module.removesuffix(".__init__")), name))
     return tuple(known)
 
@@ -46,7 +48,7 @@ def family_of(text: str) -> Family[Member]:
     """The family whose member a text names, by its name, by `KEY=NAME` where several families have such a name, or
     by the base class in a user's file. Raises UsageError."""
     key, rest = split_key(text)
-    name, _ = split(apart(rest)[0])
+    name, _ = finder.split(finder.apart(rest)[0])
     candidates = [family for family in families() if key in ("", word_of(family))]
     there = [family for family in candidates if name in family.names()]
     if len(there) > 1:
@@ -93,9 +95,12 @@ def held(text: str, folder: Path) -> Conformity:
     family = family_of(text)
     member = family.read(split_key(text)[1], "flag --conformance")
     # What stands around a member is made of it, and has no name of its own.
-    suites, sentences = ["member"], [] if family.marks and apart(text)[1] else list(_of_any(family, member))
+    suites, sentences = (
+        ["member"],
+        [] if family.marks and finder.apart(text)[1] else list(_of_any(family, member)),
+    )
     file = family.noun.replace(" ", "_").replace("-", "_")
-    if file in names_in(__name__):
+    if file in finder.names_in(__name__):
         suites.append(family.noun)
         suite = import_module(f"{__name__}.{file}")
         sentences += suite.faults(member, folder, split_key(text)[1])

@@ -1,0 +1,50 @@
+"""Sections of a recipe that a capability brings along, a file each in the sister package: `[federated]`. No torch."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from unisono.spec.errors import Problem
+from unisono.spec.finder import Finder
+
+
+class Section(BaseModel):
+    """The keys of one such section, each with its default and a line of help. A recipe without it has None there. verb:
+    the command that plays a recipe with it, where `train` does not.
+
+    A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with two
+    functions: `batches(section, recipe, dataset, device, dtype)`, the feed of training, or None for the usual one; and
+    `around(section, recipe, samples)`, a function of each live run when its ranks have met, which returns the run.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: ClassVar[str]
+    verb: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, recipe: Any) -> Self:
+        """The recipe's own, with its type. Raises LookupError where it has none."""
+        section = getattr(recipe, cls.name)
+        if not isinstance(section, cls):
+            raise LookupError(f"the recipe has no [{cls.name}]")
+        return section
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """Keys of the recipe that must be as they were when a run goes on."""
+        return ()
+
+    def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
+        """What of a recipe and a plan cannot be played with it."""
+        yield from ()
+
+
+RECIPE_SECTIONS: Finder[Section] = Finder("section", "unisono.config.sections", Section, "recipe")
+
+
+def sections_of(recipe: Any) -> list[Section]:
+    """Those that a recipe has."""
+    sections = (getattr(recipe, name, None) for name in RECIPE_SECTIONS.names())
+    return [section for section in sections if section is not None]

@@ -1,0 +1,115 @@
+"""Who plays the tasks of a run: clients with their data and what each of them keeps, in this process or elsewhere."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unisono_contrib.federated.client import LocalTrainer, Task
+from unisono_contrib.federated.wire import DeltaCodec
+
+CODEC, STRATEGY = "codec/", "strategy/"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client sends after its local steps. parts: its delta, as its codec sends it. growth: see `Strategy.learn`.
+    samples: that it has. loss: nats per target, mean over its steps."""
+
+    number: int
+    client: int
+    samples: int
+    parts: Sequence[Tensor]
+    growth: Mapping[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+    loss: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(x.nbytes for x in (*self.parts, *self.growth.values()))
+
+
+class Clients(ABC):
+    """The clients of a run, as its server sees them."""
+
+    @abstractmethod
+    def start(self, task: Task) -> None:
+        """Ask a client, which has answered its last task or dropped out of it."""
+
+    @abstractmethod
+    def finish(self, task: Task) -> Answer | None:
+        """The answer to a task that was started. None: the client has dropped out of it."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What clients keep, as far as it lies here, by `CLIENT/NAME`: for a checkpoint."""
+        return {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave."""
+        return None
+
+    def close(self) -> None:
+        """The run is over."""
+        return None
+
+
+def unchanged(delta: Tensor) -> Tensor:
+    return delta
+
+
+@dataclass(slots=True)
+class ClientHost:
+    """Clients whose data is here. parts: training samples of each client of the run. clip(delta): what a delta [d] is
+    bounded by before anything of it leaves its client. kept: by client, what it has from round to round."""
+
+    trainer: LocalTrainer
+    parts: Sequence[np.ndarray]
+    codec: DeltaCodec
+    clip: Callable[[Tensor], Tensor] = unchanged
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    def play(self, task: Task) -> Answer:
+        """Train one client. Raises UserCodeError where its numbers go bad."""
+        kept = self._kept_of(task.client)
+        mine = {n.removeprefix(STRATEGY): x for n, x in kept.items() if n.startswith(STRATEGY)}
+        coded = {n.removeprefix(CODEC): x for n, x in kept.items() if n.startswith(CODEC)}
+        samples = self.parts[task.client]
+        result = self.trainer.train(task, samples, mine)
+        for name, grown in result.growth.items():
+            mine[name].add_(grown)
+        parts = self.codec.encode(self.clip(result.delta), coded, task.number)
+        return Answer(task.number, task.client, len(samples), parts, result.growth, result.steps, result.loss)
+
+    def _kept_of(self, client: int) -> dict[str, Tensor]:
+        if client not in self.kept:
+            like, names = self.trainer.weights(), self.trainer.strategy.client_keeps
+            mine = {f"{STRATEGY}{name}": torch.zeros_like(like) for name in names}
+            self.kept[client] = mine | {f"{CODEC}{n}": x for n, x in self.codec.initial().items()}
+        return self.kept[client]
+
+
+class SimulatedClients(Clients):
+    """All clients in this process, one after the other. tamper(answer): what an attacker sends in its place."""
+
+    def __init__(self, host: ClientHost, tamper: Callable[[Answer], Answer] = lambda answer: answer) -> None:
+        self._host, self._tamper = host, tamper
+        self._answers: dict[int, Answer] = {}
+
+    def start(self, task: Task) -> None:
+        self._answers[task.client] = self._tamper(self._host.play(task))
+
+    def finish(self, task: Task) -> Answer | None:
+        return self._answers.pop(task.client)
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{client}/{n}": x for client, kept in self._host.kept.items() for n, x in kept.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._host.kept.clear()
+        for key, x in state.items():
+            client, _, name = key.partition("/")
+            self._host.kept.setdefault(int(client), {})[name] = x.clone()

@@ -1,0 +1,132 @@
+"""The clients of an organisation in this process: join a server, train as it asks, until the run is over."""
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.launch.agent import proven
+from unisono.launch.link import Broken, HostLink, Refused
+from unisono.spec.errors import PeerGone, UsageError, UserCodeError
+from unisono_contrib.federated.clients import ClientHost
+from unisono_contrib.federated.messages import Inbox, answer_frames, frames_of, task_of
+
+_ANSWER, _AGAIN = 5.0, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPlace:
+    """Where to join, as whom. clients: as `numbers_in` reads them. tls: None in a network that is trusted. patience:
+    seconds for which it calls in vain, before and after it has joined."""
+
+    address: str
+    port: int
+    organisation: str
+    token: str
+    clients: str
+    tls: ssl.SSLContext | None
+    patience: float
+
+    @property
+    def where(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+def serve(
+    place: JoinPlace, same: Mapping[str, Any], host: ClientHost, most: int, note: Callable[[str], None]
+) -> int:
+    """Play tasks until the server says that the run is over; how many there were. A server that is gone is called again
+    for `patience` seconds. Raises UsageError L11 where it refuses, PeerGone R03 where it does not come back,
+    UserCodeError where numbers go bad."""
+    played = 0
+    while True:
+        link = _joined(place, same)
+        note(f"joined {place.where} with clients {place.clients}")
+        try:
+            for message in _messages(link, most):
+                match message[0]["kind"]:
+                    case "over":
+                        return played
+                    case "refused":
+                        raise _refused(place, str(message[0].get("why"))[:500])
+                    case "task":
+                        _send(link, _played(host, task_of(message), link))
+                        played += 1
+        except (Broken, ValueError, KeyError, TypeError) as error:
+            note(f"lost the server ({error}); calling again")
+        finally:
+            link.close()
+
+
+def _played(host: ClientHost, task: Any, link: HostLink) -> Iterator[bytes]:
+    try:
+        return answer_frames(host.play(task))
+    except UserCodeError as error:
+        _send(link, frames_of({"kind": "failed", "what": error.what}, {}))
+        raise
+
+
+def _joined(place: JoinPlace, same: Mapping[str, Any]) -> HostLink:
+    until, facts = (
+        time.monotonic() + place.patience,
+        {**same, "organisation": place.organisation, "clients": place.clients},
+    )
+    while True:
+        try:
+            return _called(place, dict(facts))
+        except Refused as error:
+            raise _refused(place, "it does not know this organisation, or not by this token") from error
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                raise _refused(place, f"TLS: {error}") from error
+            if time.monotonic() > until:
+                raise PeerGone(
+                    f"no server answers at {place.where}: {error}",
+                    where="unisono federate --join",
+                    likely="it was not started, or it is over; or it cannot be reached from here",
+                    fix="the address of unisono federate --serve",
+                ) from error
+            time.sleep(_AGAIN)
+
+
+def _called(place: JoinPlace, facts: dict[str, Any]) -> HostLink:
+    sock = socket.create_connection((place.address, place.port), _ANSWER)
+    try:
+        if place.tls is not None:
+            sock = place.tls.wrap_socket(sock, server_hostname=place.address)
+        return proven(sock, place.token, facts)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _messages(link: HostLink, most: int) -> Iterator[Any]:
+    """What the server says, as it comes. Raises Broken, ValueError."""
+    inbox = Inbox(most)
+    while True:
+        frames = link.receive()  # first: TLS may hold what the greeting has brought along
+        for frame in frames:
+            if (message := inbox.feed(frame)) is not None:
+                yield message
+        if not frames:
+            select.select([link.sock], [], [])
+
+
+def _send(link: HostLink, frames: Iterator[bytes]) -> None:
+    for frame in frames:
+        link.send(frame)
+        while link.pay():
+            select.select([], [link.sock], [])
+
+
+def _refused(place: JoinPlace, why: str) -> UsageError:
+    return UsageError(
+        f"the server at {place.where} refuses {place.organisation}: {why}",
+        where="unisono federate --join",
+        likely="a wrong token or certificate, or a recipe that is not the server's",
+        fix="ask who runs the server for the token, its certificate and the recipe",
+        code="L11",
+    )

@@ -1,0 +1,1 @@
+"""Splits, one a file: which client has which samples."""
