@@ -150,6 +150,7 @@ def one_rank(
         "auto": False,
         "chaos": "",
         "launches": 0,
+        "until": 0,
         "speeds": [],
     }
     Path("run").mkdir(exist_ok=True)

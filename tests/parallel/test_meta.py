@@ -37,7 +37,7 @@ MAY_WAIT = {
 ALSO = {
     "precision=fp16": {"train/step/scaling.py in overflowed", "train/step/scaling.py in says"},
     "dualpipe": {"parallel/mirror.py in add_up"},
-    "offload=": {"parallel/offload/streaming.py in step"},  # the optimiser's own, for each part
+    "offload=": {"parallel/offload/streaming.py in _pass"},  # the optimiser's own, for each part
     "ep=": {"train/step/routing.py in balance"},
     "bf16:stochastic": {"train/step/padded_params.py in step"},  # the same
 }

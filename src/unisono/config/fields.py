@@ -78,7 +78,7 @@ def suggestion(name: str) -> str:
     close = get_close_matches(name, known, n=1, cutoff=0.75)
     if close:
         return close[0]
-    leaves = {k.rpartition(".")[2]: k for k in known}
+    leaves = {k.rpartition(".")[2]: k for k in reversed(known)}  # of sections with the same leaf the first
     close = get_close_matches(leaf, list(leaves), n=1, cutoff=0.6)
     return leaves[close[0]] if close else ""
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from unisono.spec.family import Family, one_of, split
 from unisono.spec.model import ModelConfig
-from unisono.spec.section import RECIPE_SECTIONS
+from unisono.spec.section import RECIPE_SECTIONS, Section, sections_of
 from unisono.spec.sink import SINKS
 from unisono.spec.source import SOURCES
 from unisono.spec.training import (
@@ -326,6 +326,10 @@ class _Recipe(BaseModel):
     train: TrainConfig = TrainConfig()
     launch: LaunchConfig = LaunchConfig()
     out: OutConfig = OutConfig()
+
+    def sections(self) -> list[Section]:
+        """Those that capabilities bring along, as far as this recipe has them."""
+        return sections_of(self)
 
 
 def _with_sections(base: type[BaseModel]) -> Any:

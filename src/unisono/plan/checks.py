@@ -26,7 +26,6 @@ from unisono.plan.grid import Grid, columns_of
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.section import sections_of
 
 
 class RecipeLike(Protocol):
@@ -67,7 +66,7 @@ def check(plan: PlanFields, recipe: RecipeLike | None, cluster: Devices | None) 
             *chunked(plan, model), *(model.refuses(plan) if hasattr(model, "refuses") else ()), *compiled(plan, train),
             *_stages(plan, model),
             *train.optimiser().problems(plan, model),
-            *(problem for section in sections_of(recipe) for problem in section.problems(recipe, plan)),
+            *(problem for section in recipe.sections() for problem in section.problems(recipe, plan)),
         ]  # fmt: skip
         if plan.dp != -1:
             batch, wrong = batch_of(plan, train)

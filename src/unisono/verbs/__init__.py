@@ -77,7 +77,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown flag {word}; did you mean --{' or --'.join(keys)}?")
         if remedy := remedy_for(word):
             self.error(f"unknown flag {word}", fix=remedy)
-        leaves = {key.rpartition(".")[2]: f"--{key}" for key in self.recipe_keys}
+        # Of sections with the same leaf the first.
+        leaves = {key.rpartition(".")[2]: f"--{key}" for key in reversed([*self.recipe_keys])}
         near = nearest(word, [*flags, *leaves])
         self.error(f"unknown flag {word}" + (f"; did you mean {leaves.get(near, near)}?" if near else ""))
 

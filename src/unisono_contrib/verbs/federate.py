@@ -9,10 +9,10 @@ from unisono.spec.runs import CONFIG
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded
 from unisono.verbs.train import resumed
-from unisono_contrib.config.sections.federated import FederatedConfig
 
 if TYPE_CHECKING:
-    from unisono.config import Loaded, Resolved
+    from unisono.config import Loaded, Recipe, Resolved
+    from unisono_contrib.config.sections.federated import FederatedConfig
 
 
 PLACE = "federation.json"
@@ -92,7 +92,7 @@ class FederateVerb(RecipeVerb):
     def _check_split(call: CommandCall, resolved: "Resolved") -> None:
         from unisono_contrib.spec.federated import SPLITS
 
-        split = FederatedConfig.of(resolved.recipe).split
+        split = _section(resolved.recipe).split
         if SPLITS.read(split).apart and not (call.args.serve or call.args.join):
             raise UsageError(
                 f"split={split} is of clients with data of their own, and here all are simulated on one",
@@ -101,7 +101,7 @@ class FederateVerb(RecipeVerb):
 
     @staticmethod
     def _check_secure(call: CommandCall, resolved: "Resolved") -> None:
-        if FederatedConfig.of(resolved.recipe).secure and (call.args.serve or call.args.join):
+        if _section(resolved.recipe).secure and (call.args.serve or call.args.join):
             raise UsageError(
                 "federated.secure is simulated, and these clients are elsewhere: this server would see their deltas",
                 where="federated.secure",
@@ -129,7 +129,7 @@ def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str,
         from unisono_contrib.federated.alike import alike, most_bytes
         from unisono_contrib.federated.remote import RemoteClients, listen
 
-        config = FederatedConfig.of(recipe)
+        config = _section(recipe)
         same, most = alike(recipe, parts, fingerprint), most_bytes(parts)
         listener = listen(address, port, organisations, same, config.clients, most, tls)
         write_whole(run_dir / PLACE, json.dumps({"address": address, "port": listener.port}) + "\n")
@@ -164,7 +164,7 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
 
     recipe = resolved.recipe
     place = JoinPlace(
-        address, port, args.organisation, token, args.clients, tls, FederatedConfig.of(recipe).patience
+        address, port, args.organisation, token, args.clients, tls, _section(recipe).patience
     )  # fmt: skip
     corpus = load(recipe.data, recipe.model)
     parts = RunParts.of(resolved, corpus)
@@ -194,6 +194,12 @@ def _place(text: str) -> tuple[str, int]:
     return address.strip("[]"), int(port)
 
 
+def _section(recipe: "Recipe") -> "FederatedConfig":
+    from unisono_contrib.config.sections.federated import FederatedConfig
+
+    return FederatedConfig.of(recipe)
+
+
 def _usage(what: str, fix: str) -> UsageError:
     return UsageError(what, where="unisono federate", fix=fix, code="C04")
 
@@ -203,12 +209,14 @@ def resolved_for_clients(recipe: "Loaded") -> "Resolved":
     ConfigProblems."""
     from unisono import config
 
-    section, train = FederatedConfig.of(recipe.recipe), recipe.recipe.train
-    if section is None:
+    train = recipe.recipe.train
+    try:
+        section = _section(recipe.recipe)
+    except LookupError:
         raise UsageError(
             "the recipe has no [federated] section, which says who the clients are",
             where="federated", fix="[federated] with clients = 10", code="C06",
-        )  # fmt: skip
+        ) from None  # fmt: skip
     steps = {"steps": section.rounds, "micro_batch": train.global_batch}
     as_rounds = recipe.recipe.model_copy(update={"train": train.model_copy(update=steps)})
     origins = {**recipe.origins, "train.steps": "derived: federated.rounds"}
@@ -219,7 +227,7 @@ def _would_federate(call: CommandCall, resolved: "Resolved") -> Result:
     from unisono.config import as_json, resolved_toml
 
     recipe = resolved.recipe
-    section = FederatedConfig.of(recipe)
+    section = _section(recipe)
     lines = [
         resolved_toml(resolved),
         f"would train  {recipe.name}, {section.rounds} rounds of {section.clients} clients, {section.strategy}",

@@ -28,4 +28,4 @@ def test_a_key_that_the_chosen_schedule_has_not_is_refused() -> None:
 
 
 def test_all_are_found() -> None:
-    assert RATES.names() == ("constant", "cosine", "linear")
+    assert RATES.names() == ("constant", "cosine", "linear", "range")

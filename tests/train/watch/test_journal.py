@@ -101,7 +101,7 @@ def test_a_record_adds_up():
     recorder = Recorder(0)
     with recorder.span("forward"):
         pass
-    record = Journal([], tokens=64)._record(report(7), recorder.lap(), 0.5, 3.0)
+    record = Journal([], tokens=64)._record(report(7), recorder.lap(), 0.5, 1.0, 3.0)
     assert (record.step, record.tokens, record.seconds) == (8, 64, 0.5)
     assert set(record.times) == set(PARTS)
     assert sum(record.times.values()) == pytest.approx(0.5, abs=1e-4)

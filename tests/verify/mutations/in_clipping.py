@@ -3,17 +3,31 @@
 import torch
 
 from tests.verify.mutations.planting import bug
+from unisono.parallel.params import values_of
 from unisono.train.step import update
 from unisono.train.step.grad_norm import ByTensor, clip
 
-LINE, STEP = ByTensor._line, update.clip_and_step
+SQUARES, STEP = ByTensor._squares, update.clip_and_step
+
+
+def line_of(measure, held, extra):
+    """The line of a measure over these slots' gradients, whether they count or not."""
+    empty = torch.zeros(measure.length, dtype=torch.float64, device=extra.device)
+    grads = [values_of(slot.master.grad) for slot in held]
+    return torch.cat((measure._squares(held, grads, empty) if held else empty, extra))
+
+
+def only_matrices(measure, held, tensors, empty):
+    """Squares without those of vectors."""
+    pairs = [(slot, x) for slot, x in zip(held, tensors, strict=True) if len(slot.shape) > 1]
+    return SQUARES(measure, [slot for slot, _ in pairs], [x for _, x in pairs], empty) if pairs else empty
 
 
 def _local(self, slots, extra):
     held = [
         s for s in slots if s.counted(self.rank_at) and s.master.grad is not None and s.master.grad.numel()
     ]
-    line = self._line(held, torch.zeros_like(extra))
+    line = line_of(self, held, torch.zeros_like(extra))
     return [line.sum().sqrt().item(), *self.replica.all_reduce(extra.double().clone()).tolist()]
 
 
@@ -41,7 +55,7 @@ def norm_counts_whole_tensors_on_every_rank(patch):
 
     def everything(self, slots, extra):
         held = [s for s in slots if not s.alias and s.master.grad is not None and s.master.grad.numel()]
-        line = self._line(held, extra)
+        line = line_of(self, held, extra)
         self.replica.all_reduce(line)
         return self.read(line)
 
@@ -60,11 +74,7 @@ def norm_over_replicas_too(patch):
 @bug("dp=2", "partial_norm")
 def norm_forgets_vectors(patch):
     """Biases and norms belong to another parameter group, and the norm is taken over one."""
-    patch(
-        ByTensor,
-        "_line",
-        lambda self, held, extra: LINE(self, [s for s in held if len(s.shape) > 1], extra),
-    )
+    patch(ByTensor, "_squares", only_matrices)
 
 
 @bug("dp=2", "clipping")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tests.verify.mutations.in_clipping import line_of
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.in_updates import before
 from tests.verify.mutations.planting import WIDE, bug
@@ -299,7 +300,7 @@ def real_norm_of_each_stage(patch):
 
     def measure(self, slots, extra):
         held = [s for s in slots if s.master.grad is not None and s.counted(self.rank_at)]
-        lines = self.replica.all_gather(self._line(held, extra)[None]).view(3, 2, -1)
+        lines = self.replica.all_gather(line_of(self, held, extra)[None]).view(3, 2, -1)
         stage = lines[self.rank_at["pp"]].sum(0)
         return [*self.read(stage)[:1], *lines.sum((0, 1))[self.length :].tolist()]
 

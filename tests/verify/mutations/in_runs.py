@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from tests.verify.mutations.in_clipping import only_matrices
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.in_updates import after, with_groups
 from tests.verify.mutations.planting import bug
@@ -27,8 +28,7 @@ from unisono.verify import stretch
 
 FORWARD, PLAY, FETCH = StagePlayer._forward, StagePlayer.play, Permuted.fetch
 LOAD, RESTORE, COPY, EVALUATE = run_state.load, stretch.restore, read._copy, stretch.evaluate
-LINE, STEP, EXCESS, MAKE, CLOSE = (
-    ByTensor._line,
+STEP, EXCESS, MAKE, CLOSE = (
     update.clip_and_step,
     update.excess,
     update.make,
@@ -235,9 +235,7 @@ def a41_clipped_by_the_norm_of_the_step_before(patch):
 @bug("pp=2", "partial_norm", both=True)
 def a47_norm_without_vectors(patch):
     """The norm is taken over the matrices' parameter group."""
-    patch(
-        ByTensor, "_line", lambda self, held, extra: LINE(self, [s for s in held if len(s.shape) > 1], extra)
-    )
+    patch(ByTensor, "_squares", only_matrices)
 
 
 # Validation, data, saving, resuming -----------------------------------------------------------------------------

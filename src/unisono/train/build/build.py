@@ -35,7 +35,7 @@ from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed, sister
 from unisono.spec.model import Facts, OwnModel
-from unisono.spec.section import Section, sections_of
+from unisono.spec.section import Section
 from unisono.spec.training import LOSSES
 from unisono.sync import POLICIES, Policy, SampleLane
 from unisono.sync._outer import MailboxPlace
@@ -195,7 +195,7 @@ def _norms_of(
 
 def _live_sections(recipe: Recipe) -> list[tuple[Section, ModuleType]]:
     """Sections of the recipe that change how a run trains, each with the module that does so."""
-    modules = ((section, sister(f"{__package__}.{section.name}")) for section in sections_of(recipe))
+    modules = ((section, sister(f"{__package__}.{section.name}")) for section in recipe.sections())
     return [(section, module) for section, module in modules if module is not None]
 
 

@@ -13,7 +13,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.model import restored
 from unisono.spec.runs import FIXED
-from unisono.spec.section import RECIPE_SECTIONS, sections_of
+from unisono.spec.section import RECIPE_SECTIONS
 from unisono.spec.source import SOURCES
 from unisono.train.state.checkpoint import load
 from unisono.train.state.checkpoint.faults import damaged
@@ -132,7 +132,7 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
 
 def _pins(then: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """What sections of the recipe add to FIXED; those that the run was begun with and that are left out now."""
-    now = sections_of(recipe)
+    now = recipe.sections()
     kept = {section.name for section in now}
     left_out = [name for name in RECIPE_SECTIONS.names() if then.get(name) and name not in kept]
     return [*(key for section in now for key in section.pins), *left_out]

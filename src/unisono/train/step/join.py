@@ -62,7 +62,6 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     # What a step sees of the others: where replicas have weights of their own, those that it is in lock-step with.
     near = mesh.lockstep(policy.neighbours) if isinstance(policy, OuterPolicy) else mesh
-    apart = mesh.dp.size // near.dp.size
     sync = _sync(part, policy, mesh, near, plan)
     _share_matrices(replica, policy, mesh)
     gradients = gradients_kind(plan, sync)(
@@ -90,13 +89,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         sync=sync,
         gradients=gradients,
         measure=measure_of(policy, local, mesh),
-        update=_update_of(
-            replica,
-            near,
-            lambda: _numbered(run.leaves, run.of_leaves, mesh, near),
-            lambda: run.of_leaves // apart,
-            plan,
-        ),
+        update=_update_of(replica, mesh, near, lambda: run, plan),
         shared=SharedNumbers(sync, local.device),
         seed=replica.seed,
         recorder=replica.recorder,
@@ -250,13 +243,14 @@ def _coder(replica: Replica) -> Coder:
     return coder
 
 
-def _update_of(
-    replica: Replica, mesh: Mesh, leaves: Callable[[], range], count: Callable[[], int], plan: Plan
-) -> Update:
-    """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
+def _update_of(replica: Replica, mesh: Mesh, near: Mesh, run: Callable[[], Run], plan: Plan) -> Update:
+    """The replica's update, after which routers vote and batch norms have seen the step, where there are any. run():
+    the one that is joined, whose leaves may change."""
     local, flushed = replica.local, unflushed(plan) is None
-    votes = router_votes(local, mesh.world, replica.update.scaler)
-    after = (*votes, *running_norms(local, mesh, leaves, count, flushed))
+    votes = router_votes(local, near.world, replica.update.scaler)
+    leaves = lambda: _numbered(run().leaves, run().of_leaves, mesh, near)
+    count = lambda: run().of_leaves // (mesh.dp.size // near.dp.size)
+    after = (*votes, *running_norms(local, near, leaves, count, flushed))
     lag = POLICIES.read(replica.plan.sync).update_lag
     return replace(replica.update, after=after, lag=lag) if after or lag else replica.update
 

@@ -137,9 +137,7 @@ class TrainVerb(RecipeVerb):
 
 def _refuse_of_other_verbs(resolved: "Resolved") -> None:
     """Raises UsageError C06 where the recipe has a section that another verb plays."""
-    from unisono.spec.section import sections_of
-
-    for section in sections_of(resolved.recipe):
+    for section in resolved.recipe.sections():
         if section.verb:
             raise UsageError(f"unisono train does not play [{section.name}]", where=section.name,
                              fix=f"unisono {section.verb} FILE; or a recipe without this section",

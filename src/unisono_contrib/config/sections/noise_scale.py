@@ -21,7 +21,7 @@ class NoiseScaleConfig(Section):
 
     smoothing: Share = Field(
         default=0.95,
-        description="decay of the exponential means of noise and signal, of which it is the quotient",
+        description="decay of the exponential means of noise and signal, of which noise_scale is the quotient",
     )
 
     def problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:

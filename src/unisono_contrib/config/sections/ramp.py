@@ -90,10 +90,11 @@ class RampConfig(Section):
             )
             yield Problem("C06", what, f"ramp, {whole}", "a smaller train.micro_batch, or fewer replicas")
         else:
-            usual = plan.check(recipe)
+            plain = recipe.model_copy(update={"ramp": None})
+            usual = plan.check(plain)
             for size in range(self.first, batch.global_batch, growth):
                 sizes = {"global_batch": size, "micro_batch": batch.micro_batch}
-                smaller = recipe.model_copy(update={"train": recipe.train.model_copy(update=sizes)})
+                smaller = plain.model_copy(update={"train": recipe.train.model_copy(update=sizes)})
                 of_size = replace(plan, micros=size // unit).check(smaller)
                 yield from (problem for problem in of_size if problem not in usual)
 
