@@ -160,7 +160,8 @@ def judged(recipe: Recipe, model: Model) -> Any:
     read = SimpleNamespace(
         kind=sizes.kind, depth=transformer.n_layer, depth_key="model.kind", deals=sizes.deals
     )
-    return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch)
+    # Sections that capabilities bring along judge plans where a run is resolved.
+    return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch, sections=tuple)
 
 
 def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:
