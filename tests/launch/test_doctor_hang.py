@@ -93,7 +93,7 @@ def test_ranks_of_another_host_answer_through_the_folder(
         while not (tmp_path / "began").exists() and time.monotonic() < until:
             time.sleep(0.05)
         monkeypatch.setattr(inspect_folder, "home", lambda: ["elsewhere"])
-        found, lines = doctor_hang.run(tmp_path / "seen" / "alive", 3.0)
+        found, lines = doctor_hang.run(tmp_path / "seen" / "alive", 10.0)
     assert found["culprit"] == 0 and not found["pass"], found
     assert "rank 0 is stopped by a signal" in found["cause"] and found["remedy"].startswith("kill -CONT")
     assert [one["answered"] for one in found["stands"]] == [False, True], "its neighbour spoke for it"
