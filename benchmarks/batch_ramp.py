@@ -18,20 +18,19 @@ from collections.abc import Sequence
 
 from unisono_contrib.config.sections.ramp import BatchRamp
 
-SMALL, LARGE, TUNING = 8, 32, 10
+SMALL, TUNING = 8, 10
 FEWER = 0.25
 
 
-def steps_of(samples: int) -> dict[str, tuple[int, int, BatchRamp | None]]:
+def steps_of(samples: int, large: int) -> dict[str, tuple[int, int, BatchRamp | None]]:
     """By way: (steps, batch, ramp). The ramp's own steps take half of all samples."""
     plain = {
         "small batches": (samples // SMALL, SMALL, None),
-        "large batches": (samples // LARGE, LARGE, None),
+        "large batches": (samples // large, large, None),
     }
-    mean = (SMALL + LARGE - SMALL) / 2
-    ramp = BatchRamp(SMALL, LARGE, SMALL, max(1, round(samples / 2 / mean)))
+    ramp = BatchRamp(SMALL, large, SMALL, max(1, round(samples / 2 / (large / 2))))
     steps = next(step for step in range(samples) if ramp.before(step) >= samples)
-    return {**plain, "ramp": (steps, LARGE, ramp)}
+    return {**plain, "ramp": (steps, large, ramp)}
 
 
 def loss_of(steps: int, batch: int, ramp: BatchRamp | None, lr: float, seed: int) -> float:
@@ -58,11 +57,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=25600)
+    parser.add_argument("--large", type=int, default=16, help="the last batch of the ramp, a multiple of 8")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lrs", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3, 4e-3])
     flags = parser.parse_args(argv)
     medians, steps = dict[str, float](), dict[str, int]()
-    for name, way in steps_of(flags.samples).items():
+    for name, way in steps_of(flags.samples, flags.large).items():
         tuned = (
             {lr: loss_of(*way, lr, TUNING) for lr in flags.lrs} if len(flags.lrs) > 1 else {flags.lrs[0]: 0.0}
         )
