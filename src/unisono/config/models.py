@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from unisono.spec.family import Family, one_of, split
 from unisono.spec.model import ModelConfig
-from unisono.spec.section import RECIPE_SECTIONS, Section, sections_of
+from unisono.spec.section import RECIPE_SECTIONS, Section
 from unisono.spec.sink import SINKS
 from unisono.spec.source import SOURCES
 from unisono.spec.training import (
@@ -329,7 +329,8 @@ class _Recipe(BaseModel):
 
     def sections(self) -> list[Section]:
         """Those that capabilities bring along, as far as this recipe has them."""
-        return sections_of(self)
+        sections = (getattr(self, name) for name in RECIPE_SECTIONS.names())
+        return [section for section in sections if section is not None]
 
 
 def _with_sections(base: type[BaseModel]) -> Any:

@@ -13,9 +13,10 @@ class Section(BaseModel):
     """The keys of one such section, each with its default and a line of help. A recipe without it has None there. verb:
     the command that plays a recipe with it, where `train` does not.
 
-    A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with two
-    functions: `batches(section, recipe, dataset, device, dtype)`, the feed of training, or None for the usual one; and
-    `around(section, recipe, samples)`, a function of each live run when its ranks have met, which returns the run.
+    A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
+    either of two functions or both: `batches(section, recipe, dataset, device, dtype)`, the feed of training, or None
+    for the usual one; `around(section, recipe, samples)`, a function of each live run when its ranks have met, which
+    returns the run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -42,9 +43,3 @@ class Section(BaseModel):
 
 
 RECIPE_SECTIONS: Finder[Section] = Finder("section", "unisono.config.sections", Section, "recipe")
-
-
-def sections_of(recipe: Any) -> list[Section]:
-    """Those that a recipe has."""
-    sections = (getattr(recipe, name, None) for name in RECIPE_SECTIONS.names())
-    return [section for section in sections if section is not None]

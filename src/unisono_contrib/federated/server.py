@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unisono.config import Resolved
 from unisono.spec.errors import UsageError
-from unisono.spec.training import METRICS, RATES
+from unisono.spec.training import METRICS
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.state.checkpoint import Box, read_full, save, tensor_names
@@ -76,8 +76,7 @@ class Federation:
     @property
     def rate(self) -> float:
         """The learning rate of local steps in this round."""
-        train, rounds = self.resolved.recipe.train, FederatedConfig.of(self.resolved.recipe).rounds
-        return RATES.among(train.lr_schedule, dict(train)).at(self.number, rounds, train.lr)
+        return self.resolved.recipe.train.rate()(self.number)
 
     def _apply(self, collected: Collected, decoded: list[Tensor]) -> tuple[float, dict[str, str]]:
         """Step the global weights; the norm of the round's delta, and why there was no step, as `skipped`. Nothing

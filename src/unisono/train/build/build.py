@@ -177,7 +177,11 @@ def replica_of(
 
 def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...]:
     """What sections of the recipe and its optimiser change of a live run."""
-    changes = [live.around(section, recipe, samples) for section, live in _live_sections(recipe)]
+    changes = [
+        live.around(section, recipe, samples)
+        for section, live in _live_sections(recipe)
+        if hasattr(live, "around")
+    ]
     if recipe.train.optimiser().paced:
         changes.append(contributed("unisono.train.build.adascale").around(recipe))
     return tuple(changes)
@@ -273,6 +277,7 @@ def feeds(
     special = (
         live.batches(section, recipe, corpus.train, device, dtype_of(plan.precision))
         for section, live in _live_sections(recipe)
+        if hasattr(live, "batches")
     )
     read = next((feed for feed in special if feed is not None), None) or usual()
     return (

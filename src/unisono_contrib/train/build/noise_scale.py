@@ -1,17 +1,12 @@
 """What `[noise_scale]` of a recipe changes of a run: it measures, and tells."""
 
 from collections.abc import Callable
-from typing import Any
 
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.noise_scale import NoiseScaleConfig
 from unisono_contrib.train.step.noise_scale import NoiseScale
-
-
-def batches(section: NoiseScaleConfig, recipe: Recipe, dataset: Any, device: Any, dtype: Any) -> None:
-    """The usual ones."""
 
 
 def around(section: NoiseScaleConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:

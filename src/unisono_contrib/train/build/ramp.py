@@ -1,13 +1,10 @@
 """What `[ramp]` of a recipe changes of a run: its batches, which say how many leaves a step has."""
 
-from collections.abc import Callable
-
 import torch
 
 from unisono.config import Recipe
 from unisono.train.data.dataset import Dataset
 from unisono.train.data.feed import Permuted
-from unisono.train.step.run import Run
 from unisono_contrib.config.sections.ramp import RampConfig
 from unisono_contrib.train.data.ramped import Ramped
 
@@ -26,8 +23,3 @@ def batches(
 
     of(train.global_batch, 0).close()  # too few samples are said at the start
     return Ramped(section.sizes(train), of)
-
-
-def around(section: RampConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
-    """The run as it is: its steps follow the batches."""
-    return lambda run: run

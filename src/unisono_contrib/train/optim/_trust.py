@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.training import NotNegative, Optimiser
 
@@ -46,8 +47,10 @@ class Trusting(Optimiser, ABC):
             low, high = self.trust_clip
             what = f"train.trust_clip: its least ratio {low:g} is above its greatest {high:g}"
             yield Problem("C06", what, "train.trust_clip", f"[{high:g}, {low:g}]")
-        if plan.pp > 1 and plan.schedule.partition(":")[0] == "pipedream":
-            what = f"optimizer={self.name} needs norms over all stages, and under schedule=pipedream each steps alone"
+        schedule = named("schedule", plan.schedule)
+        if plan.pp > 1 and schedule is not None and not schedule.flushed:
+            apart = f"under schedule={plan.schedule} each steps alone"
+            what = f"optimizer={self.name} needs norms over all stages, and {apart}"
             yield Problem(
                 "P28", what, f"plan.schedule, {where}", f"schedule=1f1b, or {where} {self.plain().name}"
             )
