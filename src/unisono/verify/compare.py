@@ -15,9 +15,10 @@ from unisono.config import TrainConfig
 from unisono.parallel.stochastic import Dither
 from unisono.verify.bounds import Bounds
 from unisono.verify.evidence import RecordedBox
-from unisono.verify.laws import Keep, clip_factor, first_state, update
+from unisono.verify.laws import Keep, clip_factor, first_state, observed_after, update
 from unisono.verify.record import Note, Record
 
+OBSERVED = 4.0  # times the bound of a gradient: of means of squares, of both sides of a layer
 CONTRACT = ("loss", "grad", "param", "optim")
 KIND_OF = {
     "init": "param",
@@ -257,12 +258,15 @@ class _Step:
             return {}
         param, moments = state
         error: Tensor | float = 0.0
+        bounds, room = self.terms.bounds, 0.0
         if relative is not None:
+            room = OBSERVED * (bounds.most - bounds.lost) + 64 * bounds.unit
             factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
             raw = self.gradient_tolerance(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
-        sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
+        sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": bounds.unit}
         how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step), "name": name}
+        how["observed"] = observed_after(self.terms.train, source, name, room)
         out = update(self.terms.train, param, moments, grad, error, **sizes, **how)
         return {
             (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
