@@ -86,6 +86,10 @@ class Optimiser(Member, ABC):
         """In how many of the first `step` steps gradients cross as they are, whatever the codec."""
         return step
 
+    def observed_share(self, step: int) -> float:
+        """The share of what is new in `observed` state after update `step`, from 0; 0.0 where nothing is observed."""
+        return 0.0
+
     @property
     @abstractmethod
     def kept(self) -> int:

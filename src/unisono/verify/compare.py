@@ -18,7 +18,6 @@ from unisono.verify.evidence import RecordedBox
 from unisono.verify.laws import Keep, clip_factor, first_state, observed_after, update
 from unisono.verify.record import Note, Record
 
-OBSERVED = 4.0  # times the bound of a gradient: of means of squares, of both sides of a layer
 CONTRACT = ("loss", "grad", "param", "optim")
 KIND_OF = {
     "init": "param",
@@ -256,22 +255,17 @@ class _Step:
         state = state_before(self.terms.train, self.ref, self.before, name)
         if grad is None or state is None:
             return {}
-        param, moments = state
         error: Tensor | float = 0.0
-        bounds, room = self.terms.bounds, 0.0
         if relative is not None:
-            room = OBSERVED * (bounds.most - bounds.lost) + 64 * bounds.unit
             factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
             raw = self.gradient_tolerance(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
-        sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": bounds.unit}
+        sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
         how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step), "name": name}
+        room = 0.0 if relative is None else self.terms.bounds.observed
         how["observed"] = observed_after(self.terms.train, source, name, room)
-        out = update(self.terms.train, param, moments, grad, error, **sizes, **how)
-        return {
-            (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
-            for key, value in out.items()
-        }
+        out = update(self.terms.train, *state, grad, error, **sizes, **how)
+        return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, value in out.items()}
 
     def buffers(self) -> Iterator[Divergence]:
         """Buffers after the step."""

@@ -4,21 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tests.train.optim.test_curved import PLANS, outcome, randn
 from tests.train.small import recipe, started
-from unisono.config import resolve
-from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.models.noise import Noise
 from unisono.plan import Plan
 from unisono.spec.training import UpdateSizes
 from unisono.train.step.train_step import train_step
-from unisono_contrib.train.optim._curved_steps import inverse_root
 from unisono_contrib.train.optim._kfac_steps import KfacSteps
 from unisono_contrib.train.optim.kfac import KFac
-from unisono_contrib.train.step.layer_products import LayerProducts, LayerSums
+from unisono_contrib.train.step.layer_products import LayerProducts
 
 
 class Given(LayerProducts):

@@ -184,7 +184,7 @@ def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...
     ]
     chosen = recipe.train.optimiser()
     if chosen.observed:
-        changes.append(contributed("unisono.train.build.layer_products").around(recipe))
+        changes.append(contributed("unisono.train.build.layer_products").observe)
     if chosen.paced:
         changes.append(contributed("unisono.train.build.adascale").around(recipe))
     return tuple(changes)

@@ -56,6 +56,10 @@ class KFac(Curved):
             what = f"optimizer=kfac observes what passes linear layers, and {key}={plan.text(key)} {why}"
             yield Problem("P28", what, f"plan.{key}, train.optimizer", fix)
 
+    def observed_share(self, step: int) -> float:
+        before, rest = divmod(step, self.kfac_factor_interval)
+        return 0.0 if rest else max(1.0 - self.curvature_decay, 1.0 / (before + 1))
+
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
         from unisono_contrib.train.optim._kfac_steps import KfacSteps
 
