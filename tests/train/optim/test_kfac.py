@@ -8,9 +8,14 @@ from torch import nn
 
 from tests.train.optim.test_curved import PLANS, outcome, randn
 from tests.train.small import recipe, started
+from unisono.config import TrainConfig, resolve
 from unisono.models.noise import Noise
 from unisono.plan import Plan
+from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.training import UpdateSizes
+from unisono.train.build.stepped_by import stepped_by
+from unisono.train.state.checkpoint import load, save
+from unisono.train.state.run_state import pieces_of
 from unisono.train.step.train_step import train_step
 from unisono_contrib.train.optim._kfac_steps import KfacSteps
 from unisono_contrib.train.optim.kfac import KFac
@@ -143,3 +148,73 @@ def test_any_way_to_spread_a_model_makes_the_steps_of_one_device(threads, tmp_pa
             for key, (x, start) in weights.items():
                 whole = alone[key][0][tuple(slice(a, a + n) for a, n in zip(start, x.shape, strict=True))]
                 assert torch.allclose(x, whole, rtol=1e-6, atol=1e-8), (plan, key)
+
+
+REFUSED = {
+    "dp=2 sync=canonical": "prescribes an order of sums",
+    "dp=2 sync=diloco:h=2": "by more or less than the samples of one step",
+    "pp=2 micros=4 schedule=dualpipe": "holds a layer twice",
+    "pp=2 micros=4 schedule=pipedream": "schedule=pipedream|pipedream",
+    "tp=2:chunks=2": "multiplies a layer in chunks",
+    "dp=2 offload=optimizer": "state lies with owners",
+}
+
+
+@pytest.mark.parametrize("plan", REFUSED)
+def test_plans_under_which_layers_are_not_observed_are_refused(tmp_path, plan: str) -> None:
+    told = recipe(tmp_path, optimizer="kfac")
+    with pytest.raises((ConfigProblems, UsageError), match=REFUSED[plan]):
+        resolve(told, f"{plan} precision=fp64", 2)
+
+
+@pytest.mark.parametrize("key", ["guard", "compile"])
+def test_keys_under_which_layers_see_a_micro_batch_twice_are_refused(tmp_path, key: str) -> None:
+    with pytest.raises((ConfigProblems, UsageError), match=f"train.{key}"):
+        resolve(
+            recipe(tmp_path, optimizer="kfac", **{key: True if key == "compile" else 2}),
+            "dp=2 precision=fp64",
+            2,
+        )
+
+
+def test_routers_are_adamw_s_and_a_matrix_of_no_linear_layer_is_refused() -> None:
+    member = KFac()
+    assert member.for_parameter("blocks.0.mlp.up.weight", (8, 4)).name == "kfac"
+    for name, shape in (
+        ("blocks.0.mlp.router.weight", (4, 8)),
+        ("head.out.weight", (9, 8)),
+        ("blocks.0.up.bias", (8,)),
+    ):
+        assert member.for_parameter(name, shape).name == "adamw"
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 4))
+
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), Scaled())])
+    with pytest.raises(UsageError, match=r"blocks\.0\.1\.weight is not the weight of one"):
+        stepped_by(TrainConfig(optimizer="kfac"), model)
+
+
+def test_a_run_goes_on_from_its_means_under_another_cut(threads, tmp_path) -> None:
+    told = recipe(tmp_path, optimizer="kfac", clip=1.0, curvature_interval=2)
+
+    def steps(ctx: Any, plan: str, first: int, last: int) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
+        run, feed, _ = started(ctx, told, f"{plan} precision=fp64")
+        if first:
+            load(tmp_path / "checkpoints" / f"step-{first:06d}", pieces_of(run))
+            run.step = first
+        for step in range(first, last):
+            train_step(run, feed.fetch(step, run.leaves))
+        if last == 2:
+            save(tmp_path, last, pieces_of(run), {}, rank=ctx.rank, world=ctx.world, token="t")
+        return {slot.name: (slot.master.detach().clone(), slot.start) for slot in run.local.slots}
+
+    (alone,) = threads(lambda ctx: steps(ctx, "dp=1", 0, 4), 1)
+    threads(lambda ctx: steps(ctx, "dp=2", 0, 2), 2)
+    for rank in threads(lambda ctx: steps(ctx, "tp=2", 2, 4), 2):
+        for key, (x, start) in rank.items():
+            whole = alone[key][0][tuple(slice(a, a + n) for a, n in zip(start, x.shape, strict=True))]
+            assert torch.allclose(x, whole, rtol=1e-7, atol=1e-9), key

@@ -116,6 +116,6 @@ def _unobservable(plan: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(plan.tp, Grid):
         yield "tp", "deals rows and columns of a layer at once", "tp=N"
     if plan.chunks > 1:
-        yield "chunks", "multiplies a layer in chunks", "chunks=1"
+        yield "tp", "multiplies a layer in chunks", f"tp={plan.tp}"
     if plan.arithmetic.fp8:
         yield "precision", "rounds them to eight bits", "precision=bf16"
