@@ -63,7 +63,7 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
         first, cause = next(_unlawful_run(terms, resolved, folder), (None, cause))
     why = {} if first is None else {"cause": cause.name, "explanation": cause.text}
     said = first and f"one device itself: {first}"
-    met = [tokens_of(resolved, corpus, step) for step in range(steps)] if corpus.vocab else []
+    met = [tokens_of(resolved, corpus, step, folder) for step in range(steps)] if corpus.vocab else []
     tokens = frozenset().union(*(side for leaves in met for sides in leaves for side in sides))
     loss = Record(record_of(folder, 0)).notes[0].loss
     return {
@@ -171,7 +171,7 @@ def find_cause(
         case = replace(
             case,
             crossed=crossed_losses(alone, place, corpus, step, reference),
-            tokens=tokens_of(alone, corpus, step) if corpus.vocab else (),
+            tokens=tokens_of(alone, corpus, step, reference) if corpus.vocab else (),
             foreign=torch_dropouts(model_of(alone.recipe, corpus)),
         )
     return diagnose(case)
