@@ -23,13 +23,13 @@ _SLOWEST, _LATE = 4.0, 4.0
 @dataclass(frozen=True, slots=True)
 class Collected:
     """Answers of one step of the server, and how many clients have not answered. behind: of each answer, the server
-    steps since its task began. asked: clients that were asked and that the seed did not let drop out."""
+    steps since its task began. tasks: how many were sent, to clients that the seed did not let drop out."""
 
     answers: Sequence[Answer]
     dropped: int = 0
     late: int = 0
     behind: Sequence[int] = ()
-    asked: int = 0
+    tasks: int = 0
 
     def only(self, fits: Sequence[bool]) -> "Collected":
         """Those answers that fit; the others count as dropped."""

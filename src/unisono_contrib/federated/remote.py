@@ -96,7 +96,7 @@ class RemoteClients(Clients):
         self._members: dict[int, ClientProcess] = {}  # by client
         self._answers: dict[int, Answer] = {}
         self._open: dict[int, tuple[int, float]] = {}  # by client: number of its task, and when it was sent
-        self._asked: dict[int, tuple[int, str]] = {}  # by client: round and step of what it has to reply to
+        self._awaited: dict[int, tuple[int, str]] = {}  # by client: round and step of what it has to reply to
         self._replies: dict[int, Reply] = {}
         self._refusal: UsageError | None = None
         self._over = False
@@ -141,19 +141,19 @@ class RemoteClients(Clients):
         return self._answers.pop(task.client, None)
 
     def exchange(self, number: int, requests: Mapping[int, Request]) -> dict[int, Reply]:
-        self._asked, self._replies, self._refusal = {}, {}, None
+        self._awaited, self._replies, self._refusal = {}, {}, None
         self._turn(0.0)
         for client, request in requests.items():
             member = self._members.get(client)
             if member is not None and not member.silent:
-                self._asked[client] = (number, step_of(request))
+                self._awaited[client] = (number, step_of(request))
                 self._send(member, request_frames(client, number, request))
         until = time.monotonic() + self._patience
-        while self._asked and (left := until - time.monotonic()) > 0.0:
+        while self._awaited and (left := until - time.monotonic()) > 0.0:
             self._turn(min(_LOOK, left))
             if self._refusal is not None:
                 raise self._refusal
-        for client, (_, step) in self._asked.items():
+        for client, (_, step) in self._awaited.items():
             self._members[client].silent = True
             self._note(f"client {client} does not {step} in {self._patience:g} s, and drops out")
         return {client: self._replies[client] for client in requests if client in self._replies}
@@ -233,9 +233,9 @@ class RemoteClients(Clients):
         limit loses the round, since a sum without it would look like a right one."""
         if came.client not in member.clients:
             raise ValueError(f"a reply for client {came.client}")
-        if self._asked.get(came.client) != (came.number, came.step):
+        if self._awaited.get(came.client) != (came.number, came.step):
             return
-        del self._asked[came.client]
+        del self._awaited[came.client]
         code, why = came.refused
         if came.reply is not None:
             self._replies[came.client] = came.reply
@@ -258,7 +258,7 @@ class RemoteClients(Clients):
         for client in member.clients:
             self._members.pop(client, None)
             self._open.pop(client, None)  # who joins in its place knows nothing of its task
-            self._asked.pop(client, None)
+            self._awaited.pop(client, None)
         member.link.close()
         if not self._over:
             self._note(f"{member.organisation} has left with clients {_ranges(member.clients)}: {why}")

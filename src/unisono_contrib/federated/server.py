@@ -150,7 +150,7 @@ class Federation:
         """A round without a step. One that the seed leaves too few clients is no fault. Raises after `_IN_VAIN` others
         in a row, which no drop-outs explain: the next ones would be the same."""
         collected, error = combined.collected, combined.error
-        if len(collected.answers) == collected.asked and (error is None or error.code == "A02"):
+        if len(collected.answers) == collected.tasks and (error is None or error.code == "A02"):
             return
         self.in_vain += 1
         if self.in_vain < _IN_VAIN:
