@@ -33,8 +33,9 @@ from unisono.verify.stretch import met_by
 
 def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     """Return what the comparison of a step of this plan needs."""
-    exact = beside_like(resolved.plan) is Fidelity.EXACT
-    bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
+    plan, sizes = resolved.plan, sizes_of(resolved, corpus)
+    exact = beside_like(plan) is Fidelity.EXACT and not sizes.regrouped
+    bounds = bounds_of(plan, sizes)
     model = model_of(resolved.recipe, corpus)
     anatomy: Anatomy = getattr(model, "anatomy", Anatomy())  # type: ignore[assignment]
     tables = f"{anatomy.tables}." if anatomy.tables else "\n"
