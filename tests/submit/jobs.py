@@ -24,11 +24,17 @@ micro_batch = 1
 """
 
 
-def job(folder: Path, plan: str = "dp=2 tp=2", more: str = "", flags: Sequence[tuple[str, str]] = ()) -> Job:
+def job(
+    folder: Path,
+    plan: str = "dp=2 tp=2",
+    more: str = "",
+    flags: Sequence[tuple[str, str]] = (),
+    name: str = "small",
+) -> Job:
     """The job of a small recipe. more: sections behind [train]."""
     file = folder / "small.toml"
     file.write_text(RECIPE.format(plan=plan, more=more))
-    return job_of([load(file, flags)], "small")
+    return job_of([load(file, flags)], name)
 
 
 def commands(folder: Path, **bodies: str) -> Path:
