@@ -7,6 +7,7 @@ something where the chosen member has them, or stand behind its name (`optimizer
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -40,6 +41,23 @@ class UpdateSizes:
     step: int
     rounding: float
     observed: "Mapping[str, tuple[Tensor, Tensor]]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixWork:
+    """What a matrix costs the rank that computes its step (`Optimiser.gathers`).
+
+    kept: numbers of its state. cost: by which matrices are divided over ranks, in any unit. products, decompositions:
+    floating-point operations of an update, in the mean of all updates, of matrix products and of eigendecompositions,
+    which are computed in float64. narrow: parts of gradients and steps travel in two bytes an element; else as wide as
+    master weights are.
+    """
+
+    kept: int
+    cost: float
+    products: float = 0.0
+    decompositions: float = 0.0
+    narrow: bool = False
 
 
 class Optimiser(Member, ABC):
@@ -100,6 +118,10 @@ class Optimiser(Member, ABC):
         """Numbers that it or another one that steps for it keeps of a parameter at most. The planner's memory counts
         as many of each."""
         return self.kept
+
+    def matrix_work(self, shape: tuple[int, ...]) -> MatrixWork:
+        """What the step of one whole matrix of this shape, which it `gathers`, costs the rank that computes it."""
+        return MatrixWork(self.kept * prod(shape), float(prod(shape) * min(shape)))
 
     @abstractmethod
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":

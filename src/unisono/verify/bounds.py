@@ -60,7 +60,8 @@ class BoundTerms:
 
     path: additions on the longest way forward and backward. rounded: tensors on it that are stored in the compute
     dtype. elements: of all parameters. tokens, leaves: of one global batch. magnified: how much larger what a codec
-    loses is in the gradient. narrow: names of weights that the model reads in float32.
+    loses is in the gradient. narrow: names of weights that the model reads in float32. regrouped: whether a section of
+    the recipe orders sums otherwise than one device does.
     """
 
     path: int
@@ -70,6 +71,7 @@ class BoundTerms:
     leaves: int
     magnified: float = 1.0
     narrow: frozenset[str] = frozenset()
+    regrouped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
         inside = spread * (math.sqrt(path) * unit + rounding)
     outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")
     # The sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight.
-    if inside or beside_like(outside) is not Fidelity.EXACT:
+    if inside or sizes.regrouped or beside_like(outside) is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     codec = member("codec", plan.codec)
     lossy = plan.dp > 1 and codec.fidelity is Fidelity.LOSSY

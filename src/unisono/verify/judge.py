@@ -33,8 +33,9 @@ from unisono.verify.stretch import met_by
 
 def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     """Return what the comparison of a step of this plan needs."""
-    exact = beside_like(resolved.plan) is Fidelity.EXACT
-    bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
+    plan, sizes = resolved.plan, sizes_of(resolved, corpus)
+    exact = beside_like(plan) is Fidelity.EXACT and not sizes.regrouped
+    bounds = bounds_of(plan, sizes)
     model = model_of(resolved.recipe, corpus)
     anatomy: Anatomy = getattr(model, "anatomy", Anatomy())  # type: ignore[assignment]
     tables = f"{anatomy.tables}." if anatomy.tables else "\n"
@@ -63,7 +64,7 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
         first, cause = next(_unlawful_run(terms, resolved, folder), (None, cause))
     why = {} if first is None else {"cause": cause.name, "explanation": cause.text}
     said = first and f"one device itself: {first}"
-    met = [tokens_of(resolved, corpus, step) for step in range(steps)] if corpus.vocab else []
+    met = [tokens_of(resolved, corpus, step, folder) for step in range(steps)] if corpus.vocab else []
     tokens = frozenset().union(*(side for leaves in met for sides in leaves for side in sides))
     loss = Record(record_of(folder, 0)).notes[0].loss
     return {
@@ -171,7 +172,7 @@ def find_cause(
         case = replace(
             case,
             crossed=crossed_losses(alone, place, corpus, step, reference),
-            tokens=tokens_of(alone, corpus, step) if corpus.vocab else (),
+            tokens=tokens_of(alone, corpus, step, reference) if corpus.vocab else (),
             foreign=torch_dropouts(model_of(alone.recipe, corpus)),
         )
     return diagnose(case)

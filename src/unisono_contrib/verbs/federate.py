@@ -66,7 +66,6 @@ class FederateVerb(RecipeVerb):
             file = str(resume / CONFIG)
         resolved = resolved_for_clients(loaded(call, file, demo=args.demo))
         self._check_split(call, resolved)
-        self._check_secure(call, resolved)
         if call.settings.dry_run:
             return _would_federate(call, resolved)
         if args.join:
@@ -98,16 +97,6 @@ class FederateVerb(RecipeVerb):
                 f"split={split} is of clients with data of their own, and here all are simulated on one",
                 where="federated.split", fix="split = iid, or --serve and --join", code="C06",
             )  # fmt: skip
-
-    @staticmethod
-    def _check_secure(call: CommandCall, resolved: "Resolved") -> None:
-        if _section(resolved.recipe).secure and (call.args.serve or call.args.join):
-            raise UsageError(
-                "federated.secure is simulated, and these clients are elsewhere: this server would see their deltas",
-                where="federated.secure",
-                fix="federated.secure = false; or unisono_contrib.federated.secure over a transport of yours",
-                code="P42",
-            )
 
 
 def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str, Path], Any]":
@@ -158,9 +147,8 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     token, (address, port) = token_in(args.token), _place(args.join)
     from unisono.train.data.load import load
     from unisono_contrib.federated.alike import alike, most_bytes
-    from unisono_contrib.federated.clients import ClientHost
     from unisono_contrib.federated.joined import JoinPlace, serve
-    from unisono_contrib.federated.server import RunParts
+    from unisono_contrib.federated.server import RunParts, client_host
 
     recipe = resolved.recipe
     place = JoinPlace(
@@ -168,7 +156,7 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     )  # fmt: skip
     corpus = load(recipe.data, recipe.model)
     parts = RunParts.of(resolved, corpus)
-    host = ClientHost(parts.trainer, parts.samples, parts.codec)
+    host = client_host(resolved, parts)
     played = serve(
         place, alike(recipe, parts, corpus.fingerprint), host, most_bytes(parts), call.settings.note
     )

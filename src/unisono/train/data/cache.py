@@ -19,7 +19,7 @@ from unisono.spec.paths import at_home
 
 META = "meta.json"
 _PAGES, _PAGE = 64, 4096  # of each file, what is read for its identity
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG)
 
 
 def identity(path: Path) -> list[Any]:
@@ -106,7 +106,7 @@ def writable(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL and not _leads_to(error.filename, place):
+        if error.errno not in FULL and not _leads_to(error.filename, place):
             raise
         raise unwritable(place, error.strerror or str(error)) from error
 

@@ -1,17 +1,21 @@
 """What `shampoo`, `soap` and `kfac` have in common: means of products of both sides of a matrix, kept by its owner."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import sqrt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.training import Count, Natural, Share, UpdateSizes
+from unisono.spec.training import Count, MatrixWork, Natural, Share, UpdateSizes
 from unisono_contrib.train.optim._matrices import MatrixOptimiser
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+EIGEN_FLOPS = (
+    9.0  # n³ of them for eigenvalues and vectors of n rows (Golub & Van Loan, "Matrix computations", 8.3)
+)
 
 
 class Curved(MatrixOptimiser):
@@ -29,10 +33,23 @@ class Curved(MatrixOptimiser):
         default=8192, description="shampoo, soap, kfac: edges that are longer have no mean"
     )
 
+    turns: ClassVar[int] = 1  # how often an update multiplies a matrix from both sides
+
+    def edges(self, shape: Sequence[int]) -> dict[str, int]:
+        """The length of each side that has a mean."""
+        both = zip(("left", "right"), shape, strict=True)
+        return {side: n for side, n in both if n <= self.curvature_edge}
+
     def sides(self, parameter: "Tensor") -> "dict[str, Tensor]":
         """Zeros for each mean that there is."""
-        edges = zip(("left", "right"), parameter.shape, strict=True)
-        return {side: parameter.new_zeros(n, n) for side, n in edges if n <= self.curvature_edge}
+        return {side: parameter.new_zeros(n, n) for side, n in self.edges(parameter.shape).items()}
+
+    def matrix_work(self, shape: tuple[int, ...]) -> MatrixWork:
+        """Each update multiplies a side of n rows with itself, and turns the matrix by it: 2 n · elements each."""
+        edges = self.edges(shape).values()
+        products = (1 + self.turns) * sum(2.0 * n * prod(shape) for n in edges)
+        decomposed = EIGEN_FLOPS * sum(float(n) ** 3 for n in edges) / self.curvature_interval
+        return replace(super().matrix_work(shape), products=products, decompositions=decomposed)
 
     def means(
         self, state: "Mapping[str, Tensor]", grad: "Tensor", error: "Tensor", rounding: float

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono_contrib.train.optim._matrices import decomposition_cost
 from unisono_contrib.train.optim._muon_steps import LEAST, RMS
 from unisono_contrib.train.optim._whole_steps import WholeSteps, gradient
 from unisono_contrib.train.step.owners import Owners
@@ -79,7 +80,7 @@ class CurvedSteps(WholeSteps):
         self.first, self.interval = first, interval
 
     def cost(self, shape: Sequence[int]) -> float:
-        return float(sum(edge**3 for edge in shape))
+        return decomposition_cost(shape)
 
     def share(self, owners: Owners, over_dp: bool) -> None:
         super().share(owners, over_dp)
