@@ -50,7 +50,8 @@ class MatrixWork:
     kept: numbers of its state. cost: by which matrices are divided over ranks, in any unit. products, decompositions:
     floating-point operations of an update, in the mean of all updates, of matrix products and of eigendecompositions,
     which are computed in float64. narrow: parts of gradients and steps travel in two bytes an element; else as wide as
-    master weights are.
+    master weights are. observed: numbers that every other rank sends the owner of what it has observed
+    (`Optimiser.observed`), in the mean of all updates.
     """
 
     kept: int
@@ -58,6 +59,7 @@ class MatrixWork:
     products: float = 0.0
     decompositions: float = 0.0
     narrow: bool = False
+    observed: float = 0.0
 
 
 class Optimiser(Member, ABC):

@@ -12,5 +12,5 @@ def observe(run: Run) -> Run:
     for part in getattr(run.update.optimizer, "parts", (run.update.optimizer,)):
         if isinstance(part, KfacSteps):
             params: list[nn.Parameter] = [p for group in part.param_groups for p in group["params"]]
-            part.products = listen(run, params, part.edge, part.every)
+            part.products = listen(run, params, part.edges, part.every)
     return run

@@ -47,7 +47,8 @@ class Curved(MatrixOptimiser):
     def matrix_work(self, shape: tuple[int, ...]) -> MatrixWork:
         """Each update multiplies a side of n rows with itself, and turns the matrix by it: 2 n · elements each."""
         edges = self.edges(shape).values()
-        products = (1 + self.turns) * sum(2.0 * n * prod(shape) for n in edges)
+        grams = 0 if self.observed else 1  # what is observed, is multiplied by whoever observes it
+        products = (grams + self.turns) * sum(2.0 * n * prod(shape) for n in edges)
         decomposed = EIGEN_FLOPS * sum(float(n) ** 3 for n in edges) / self.curvature_interval
         return replace(super().matrix_work(shape), products=products, decompositions=decomposed)
 

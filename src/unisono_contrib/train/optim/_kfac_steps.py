@@ -6,19 +6,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from unisono_contrib.train.optim._curved_steps import FirstState, ShampooSteps
-from unisono_contrib.train.step.layer_products import LayerProducts
+from unisono_contrib.train.step.layer_products import Edges, LayerProducts
 
 
 class KfacSteps(ShampooSteps):
-    """Momentum between the inverses of two means, which the run observes. products: what observes it; edge, every: see
+    """Momentum between the inverses of two means, which the run observes. products: what observes it. edges, every: see
     `layer_products.listen`."""
 
     def __init__(
         self, groups: Sequence[dict[str, Any]], lr: float, first: FirstState, interval: int,
-        keep: tuple[float, float], damping: float, rms: bool, edge: int, every: int,
+        keep: tuple[float, float], damping: float, rms: bool, edges: Edges, every: int,
     ) -> None:  # fmt: skip
         super().__init__(groups, lr, first, interval, keep, 1.0, damping, rms)
-        self.edge, self.every = edge, every
+        self.edges, self.every = edges, every
         self.products: LayerProducts | None = None
         self._means: dict[nn.Parameter, dict[str, Tensor]] = {}
 

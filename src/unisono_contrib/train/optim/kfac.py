@@ -7,6 +7,7 @@ decomposes them (KAISA; Pauloski et al., 2021).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -15,7 +16,7 @@ from unisono.plan.grammar import named
 from unisono.plan.grid import Grid
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.training import Count, Optimiser, Positive, Share, UpdateSizes
+from unisono.spec.training import Count, MatrixWork, Optimiser, Positive, Share, UpdateSizes
 from unisono.train.optim.adamw import AdamW
 from unisono_contrib.train.optim._curved import Curved, Roots, counted
 
@@ -50,6 +51,11 @@ class KFac(Curved):
         )  # which is no linear layer: its loss is that of its choice, too
         return AdamW(betas=self.betas, eps=self.eps) if router else super().for_parameter(name, shape)
 
+    def matrix_work(self, shape: tuple[int, ...]) -> MatrixWork:
+        """What each rank sends the owner: the number of its rows, and the upper triangles of both sums."""
+        numbers = 1 + sum(n * (n + 1) // 2 for n in self.edges(shape).values())
+        return replace(super().matrix_work(shape), observed=numbers / self.kfac_factor_interval)
+
     def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
         yield from super().problems(plan, model)
         for key, why, fix in _unobservable(plan):
@@ -66,7 +72,7 @@ class KFac(Curved):
         return KfacSteps(
             [dict(group) for group in groups], lr, self.state, self.curvature_interval,
             (self.kfac_momentum, self.curvature_decay), self.kfac_damping, self.kfac_rms,
-            self.curvature_edge, self.kfac_factor_interval,
+            self.edges, self.kfac_factor_interval,
         )  # fmt: skip
 
     def state(self, parameter: "Tensor") -> "dict[str, Tensor]":

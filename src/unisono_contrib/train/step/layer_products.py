@@ -30,6 +30,9 @@ from unisono.train.step.run import Run
 from unisono_contrib.train.step.owners import Owners
 
 SIDES = ("left", "right")  # of a weight [out, in]: its rows, as outputs; its columns, as inputs
+Edges = Callable[
+    [Sequence[int]], Mapping[str, int]
+]  # shape of a weight → the length of each side that has a mean
 
 
 class PassedBy(torch.autograd.Function):
@@ -89,15 +92,13 @@ class LayerSums:
     @torch.no_grad()
     def add(self, x: Tensor, grad: Tensor) -> None:
         """x [..., in], grad [..., out]: as large as those of one target's loss."""
-        known = {"left": grad.flatten(0, -2), "right": x.flatten(0, -2)}
-        for side, rows in known.items():
-            rows = rows.to(self.parameter.dtype)
+        passed, mine = {"left": grad, "right": x}, 0
+        for side in self.sizes:
+            rows = passed[side].flatten(0, -2).to(self.parameter.dtype)
             rows = rows if self.share is None else self.share.of(side, rows)
-            if side == "right":
-                self.rows += len(rows)
-            if side in self.sizes:
-                product = rows.mT @ rows
-                self.sums[side] = self.sums[side].add_(product) if side in self.sums else product
+            product, mine = rows.mT @ rows, len(rows)
+            self.sums[side] = self.sums[side].add_(product) if side in self.sums else product
+        self.rows += mine
 
     def packed(self) -> Tensor:
         """The number of rows and the upper triangles of all sums, which are symmetric, in one vector."""
@@ -134,8 +135,11 @@ class LayerProducts:
         self.layers, self.targets = layers, 0.0
 
     def begin(self, targets: float) -> None:
-        """Forget what is there: a step begins."""
+        """A step begins: what is left of one that made no update is forgotten."""
         self.targets = targets
+        self._forget()
+
+    def _forget(self) -> None:
         for layer in self.layers.values():
             layer.sums, layer.rows = {}, 0
 
@@ -147,6 +151,7 @@ class LayerProducts:
         if not self.targets or not params:
             return {}
         packed = {p: self.layers[p].packed() for p in params}
+        self._forget()
         if owners is not None:
             packed = _added_up(packed, owners)
         return {p: self.layers[p].unpacked(flat, self.targets) for p, flat in packed.items()}
@@ -180,17 +185,16 @@ class ListeningPlayer(StagePlayer):
             return super().play(row, leaves, weight, seed)
 
 
-def listen(run: Run, stepped: Sequence[nn.Parameter], edge: int, every: int) -> LayerProducts:
+def listen(run: Run, stepped: Sequence[nn.Parameter], edges: Edges, every: int) -> LayerProducts:
     """Have a live run multiply what passes its layers, in each step of which `every` divides the number. stepped: the
-    weights of layers. edge: sides that are longer have no mean. Every rank of a stage calls it, or it hangs."""
+    weights of layers. Every rank of a stage calls it, or it hangs."""
     slots = {slot.name: slot for slot in run.local.slots if any(slot.master is p for p in stepped)}
     modules: dict[str, nn.Module] = {}
     for stage in run.local.stages.values():
         modules |= {f"{name}.weight": module for name, module in stage.named_modules()}
     layers = {}
     for name, slot in slots.items():
-        sizes = {side: n for side, n in zip(SIDES, slot.shape, strict=True) if n <= edge}
-        layers[slot.master] = LayerSums(slot.master, sizes, _share(modules[name], slot, run))
+        layers[slot.master] = LayerSums(slot.master, edges(slot.shape), _share(modules[name], slot, run))
     products = LayerProducts(layers)
     pairs = [(modules[name], layers[slot.master]) for name, slot in slots.items()]
     factor = run.update.scaler.factor
