@@ -54,7 +54,9 @@ class OwnedMatrix:
 class OwnersLoad:
     """One update of a stage. narrow: whether two bytes an element travel. sent: bytes, in the mean of its ranks.
     gathered, scattered: bytes that come to the owner who gets most, and that leave the one who sends most. products,
-    decompositions: operations of the one who has most. kept: numbers of state on the rank that keeps most."""
+    decompositions: operations of the one who has most. kept: numbers of state on the rank that keeps most. elements,
+    kept_of_parts: of the matrices on one rank of tp, and numbers of their state where each rank keeps that of its parts.
+    """
 
     ranks: int
     narrow: bool
@@ -64,6 +66,8 @@ class OwnersLoad:
     products: float
     decompositions: float
     kept: float
+    elements: float
+    kept_of_parts: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,12 +88,9 @@ class MatrixSteps:
             return _each(partial(self.moments, plan), elements, layers)
         if not elements:
             return float(self.rest)
-        row, tp = self.row(layers, first), int(plan.tp)
-        here = sum(matrix.elements / (tp if matrix.cut else 1) for matrix in row)
-        kept = sum(matrix.work.kept / (tp if matrix.cut else 1) for matrix in row)
-        if self.with_owner:
-            kept = self.load(plan, layers, first).kept * dealers(plan)
-        return (kept + self.rest * max(0.0, elements - here)) / elements
+        load = self.load(plan, layers, first)
+        kept = load.kept * dealers(plan) if self.with_owner else load.kept_of_parts
+        return (kept + self.rest * max(0.0, elements - load.elements)) / elements
 
     def price(
         self, plan: Plan, cluster: Cluster, stack: Stack, rows: Sequence[float]
@@ -163,7 +164,10 @@ def _load(
     comes, leaves, *rest = (max(each) for each in zip(*sums, strict=True))
     if size == 1:
         moved = comes = leaves = 0.0
-    return OwnersLoad(size, narrow, item * moved / size, item * comes, item * leaves, *rest)
+    here = [tp if matrix.cut else 1 for matrix in matrices]
+    elements = sum(matrix.elements / cut for matrix, cut in zip(matrices, here, strict=True))
+    kept = sum(matrix.work.kept / cut for matrix, cut in zip(matrices, here, strict=True))
+    return OwnersLoad(size, narrow, item * moved / size, item * comes, item * leaves, *rest, elements, kept)
 
 
 def steps_of(optimiser: Optimiser, model: Transformer | Network) -> MatrixSteps:
