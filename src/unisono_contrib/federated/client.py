@@ -37,7 +37,8 @@ _CLIENT = 40  # bits of a position below the client's number: dropout depends on
 class Task:
     """What a client is asked to do. number: of the round, or of the task where there are no rounds; the same for no two
     tasks of one client. weights: [d]. lr: of its steps. share: of its local steps that it makes. sent: vectors of the
-    strategy's server, [d] in the model's dtype."""
+    strategy's server, [d] in the model's dtype. run: whose task it is, where clients are elsewhere. heard: number of
+    the last task of this client whose answer the server has, -1 for none."""
 
     number: int
     client: int
@@ -45,6 +46,8 @@ class Task:
     lr: float
     share: float = 1.0
     sent: Vectors = field(default_factory=dict)
+    run: str = ""
+    heard: int = -1
 
 
 @dataclass(frozen=True, slots=True)
