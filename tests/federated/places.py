@@ -4,6 +4,7 @@ real."""
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.federated.federations import federated, recipe_of
@@ -12,6 +13,7 @@ from unisono_contrib.federated.alike import alike, most_bytes
 from unisono_contrib.federated.client import Task
 from unisono_contrib.federated.clients import Answer, ClientHost
 from unisono_contrib.federated.joined import JoinPlace, serve
+from unisono_contrib.federated.keep import ClientKeeper
 from unisono_contrib.federated.organisations import Organisation
 from unisono_contrib.federated.remote import RemoteClients, listen
 from unisono_contrib.federated.secure.messages import Reply, Request
@@ -38,7 +40,7 @@ class Place:
             same, most = alike(recipe, parts, corpus.fingerprint), most_bytes(parts)
             listener = listen("127.0.0.1", 0, known, same, 5, most, tls)
             self.port = listener.port
-            return RemoteClients(listener, patience, self.notes.append)
+            return RemoteClients(listener, patience, self.notes.append, "digits/1")
 
         self.federation: Federation = federated(corpus, clients_of, **self.keys)
         self.clients: Any = self.federation.clients
@@ -52,13 +54,15 @@ class Place:
         tls: Any = None,
         play: Any = None,
         reply: Any = None,
+        state: Path | None = None,
         **keys: Any,
     ) -> None:
         """An organisation's process, as a thread. play(host, task): in the place of its local steps. reply(host,
-        client, number, request): of what it replies in a secure round."""
+        client, number, request): of what it replies in a secure round. state: folder for what its clients keep."""
         resolved = recipe_of(**self.keys | keys)
         parts = RunParts.of(resolved, self.corpus)
         host: Any = client_host(resolved, parts)
+        host.keeper = ClientKeeper(state, self.notes.append) if host.keeps else None
         if play is not None or reply is not None:
             host = _Playing(host, play, reply)
         place = JoinPlace(

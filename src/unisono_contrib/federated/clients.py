@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono_contrib.federated.client import LocalTrainer, Task
+from unisono_contrib.federated.keep import ClientKeeper
 from unisono_contrib.federated.secure.messages import Reply, Request
 from unisono_contrib.federated.secure.party import SecureParty
 from unisono_contrib.federated.secure.terms import SecureTerms
@@ -79,20 +80,21 @@ def unchanged(delta: Tensor) -> Tensor:
 class ClientHost:
     """Clients whose data is here. parts: training samples of each client of the run. clip(delta): what a delta [d] is
     bounded by before anything of it leaves its client. secure: where deltas leave their clients under masks alone.
-    kept: by client, what it has from round to round."""
+    kept: by client, what it has from round to round. keeper: where clients of another server keep it."""
 
     trainer: LocalTrainer
     parts: Sequence[np.ndarray]
     codec: DeltaCodec
     clip: Callable[[Tensor], Tensor] = unchanged
     secure: SecureTerms | None = None
+    keeper: ClientKeeper | None = None
     kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     _parties: dict[int, SecureParty] = field(default_factory=dict, repr=False)
 
     def play(self, task: Task) -> Answer:
         """Train one client. Its answer has no delta where sums are secure: `reply` has it. Raises UserCodeError where
         its numbers go bad."""
-        kept = self._kept_of(task.client)
+        kept = self._kept_of(task)
         mine = {n.removeprefix(STRATEGY): x for n, x in kept.items() if n.startswith(STRATEGY)}
         coded = {n.removeprefix(CODEC): x for n, x in kept.items() if n.startswith(CODEC)}
         samples = self.parts[task.client]
@@ -105,6 +107,8 @@ class ClientHost:
         else:  # clipped once more in float64, as a server does that sees it
             hidden = self.clip(delta.double())
             self._parties[task.client] = SecureParty(task.client, task.number, self.secure, hidden)
+        if self.keeper is not None:
+            self.keeper.after(task, kept)
         return Answer(task.number, task.client, len(samples), parts, result.growth, result.steps, result.loss)
 
     def reply(self, client: int, number: int, request: Request) -> Reply:
@@ -115,12 +119,19 @@ class ClientHost:
             raise UsageError(what, where="federated.secure", fix="another round", code="A03")
         return party.reply(request)
 
-    def _kept_of(self, client: int) -> dict[str, Tensor]:
-        if client not in self.kept:
+    def _kept_of(self, task: Task) -> dict[str, Tensor]:
+        kept = self.kept.get(task.client) if self.keeper is None else self.keeper.before(task)
+        if kept is None:
             like, names = self.trainer.weights(), self.trainer.strategy.client_keeps
             mine = {f"{STRATEGY}{name}": torch.zeros_like(like) for name in names}
-            self.kept[client] = mine | {f"{CODEC}{n}": x for n, x in self.codec.initial().items()}
-        return self.kept[client]
+            kept = mine | {f"{CODEC}{n}": x for n, x in self.codec.initial().items()}
+        self.kept[task.client] = kept
+        return kept
+
+    @property
+    def keeps(self) -> bool:
+        """Whether clients of this recipe keep anything from task to task."""
+        return bool(self.trainer.strategy.client_keeps or self.codec.initial())
 
 
 class SimulatedClients(Clients):

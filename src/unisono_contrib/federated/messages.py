@@ -60,7 +60,8 @@ class Inbox:
 
 
 def task_frames(task: Task) -> Iterator[bytes]:
-    facts = {"kind": "task", "number": task.number, "client": task.client, "lr": task.lr, "share": task.share}
+    names = ("number", "client", "lr", "share", "run", "heard")
+    facts = {"kind": "task", **{name: getattr(task, name) for name in names}}
     sent = {f"{SENT}{name}": x for name, x in task.sent.items()}
     return frames_of(facts, {"weights": task.weights, **sent})
 
@@ -71,7 +72,7 @@ def task_of(message: Message) -> Task:
     sent = {name.removeprefix(SENT): x for name, x in tensors.items() if name.startswith(SENT)}
     return Task(
         int(facts["number"]), int(facts["client"]), tensors["weights"], float(facts["lr"]),
-        float(facts["share"]), sent,
+        float(facts["share"]), sent, str(facts["run"]), int(facts["heard"]),
     )  # fmt: skip
 
 

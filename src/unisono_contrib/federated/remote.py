@@ -5,9 +5,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from unisono.launch.host_listener import MOST_PENDING, HostListener
 from unisono.launch.link import Broken, HostLink, Refused
@@ -29,6 +32,7 @@ from unisono_contrib.federated.secure.frames import step_of
 from unisono_contrib.federated.secure.messages import Reply, Request
 
 _LOOK, _FAREWELL = 0.5, 5.0  # seconds
+HEARD = "heard"
 
 
 @dataclass(slots=True, eq=False)
@@ -88,11 +92,15 @@ class RemoteClients(Clients):
     `patience` seconds of being asked, has dropped out of its task, or of its secure round. When all have gone, they are
     waited for so long.
 
-    note(text): for people. Raises HangError H01 in `wait_for` and `start`.
+    note(text): for people. run: by which clients know what they keep for it, the same when it is resumed. Raises
+    HangError H01 in `wait_for` and `start`.
     """
 
-    def __init__(self, listener: FederationListener, patience: float, note: Callable[[str], None]) -> None:
-        self._listener, self._patience, self._note = listener, patience, note
+    def __init__(
+        self, listener: FederationListener, patience: float, note: Callable[[str], None], run: str = ""
+    ) -> None:
+        self._listener, self._patience, self._note, self._run = listener, patience, note, run
+        self._heard: dict[int, int] = {}  # by client: number of its last answer
         self._members: dict[int, ClientProcess] = {}  # by client
         self._answers: dict[int, Answer] = {}
         self._open: dict[int, tuple[int, float]] = {}  # by client: number of its task, and when it was sent
@@ -126,19 +134,28 @@ class RemoteClients(Clients):
             self._open.pop(task.client, None)
             return
         self._open[task.client] = (task.number, time.monotonic())
-        self._send(member, task_frames(task))
+        heard = self._heard.get(task.client, -1)
+        self._send(member, task_frames(replace(task, run=self._run, heard=heard)))
 
     def finish(self, task: Task) -> Answer | None:
         number, since = self._open.get(task.client, (-1, 0.0))
-        while number == task.number and task.client in self._members:
-            if (answer := self._answers.pop(task.client, None)) is not None:
-                return answer
+        while number == task.number and task.client in self._members and task.client not in self._answers:
             if (left := since + self._patience - time.monotonic()) <= 0.0:
                 self._members[task.client].silent = True
                 self._note(f"client {task.client} has not answered in {self._patience:g} s, and drops out")
                 return None
             self._turn(min(_LOOK, left))
-        return self._answers.pop(task.client, None)
+        answer = self._answers.pop(task.client, None)
+        if answer is not None:
+            self._heard[task.client] = answer.number
+        return answer
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{client}/{HEARD}": torch.tensor(number) for client, number in self._heard.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        parts = {key.partition("/")[::2]: x for key, x in state.items()}
+        self._heard = {int(client): int(x) for (client, name), x in parts.items() if name == HEARD}
 
     def exchange(self, number: int, requests: Mapping[int, Request]) -> dict[int, Reply]:
         self._awaited, self._replies, self._refusal = {}, {}, None

@@ -53,6 +53,9 @@ class FederateVerb(RecipeVerb):
         client.add_argument("--token", metavar="FILE", help="file with the organisation's token")
         client.add_argument("--authority", metavar="PEM", help="certificate by which the server is known")
         client.add_argument("--clients", metavar="0-4,7", help="which clients these are")
+        client.add_argument(
+            "--state", metavar="DIR", help="folder for what these clients keep from round to round"
+        )
         parser.add_argument(
             "--no-tls", action="store_true", help="in a network that is trusted: nothing is encrypted"
         )
@@ -123,7 +126,9 @@ def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str,
         listener = listen(address, port, organisations, same, config.clients, most, tls)
         write_whole(run_dir / PLACE, json.dumps({"address": address, "port": listener.port}) + "\n")
         call.settings.note(f"serves at {address}:{listener.port}")
-        clients = RemoteClients(listener, config.patience, call.settings.note)
+        clients = RemoteClients(
+            listener, config.patience, call.settings.note, f"{recipe.name}/{run_dir.name}"
+        )
         try:
             clients.wait_for(args.expect or config.clients, config.patience)
         except BaseException:
@@ -148,6 +153,7 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     from unisono.train.data.load import load
     from unisono_contrib.federated.alike import alike, most_bytes
     from unisono_contrib.federated.joined import JoinPlace, serve
+    from unisono_contrib.federated.keep import ClientKeeper
     from unisono_contrib.federated.server import RunParts, client_host
 
     recipe = resolved.recipe
@@ -157,6 +163,10 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     corpus = load(recipe.data, recipe.model)
     parts = RunParts.of(resolved, corpus)
     host = client_host(resolved, parts)
+    if host.keeps:
+        host.keeper = ClientKeeper(None if args.state is None else Path(args.state), call.settings.note)
+        if args.state is None:
+            call.settings.note("what these clients keep is lost with this process: --state DIR would keep it")
     played = serve(
         place, alike(recipe, parts, corpus.fingerprint), host, most_bytes(parts), call.settings.note
     )
