@@ -21,9 +21,9 @@ from unisono_contrib.train.data.stream.datasets import Body, DocumentStream, Pic
 from unisono_contrib.train.data.stream.formats import Shard, format_of, shards_of
 from unisono_contrib.train.data.stream.index import Index, Places, indexed, part_name
 from unisono_contrib.train.data.stream.order import WINDOW
-from unisono_contrib.train.data.stream.parts import PartReader
+from unisono_contrib.train.data.stream.parts import PartCache, PartReader
 from unisono_contrib.train.data.stream.reading import Reading, Tokeniser, TokenPart, opened_tokens
-from unisono_contrib.train.data.stream.store import Store, changed, is_remote
+from unisono_contrib.train.data.stream.store import Store, is_remote
 
 _THREADS = 8  # that read ahead: while one request is waited for, others are on their way
 _HELD = 3 * WINDOW  # parts that a process holds open
@@ -61,7 +61,7 @@ def text_stream(
     folder = folder_of(data.tokenizer)
     vocab = folder.vocab if folder else 256
     check_vocab(model, vocab)
-    opened = partial(_tokens, index, reading, places, Tokeniser(order))
+    opened = partial(_tokens, index, reading, places, places.parts, Tokeniser(order))
     if packing == "stream":
         train, val = _streams(index, PartReader(opened, _THREADS, _HELD), data, model)
     else:
@@ -111,11 +111,13 @@ def _documents(
     return train, val
 
 
-def _tokens(index: Index, reading: Reading, places: Places, tokeniser: Tokeniser, number: int) -> TokenPart:
+def _tokens(
+    index: Index, reading: Reading, places: Places, cache: PartCache, tokeniser: Tokeniser, number: int
+) -> TokenPart:
     """A part's tokens, from the cache if they were made before."""
     part = index.part(number)
     opened = opened_tokens(reading.token_order.tokenizer)
-    return places.parts.kept(
+    return cache.kept(
         part_name(part, reading), lambda out: tokeniser.put(part.unpacked(places.store), out), opened
     )
 
@@ -144,7 +146,7 @@ def picture_stream(
             code="D12", where="data.source, model.classes", fix=f"{highest} classes, or none named",
         )  # fmt: skip
     cut = total - int(total * data.val_fraction)
-    parts = PartReader(partial(_body, index, reading, places), _THREADS, _HELD)
+    parts = PartReader(partial(_body, index, reading, places, places.parts), _THREADS, _HELD)
     threads = data.workers or min(4, len(os.sched_getaffinity(0)))
     train, val = (
         PictureStream.of(index, parts, span, shape, threads) for span in (range(cut), range(cut, total))
@@ -161,11 +163,12 @@ def _notes(index: Index, origin: str) -> tuple[str, ...]:
     return (f"{index.left_out:,} bad samples of {origin} were left out, the first {index.bad[0]}",)
 
 
-def _body(index: Index, reading: Reading, places: Places, number: int) -> Body:
+def _body(index: Index, reading: Reading, places: Places, cache: PartCache, number: int) -> Body:
     """The bytes of a part: of a local shard where they stand, else a copy in the cache."""
     part = index.part(number)
     if not is_remote(part.path) and format_of(part.format).as_stored:
-        return partial(_local, part.path, index.identities[index.parts[number, 0]], part.start)
+        identity, read = index.identities[index.parts[number, 0]], places.store.read_unchanged
+        return lambda first, end: read(part.path, identity, part.start + first, part.start + end)
 
     def opened(folder: Path, stays: bool) -> Body:
         body = np.memmap(folder / "body", np.uint8, "r") if stays else np.fromfile(folder / "body", np.uint8)
@@ -174,19 +177,7 @@ def _body(index: Index, reading: Reading, places: Places, number: int) -> Body:
     def make(out: Path) -> None:
         (out / "body").write_bytes(part.unpacked(places.store).body)
 
-    return places.parts.kept(part_name(part, reading), make, opened)
-
-
-def _local(path: str, identity: Sequence[object], start: int, first: int, end: int) -> bytes:
-    """Bytes of a local shard. Raises UsageError D19 where it is no longer what was indexed."""
-    with open(path, "rb", buffering=0) as file:
-        stat = os.fstat(file.fileno())
-        if [stat.st_size, str(stat.st_mtime_ns)] != list(identity):
-            raise changed(path, "its size or the time of its last change is another")
-        body = os.pread(file.fileno(), end - first, start + first)
-    if len(body) != end - first:
-        raise changed(path, "it is shorter than it was")
-    return body
+    return cache.kept(part_name(part, reading), make, opened)
 
 
 def picture_shape(model: ModelConfig, size: int) -> tuple[int, ...]:

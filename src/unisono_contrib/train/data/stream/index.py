@@ -36,6 +36,7 @@ from unisono_contrib.train.data.stream.reading import (
 from unisono_contrib.train.data.stream.store import ShardReader, Store, damaged, is_remote
 
 FORMAT = 1  # of what lies in the cache, and of how shards are cut into parts
+_KIND = "shard"  # of what the cache keeps
 _WORKER = "unisono_contrib.train.data.stream.indexing"
 _AT_ONCE = 16  # shards that one order names at most: their sizes are asked for together
 _NAMED = 5  # bad samples of a shard that are named
@@ -124,11 +125,17 @@ def indexed(shards: Sequence[Shard], reading: Reading, places: Places, workers: 
             on_stderr(line + "\n" * (done == len(shards)))
         return True
 
-    if any(shard.path.startswith(_WITHIN) for shard in shards):
-        for at, job in enumerate(jobs):
+    others = []
+    for at, job in enumerate(jobs):
+        paths = [shard.path for shard in shards[at * step : (at + 1) * step]]
+        if any(path.startswith(_WITHIN) for path in paths) or _is_there(job):
             heard(at, index_job(job))
-    else:
-        served(_WORKER, count, jobs, places.cache, heard)
+        else:
+            others.append(at)
+    if others:
+        served(
+            _WORKER, count, [jobs[at] for at in others], places.cache, lambda i, each: heard(others[i], each)
+        )
     return _together([each for at in range(len(jobs)) for each in answers[at]], shards, reading)
 
 
@@ -159,10 +166,28 @@ def _together(answers: Sequence[Mapping[str, Any]], shards: Sequence[Shard], rea
     )
 
 
+def _read_job(job: Mapping[str, Any]) -> tuple[list[Shard], Reading, Places]:
+    shards = [Shard(path, *about) for path, about in zip(job["files"], job["formats"], strict=True)]
+    return shards, Reading(**job["reading"]), Places(Store(job["patience"]), job["cache"], job["limit"])
+
+
+def _is_there(job: Mapping[str, Any]) -> bool:
+    """Whether all its shards lie here and were indexed before, so that no process is needed."""
+    shards, reading, places = _read_job(job)
+    return not any(is_remote(shard.path) for shard in shards) and all(
+        (
+            cache.folder_of(places.cache, _KIND, _key(s, places.store.identity(s.path), reading)) / cache.META
+        ).exists()
+        for s in shards
+    )
+
+
 def index_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Index some shards, or find them indexed: of each, where its index lies and what is in it."""
-    reading, places = Reading(**job["reading"]), Places(Store(job["patience"]), job["cache"], job["limit"])
-    shards = [Shard(path, *about) for path, about in zip(job["files"], job["formats"], strict=True)]
+    shards, reading, places = _read_job(job)
+    if not any(is_remote(shard.path) for shard in shards):  # no thread: a fork may follow
+        identities = [places.store.identity(shard.path) for shard in shards]
+        return {"shards": [_of_shard(s, i, reading, places) for s, i in zip(shards, identities, strict=True)]}
     with ThreadPoolExecutor(len(shards)) as pool:
         identities = list(pool.map(lambda shard: places.store.identity(shard.path), shards))
     return {"shards": [_of_shard(s, i, reading, places) for s, i in zip(shards, identities, strict=True)]}
@@ -175,14 +200,18 @@ def _of_shard(shard: Shard, identity: list[Any], reading: Reading, places: Place
         made.append(True)
         return _ShardIndexer(shard, identity, reading, places).write(out)
 
+    key, wait = _key(shard, identity, reading), f"another process is indexing {shard.path}: waiting\n"
+    folder, meta = cache.kept(places.cache, _KIND, key, make, lambda: on_stderr(wait))
+    return {**meta, "folder": str(folder), "identity": identity, "made": bool(made)}
+
+
+def _key(shard: Shard, identity: Sequence[Any], reading: Reading) -> dict[str, Any]:
+    """What decides the index of a shard."""
     path = shard.path if is_remote(shard.path) else os.path.abspath(shard.path)
-    key = {
+    return {
         "format": FORMAT, "shard": [path, *identity, shard.format, shard.extra], "reading": reading.as_json(),
         "tokenizer": tokenizer_digest(reading),
     }  # fmt: skip
-    wait = f"another process is indexing {path}: waiting\n"
-    folder, meta = cache.kept(places.cache, "shard", key, make, lambda: on_stderr(wait))
-    return {**meta, "folder": str(folder), "identity": identity, "made": bool(made)}
 
 
 def tokenizer_digest(reading: Reading) -> str:

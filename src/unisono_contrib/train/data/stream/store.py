@@ -68,6 +68,21 @@ class Store:
 
         return self._tried(path, read)
 
+    def read_unchanged(self, path: str, identity: Sequence[Any], start: int, stop: int) -> bytes:
+        """Bytes of a local shard that is still what `identity` said. Raises UsageError D02, D03, D19."""
+
+        def read() -> bytes:
+            with open(path, "rb", buffering=0) as file:
+                stat = os.fstat(file.fileno())
+                if [stat.st_size, str(stat.st_mtime_ns)] != list(identity):
+                    raise changed(path, "its size or the time of its last change is another")
+                body = os.pread(file.fileno(), stop - start, start)
+            if len(body) != stop - start:
+                raise changed(path, "it is shorter than it was")
+            return body
+
+        return self._tried(path, read)
+
     def expanded(self, pattern: str) -> list[str]:
         """The shards that braces (`{000..049}`, `{a,b}`), `*`, or a folder mean, in order. Raises UsageError D02."""
         shards: list[str] = []

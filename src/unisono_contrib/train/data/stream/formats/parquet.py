@@ -14,11 +14,11 @@ from unisono_contrib.train.data.stream.store import ShardReader
 _MAGIC = b"PAR1"
 
 
-class _Stretches(io.RawIOBase):
-    """A file of which some stretches are there: those that a row group takes."""
+class _Stretch(io.RawIOBase):
+    """A file of which some bytes are there: those of a row group."""
 
-    def __init__(self, size: int, there: dict[int, bytes]) -> None:
-        self._size, self._there, self._at = size, there, 0
+    def __init__(self, size: int, start: int, there: bytes) -> None:
+        self._size, self._start, self._there, self._at = size, start, there, 0
 
     def readable(self) -> bool:
         return True
@@ -34,24 +34,29 @@ class _Stretches(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._size, self._at + size)
-        for first, body in self._there.items():
-            if first <= self._at and stop <= first + len(body):
-                piece = body[self._at - first : stop - first]
-                self._at = stop
-                return piece
-        raise OSError(f"bytes {self._at:,} to {stop:,} are not those of this row group")
+        first = self._at - self._start
+        stop = len(self._there) if size < 0 else min(len(self._there), first + size)
+        if first < 0 or stop <= first:
+            raise OSError(f"bytes from {self._at:,} on are not those of this row group")
+        self._at += stop - first
+        return self._there[first:stop]
 
 
-def _file(size: int, there: dict[int, bytes]) -> Any:
+def _file(extra: str, start: int = 0, raw: bytes = b"") -> Any:
+    """A table of which the footer is known, and these bytes are there. Raises UsageError D10."""
     try:
-        from pyarrow.parquet import ParquetFile
+        from pyarrow import BufferReader
+        from pyarrow.parquet import ParquetFile, read_metadata
     except ImportError as error:
         raise UsageError(
             "Parquet is read with pyarrow, which is not installed",
-            code="D10", where="data.source", fix="pip install 'unisono[data]'",
-        ) from error  # fmt: skip
-    return ParquetFile(_Stretches(size, there))
+            code="D10",
+            where="data.source",
+            fix="pip install 'unisono[data]'",
+        ) from error
+    size, _, footer = extra.partition(" ")
+    metadata = read_metadata(BufferReader(base64.b64decode(footer)))
+    return ParquetFile(_Stretch(int(size), start, raw), metadata=metadata, pre_buffer=False)
 
 
 def _spans(metadata: Any) -> list[range]:
@@ -83,14 +88,14 @@ class TableFormat(ShardFormat):
             yield 0, BadRecord("no Parquet, or one that is cut off: its footer is not there")
             return
         try:
-            file = _opened(extra)
+            file = _file(extra)
         except Exception as error:  # pyarrow has errors of many kinds
             yield 0, BadRecord(f"its footer cannot be read: {str(error)[:200]}")
             return
         yield from _spans(file.metadata)
 
     def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
-        file = _opened(extra, {start: raw})
+        file = _file(extra, start, raw)
         spans = _spans(file.metadata)
         group = next(i for i, span in enumerate(spans) if span.start == start and len(span) == len(raw))
         row = sum(file.metadata.row_group(i).num_rows for i in range(group))
@@ -109,12 +114,6 @@ class TableFormat(ShardFormat):
                     body += within
             records.append((at, record))
         return Unpacked(bytes(body), records)
-
-
-def _opened(extra: str, there: dict[int, bytes] | None = None) -> Any:
-    size, _, footer = extra.partition(" ")
-    body = base64.b64decode(footer)
-    return _file(int(size), {int(size) - len(body): body, **(there or {})})
 
 
 FORMAT = TableFormat()
