@@ -25,18 +25,18 @@ _SAVED = 75
 def environments(place: NodePlace, environ: Mapping[str, str]) -> list[dict[str, str]]:
     """The environment of each rank of this node: plain variables, without those of schedulers that mean the node."""
     kept = {name: value for name, value in environ.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
+    first, world = place.node * place.ranks, place.nodes * place.ranks
     return [
-        {
-            **kept,
-            "RANK": str(place.node * place.ranks + local),
-            "WORLD_SIZE": str(place.nodes * place.ranks),
-            "LOCAL_RANK": str(local),
-            "LOCAL_WORLD_SIZE": str(place.ranks),
-            "MASTER_ADDR": place.master,
-            "MASTER_PORT": str(place.port),
-        }
+        {**kept, **environment(first + local, world, local, place.ranks, place.master, place.port)}
         for local in range(place.ranks)
     ]
+
+
+def environment(rank: int, world: int, local: int, here: int, master: str, port: int) -> dict[str, str]:
+    """The plain variables of a rank, which is number `local` of `here` on its host."""
+    known = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here,
+             "MASTER_ADDR": master, "MASTER_PORT": port}  # fmt: skip
+    return {name: str(value) for name, value in known.items()}
 
 
 def code_of(codes: Iterable[int]) -> int:

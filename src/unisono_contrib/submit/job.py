@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono.config import Loaded, Resolved, resolve, resolved_toml
 from unisono.spec.errors import UsageError
+from unisono.spec.hostlist import hosts_in
 from unisono.verbs.train.room import rank_bytes
 from unisono_contrib.config.sections.job import JobConfig
 from unisono_contrib.config.sections.k8s import K8sConfig
@@ -37,11 +38,12 @@ class NodeNeed:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a scheduler gets. name: of the run. recipes: one run each, as resolved TOML; several are an array.
-    need: of a node. grace: seconds in which ranks save. out: the folder of runs. variables: of all ranks. shell: the
-    command that runs another on a host (`launch.shell`)."""
+    """What a scheduler gets. name: of the run. world: all ranks. recipes: one run each, as resolved TOML; several are
+    an array. need: of a node. grace: seconds in which ranks save. out: the folder of runs. variables: of all ranks.
+    shell: the command that runs another on a host (`launch.shell`)."""
 
     name: str
+    world: int
     nodes: int
     ranks_per_node: int
     need: NodeNeed
@@ -53,10 +55,6 @@ class Job:
     config: JobConfig
     slurm: SlurmConfig
     k8s: K8sConfig
-
-    @property
-    def world(self) -> int:
-        return self.nodes * self.ranks_per_node
 
     @property
     def python(self) -> str:
@@ -74,14 +72,15 @@ def job_of(loaded: Sequence[Loaded], name: str) -> Job:
     config = _section(loaded[0], JobConfig)
     resolved = [_resolved(one, config) for one in loaded]
     first = resolved[0]
-    nodes, each = _spread(config, first.plan.world)
-    if {one.plan.world for one in resolved} != {nodes * each}:
+    world = first.plan.world
+    nodes, each = _spread(config, world)
+    if {one.plan.world for one in resolved} != {world}:
         raise UsageError("the runs of an array take different numbers of ranks", where="--each",
                          fix="one launch for each plan", code="C06")  # fmt: skip
     launch = first.recipe.launch
     network = _section(loaded[0], NetworkConfig)
     return Job(
-        name, nodes, each, need_of(resolved, config, each), tuple(map(resolved_toml, resolved)),
+        name, world, nodes, each, need_of(resolved, config, each), tuple(map(resolved_toml, resolved)),
         launch.grace, first.recipe.out.dir,
         {**network.variables(), **dict(variable.split("=", 1) for variable in config.env)}, launch.shell,
         config, _section(loaded[0], SlurmConfig), _section(loaded[0], K8sConfig),
@@ -115,20 +114,33 @@ def _section(loaded: Loaded, kind: Any) -> Any:
 def _resolved(loaded: Loaded, config: JobConfig) -> Resolved:
     """The recipe as the ranks of the job play it: with as many threads as a rank has cores, as no rank can see what
     its container may use."""
-    world = config.nodes and config.ranks_per_node and config.nodes * config.ranks_per_node
     recipe = loaded.recipe
-    if config.cores_per_rank and recipe.launch.threads_per_rank is None:
-        launch = recipe.launch.model_copy(update={"threads_per_rank": config.cores_per_rank})
+    if recipe.launch.threads_per_rank is None:
+        launch = recipe.launch.model_copy(update={"threads_per_rank": config.cores_per_rank or 1})
         recipe = recipe.model_copy(update={"launch": launch})
-    elif recipe.launch.threads_per_rank is None:
-        recipe = recipe.model_copy(
-            update={"launch": recipe.launch.model_copy(update={"threads_per_rank": 1})}
-        )
-    return resolve(recipe, loaded.plan, world or None, loaded.origins)
+    return resolve(recipe, loaded.plan, _world(config), loaded.origins)
+
+
+def _world(config: JobConfig) -> int | None:
+    """How many ranks there are, where that is not the plan's to say."""
+    rooms = rooms_of(config.hosts)
+    if rooms and config.nodes is None:
+        counts = [room or config.ranks_per_node for _, room in rooms]
+        return sum(filter(None, counts)) if all(counts) else None
+    return config.nodes and config.ranks_per_node and config.nodes * config.ranks_per_node
+
+
+def rooms_of(hosts: str) -> list[tuple[str, int | None]]:
+    """Each host of `a:4,node[01-02]`, and how many ranks it takes, None where that is not said."""
+    parts = [word.partition(":") for word in hosts_in(hosts)]
+    return [(host, int(count) if count.isdigit() else None) for host, _, count in parts]
 
 
 def _spread(config: JobConfig, world: int) -> tuple[int, int]:
     """(nodes, ranks of each) of so many ranks. Raises UsageError P14 where they do not come out even."""
+    rooms = rooms_of(config.hosts)
+    if rooms and config.nodes is None:  # hosts may take different numbers
+        return len(rooms), max(room or config.ranks_per_node or ceil(world / len(rooms)) for _, room in rooms)
     each = config.ranks_per_node or world // (config.nodes or 1)
     nodes = config.nodes or world // max(1, each)
     if nodes * each != world:

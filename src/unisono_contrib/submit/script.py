@@ -15,11 +15,11 @@ def exports(variables: Mapping[str, str]) -> list[str]:
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
-def command(python: str, module: Sequence[str]) -> str:
-    """`python -m MODULE ...` as a shell reads it; `$recipe` stays the shell's."""
-    return " ".join(
-        '"$recipe"' if word == "$recipe" else shlex.quote(word) for word in (python, "-m", *module)
-    )
+def command(module: Sequence[str], python: str = "") -> str:
+    """`python -m MODULE ...`, or without an interpreter what follows -m, as a shell reads it; `$recipe` stays the
+    shell's."""
+    words = [*((python, "-m") if python else ()), *module]
+    return " ".join('"$recipe"' if word == "$recipe" else shlex.quote(word) for word in words)
 
 
 def recipes(job: Job, label: str, index: str) -> list[str]:
@@ -40,6 +40,24 @@ def _heredoc(text: str) -> Iterable[str]:
     while end in text.splitlines():
         end += "_"
     return (f"cat > \"$recipe\" <<'{end}'", *text.rstrip("\n").splitlines(), end)
+
+
+WAIT = """\
+step=$!
+while :; do
+    wait "$step"
+    code=$?
+    # A signal ends `wait` before the step has ended.
+    kill -0 "$step" 2>/dev/null || break
+done
+if [ "$code" -gt 128 ]; then wait "$step"; code=$?; fi"""
+"""Waits for the command that was started last, while signals are heard; its exit code is `$code`."""
+
+
+def trap(*signals: str) -> list[str]:
+    """Lines by which the ranks, once they are there, get each of these signals as one that they know."""
+    names = " ".join(dict.fromkeys(signals))
+    return ["step=", f'trap \'[ -z "$step" ] || kill -USR1 "$step"\' {names}']
 
 
 def asked(words: Sequence[str], text: str | None = None, where: str = "unisono launch") -> str:

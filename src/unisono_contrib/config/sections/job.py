@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from unisono.spec.errors import Problem
+from unisono.spec.hostlist import hosts_in
 from unisono.spec.section import Section
 from unisono.spec.training import Count, Natural, Positive
 
@@ -66,6 +67,10 @@ class JobConfig(Section):
         return int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3]) if match else None
 
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
+        if self.hosts and not hosts_in(self.hosts):
+            yield Problem(
+                "C06", f"{self.hosts!r} is no list of hosts", "job.hosts", 'hosts = "node[01-04]:8"'
+            )
         for variable in self.env:
             if not _VARIABLE.fullmatch(variable):
                 yield Problem("C06", f"{variable!r} is no NAME=VALUE", "job.env", 'env = ["NCCL_DEBUG=INFO"]')

@@ -8,7 +8,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.hostlist import hosts_in
 from unisono_contrib.submit import JobState, Submitter
 from unisono_contrib.submit.job import Job, JobFile
-from unisono_contrib.submit.script import asked, command, exports, recipes
+from unisono_contrib.submit.script import WAIT, asked, command, exports, recipes, trap
 
 FILE = "job.sbatch"
 _STATES = {
@@ -17,15 +17,6 @@ _STATES = {
     "COMPLETED": JobState.DONE,
     "CANCELLED": JobState.STOPPED,
 }
-_WAIT = """\
-step=$!
-while :; do
-    wait "$step"
-    code=$?
-    # A signal ends `wait` before the step has ended.
-    kill -0 "$step" 2>/dev/null || break
-done
-if [ "$code" -gt 128 ]; then wait "$step"; code=$?; fi"""
 _REQUEUE = """\
 if [ "$code" -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
     if command -v scontrol >/dev/null; then scontrol requeue "$SLURM_JOB_ID" && exit 75; fi
@@ -95,14 +86,13 @@ def _body(job: Job) -> Iterator[str]:
     yield from exports(job.variables)
     # The first job of a chain has other numbers than the next; the recipe is the same.
     yield from recipes(job, "$SLURM_JOB_ID", "$SLURM_ARRAY_TASK_ID")
-    yield "step="
-    # `trap` is for the batch script alone; Slurm signals the tasks itself unless slurm.signal has B.
-    yield f'trap \'[ -z "$step" ] || kill -USR1 "$step"\' {" ".join(dict.fromkeys(("TERM", config.trapped or "USR1")))}'
+    # The trap is for the batch script alone; Slurm signals the tasks itself unless slurm.signal has B.
+    yield from trap("TERM", job.slurm.trapped or "USR1")
     # Since 22.05 a step does not take over the cores of its job's tasks by itself.
     cores = job.need.cores // job.ranks_per_node
     yield f"srun --kill-on-bad-exit=1 --cpus-per-task={cores} \\"
-    yield f"    {command(job.python, job.train('$recipe', grace_of(job)))} &"
-    yield _WAIT
+    yield f"    {command(job.train('$recipe', grace_of(job)), job.python)} &"
+    yield WAIT
     if config.requeue == "scontrol":
         yield _REQUEUE.format(restarts=job.config.restarts)
     yield 'exit "$code"'
