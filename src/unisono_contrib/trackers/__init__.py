@@ -10,6 +10,7 @@ not got waits in the folder, and `unisono sync RUN --to NAME` sends it later by 
 """
 
 import importlib.util
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from unisono.spec.errors import UsageError
-from unisono.spec.sink import Observer, RunFacts, Sink
+from unisono.spec.sink import SINKS, Observer, RunFacts, Sink
 
 STABLE = ("loss", "lr", "grad_norm", "tokens")
 """Numbers of a step that are the same whenever the step is made again; its timings are not."""
@@ -88,7 +89,7 @@ class Connection(ABC):
 
 
 class Tracker(Sink, ABC):
-    """A tracker's declaration. needs: the modules it imports. extra: what installs them, `pip install unisono[extra]`."""
+    """A tracker's declaration. needs: the modules it imports. extra: of ours, which installs them."""
 
     follows = True
     needs: ClassVar[tuple[str, ...]]
@@ -115,7 +116,8 @@ class Tracker(Sink, ABC):
         options = ",".join(
             f"{k}={v}" for k, v in self.model_dump().items() if v != type(self).model_fields[k].default
         )
-        return f"{self.name}:{options}" if options else self.name
+        name = self.name if self.name in SINKS.names() else f"{inspect.getfile(type(self))}:{type(self).__name__}"
+        return f"{name}:{options}" if options else name
 
     def open(self, run: RunFacts) -> Observer:
         from unisono_contrib.trackers.follower import following

@@ -24,19 +24,20 @@ _WHOLE, _LAST = 1, 4  # kinds of fragments: a whole record, the last one of a re
 
 
 class WandbRun(Connection):
-    """One run of a project. Each connection that sends makes a folder `wandb/*run-*`, all with the run's id, which
-    W&B puts together."""
+    """One run of a project. Each connection that sends has a folder of its own, `trackers/wandb/1` and so on, all with
+    the run's id, which W&B puts together."""
 
     def __init__(self, run: TrackedRun, project: str, mode: Literal["offline", "online"]) -> None:
-        self._project, self._mode, self._tracked = project, mode, run
-        self._folder = run.folder / "trackers"
+        self._project, self._tracked = project, run
+        self._mode: Literal["offline", "online"] = mode
+        self._folder = run.folder / "trackers" / "wandb"
         self._run: wandb.Run | None = None
         self._file: RecordFile | None = None
         self._sent = self._safe = 0
 
     def held(self, after: int) -> Mapping[int, Mapping[str, float]]:
         held: dict[int, dict[str, float]] = {}
-        for path in sorted(self._folder.glob(f"wandb/*run-*-{self._tracked.key}/*.wandb")):
+        for path in sorted(self._folder.glob(f"*/wandb/*run-*-{self._tracked.key}/*.wandb")):
             for step, values in steps_in(RecordFile(path).read()):
                 if step > after:
                     held.setdefault(step, {}).update(values)
@@ -56,12 +57,13 @@ class WandbRun(Connection):
 
     def describe(self, run: TrackedRun) -> None:
         self._tracked = run
-        (self._run or self._open()).summary.update({"unisono.saved": run.saved, "unisono.state": run.state})
+        if self._run is not None:  # else nothing is to be sent, and a folder without a point helps nobody
+            self._run.summary.update({"unisono.saved": run.saved, "unisono.state": run.state})
 
     def forget(self) -> None:
         self.close()
-        for path in self._folder.glob(f"wandb/*run-*-{self._tracked.key}"):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in self._folder.glob(f"*/wandb/*run-*-{self._tracked.key}"):
+            shutil.rmtree(path.parents[1], ignore_errors=True)
 
     def close(self) -> None:
         run, self._run = self._run, None
@@ -79,13 +81,14 @@ class WandbRun(Connection):
 
     def _open(self) -> wandb.Run:
         tracked = self._tracked
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / str(1 + max((int(path.name) for path in self._folder.glob("[0-9]*")), default=0))
+        folder.mkdir(parents=True)
         settings = wandb.Settings(
             console="off", x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, disable_git=True,
             disable_code=True, disable_job_creation=True, silent=True, init_timeout=10.0,
         )  # fmt: skip
         run = wandb.init(
-            project=self._project, id=tracked.key, name=tracked.key, dir=str(self._folder), resume="allow",
+            project=self._project, id=tracked.key, name=tracked.key, dir=str(folder), resume="allow",
             mode=self._mode, settings=settings, config={**tracked.recipe, "unisono": dict(tracked.tags)},
             allow_val_change=True,
         )  # fmt: skip
