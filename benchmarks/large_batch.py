@@ -5,7 +5,7 @@
     python benchmarks/large_batch.py digits --share 0.05         with a twentieth of the samples, to try it out
 
 A file is gone on with where it was cut off. The base is AdamW at its best learning rate. Beside the large-batch
-optimisers stands AdamW with the large batch: at the rate that a scaling rule makes of the base's, and at its own best
+optimisers and Muon stands AdamW with the large batch: at the rate that a scaling rule makes of the base's, and at its own best
 rate. A rate is chosen on a seed that is not printed, by doubling and halving from a start until a lower one and a
 higher one are worse. All runs decay by a cosine to a tenth after a warm-up over a tenth of their samples.
 """
@@ -76,7 +76,7 @@ class LargeTask:
 STARTS = {"adamw": 4e-3, "lamb": 1e-2, "lans": 1e-2, "lars": 0.2, "sgd": 0.1}
 TASKS = {
     "digits": LargeTask("digits", 8, 32_768, STARTS),
-    "gpt": LargeTask("gpt", 2, 16_384, STARTS),
+    "gpt": LargeTask("gpt", 2, 16_384, STARTS | {"muon": 4e-3}),
 }
 
 
