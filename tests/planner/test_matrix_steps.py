@@ -31,6 +31,7 @@ RUNS = [
     *(("muon", plan) for plan in ("dp=2", "shard=2", "tp=2", "dp=2 shard=2", "pp=2 tp=2", "cp=2")),
     *(("shampoo", plan) for plan in ("dp=2", "shard=2 zero=1 tp=2")),
     *(("soap", plan) for plan in ("dp=2 shard=2", "pp=2 tp=2")),
+    *(("kfac", plan) for plan in ("dp=2", "shard=2 tp=2")),
 ]
 GATHERING = [member for name in OPTIMISERS.names() if (member := OPTIMISERS.read(name)).gathers]
 

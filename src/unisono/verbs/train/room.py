@@ -27,6 +27,8 @@ from unisono.verbs._sizes import model_of
 
 SHARE = 0.9
 """Of a rank's memory, what a choice may fill: allocators hold some beside what is asked for."""
+PROCESS = 300 << 20
+"""Bytes of a rank beside what the ledger counts: Python and torch, measured."""
 _SHARED = 512.0
 """MiB of a rank that may be Python's and torch's own, which forked ranks share."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -111,6 +113,13 @@ def ledger(recipe: Recipe, plan: Plan, vocab: int | None = None) -> tuple[int, M
     if sizes is None or batch is None:
         return None
     return fullest(sizes, plan, micro_batch=batch.micro_batch, micros=batch.micros)
+
+
+def rank_bytes(recipe: Recipe, plan: Plan) -> tuple[float, bool]:
+    """(bytes that a rank of a resolved plan takes of its host, by the ledger's fullest rank, whether there is a ledger);
+    without one those of the process alone."""
+    counted = ledger(recipe, plan)
+    return PROCESS + (0.0 if counted is None else counted[1].total), counted is not None
 
 
 def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None) -> tuple[Plan, str]:

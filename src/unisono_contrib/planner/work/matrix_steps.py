@@ -156,6 +156,7 @@ def _load(
         # Of ranks with the same part the first sends it.
         copies = (parts == 1 and (owner // tp) % cp > 0) or (not matrix.cut and owner % tp > 0)
         comes, leaves = matrix.elements - (0.0 if copies else part), (size - 1) * part
+        comes += (size - 1) * matrix.work.observed
         moved += comes + leaves
         work = matrix.work
         for place, more in enumerate((comes, leaves, work.products, work.decompositions, work.kept)):

@@ -135,12 +135,16 @@ class ShampooSteps(CurvedSteps):
 
     def advance(self, state: dict[str, Tensor], grad: Tensor, step: int) -> Tensor:
         momentum = state["momentum_buffer"].lerp_(grad, 1 - self.keep[0])
-        add_products(state, grad, self.keep[1])
+        self.learn(state, grad)
         if step % self.interval == 0:
             for side in (side for side in SIDES if side in state):
                 state[f"{side}_root"].copy_(inverse_root(state[side], self.power, self.damping))
         move = rotated(momentum, state.get("left_root"), state.get("right_root"))
         return to_rms(move) if self.rms else move
+
+    def learn(self, state: dict[str, Tensor], grad: Tensor) -> None:
+        """Bring the means of both sides up to date."""
+        add_products(state, grad, self.keep[1])
 
 
 class SoapSteps(CurvedSteps):
