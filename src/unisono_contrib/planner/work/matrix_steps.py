@@ -55,7 +55,7 @@ class OwnersLoad:
     """One update of a stage. narrow: whether two bytes an element travel. sent: bytes, in the mean of its ranks.
     gathered, scattered: bytes that come to the owner who gets most, and that leave the one who sends most. products,
     decompositions: operations of the one who has most. kept: numbers of state on the rank that keeps most. elements,
-    kept_of_parts: of the matrices on one rank of tp, and numbers of their state where each rank keeps that of its parts.
+    kept_of_parts: of the matrices on one rank of tp, and numbers of their state if ranks keep that of their parts.
     """
 
     ranks: int
