@@ -176,8 +176,8 @@ def rows(seeds: int, rounds: int, flower: str) -> list[dict[str, Any]]:
 
 
 def beside_engine(python: str, rounds: int) -> dict[str, Any]:
-    """Rounds a second of Flower's own simulation engine (ray), and of ours right after it, by one process and by one for
-    each core, of which ray uses all: the same split, first weights and clients a round, no drop-outs."""
+    """Rounds a second of Flower's own simulation engine (ray), which uses all cores, and of ours right after it, by one
+    process and by one for each core: the same split, first weights and clients a round, no drop-outs."""
     run = federation(0, rounds, {"federated.dropout": "0"})
     train, val = run.corpus.train, run.corpus.val
     recipe, arrays = run.resolved.recipe, io.BytesIO()
