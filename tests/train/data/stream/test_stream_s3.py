@@ -1,5 +1,5 @@
-"""Shards in an object store (moto stands in for S3): runs that are killed at random and go on with other ranks end with the
-weights of one rank that was never disturbed."""
+"""Shards in an object store (moto stands in for S3): runs that are killed at random and go on with other ranks have the
+losses, step by step, of one rank that was never disturbed."""
 
 import json
 import random
@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tests.train.data.stream import shards
-from tests.verbs.jobs import lines, runs_of, started, unisono
-from tests.verbs.test_preempted import same_bits
+from tests.verbs.jobs import lines, losses, runs_of, started, unisono
 from unisono.library.streaming import StreamingLoader
 
 pytest.importorskip("s3fs", reason="shards in S3 are not tested without s3fs: pip install 'unisono[remote]'")
@@ -21,6 +20,7 @@ moto = pytest.importorskip(
 )
 pytestmark = pytest.mark.timeout(600)
 
+_EXACT = " precision=fp64"
 STEPS = """\
 name = "stream"
 [model]
@@ -34,6 +34,7 @@ workers = 1
 steps = {steps}
 global_batch = 12
 micro_batch = 1
+dtype = "float64"
 save_every = 2
 eval_batches = 1
 [out]
@@ -124,20 +125,23 @@ def test_killed_three_times_and_resumed_on_other_ranks_it_ends_as_one_rank_does(
         (tmp_path / name).mkdir()
         recipe = STEPS.format(model=model, source=source, steps=steps)
         (tmp_path / name / "recipe.toml").write_text(recipe)
-    done = unisono(tmp_path / "alone", "train", "recipe.toml", "--json", "--plan", "dp=1 sync=canonical")
+    done = unisono(tmp_path / "alone", "train", "recipe.toml", "--json", "--plan", f"dp=1{_EXACT}")
     assert done.code == 0, done.err
     place = tmp_path / "killed"
     words = ("train", "recipe.toml", "--json", "--resume", "auto", "--plan")
     reached = 0
     for i, ranks in enumerate((4, 2, 3)):
         reached = draw.randint(reached + 1, (i + 1) * steps // 4)
-        with started(place, *words, f"dp={ranks} sync=canonical", environ=at_s3) as job:
+        with started(place, *words, f"dp={ranks}{_EXACT}", environ=at_s3) as job:
             job.steps(reached + 1)
             assert not job.kill_group()
         reached = lines(runs_of(place)[0])
-    done = unisono(place, *words, "dp=4 sync=canonical")
+    done = unisono(place, *words, f"dp=4{_EXACT}")
     assert done.code == 0, done.err
     assert len(runs_of(place)) == 1
-    assert same_bits(runs_of(tmp_path / "alone")[0], runs_of(place)[0])
+    alone, killed = losses(runs_of(tmp_path / "alone")[0]), losses(runs_of(place)[0])
+    assert list(alone) == list(killed) == [*range(1, steps + 1)]
+    # A sum over three ranks is rounded in another order; a batch with one other sample differs in the second digit.
+    assert all(abs(alone[step] - killed[step]) < 1e-9 for step in alone)
     state = json.loads((runs_of(place)[0] / "metrics.jsonl").read_text().splitlines()[-1])
     assert state["step"] == steps
