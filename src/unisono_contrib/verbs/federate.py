@@ -53,6 +53,9 @@ class FederateVerb(RecipeVerb):
         client.add_argument("--token", metavar="FILE", help="file with the organisation's token")
         client.add_argument("--authority", metavar="PEM", help="certificate by which the server is known")
         client.add_argument("--clients", metavar="0-4,7", help="which clients these are")
+        client.add_argument(
+            "--state", metavar="DIR", help="folder for what these clients keep from round to round"
+        )
         parser.add_argument(
             "--no-tls", action="store_true", help="in a network that is trusted: nothing is encrypted"
         )
@@ -66,7 +69,6 @@ class FederateVerb(RecipeVerb):
             file = str(resume / CONFIG)
         resolved = resolved_for_clients(loaded(call, file, demo=args.demo))
         self._check_split(call, resolved)
-        self._check_secure(call, resolved)
         if call.settings.dry_run:
             return _would_federate(call, resolved)
         if args.join:
@@ -99,16 +101,6 @@ class FederateVerb(RecipeVerb):
                 where="federated.split", fix="split = iid, or --serve and --join", code="C06",
             )  # fmt: skip
 
-    @staticmethod
-    def _check_secure(call: CommandCall, resolved: "Resolved") -> None:
-        if _section(resolved.recipe).secure and (call.args.serve or call.args.join):
-            raise UsageError(
-                "federated.secure is simulated, and these clients are elsewhere: this server would see their deltas",
-                where="federated.secure",
-                fix="federated.secure = false; or unisono_contrib.federated.secure over a transport of yours",
-                code="P42",
-            )
-
 
 def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str, Path], Any]":
     """What makes the clients of a server. Raises UsageError for flags that lack something."""
@@ -134,7 +126,9 @@ def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str,
         listener = listen(address, port, organisations, same, config.clients, most, tls)
         write_whole(run_dir / PLACE, json.dumps({"address": address, "port": listener.port}) + "\n")
         call.settings.note(f"serves at {address}:{listener.port}")
-        clients = RemoteClients(listener, config.patience, call.settings.note)
+        clients = RemoteClients(
+            listener, config.patience, call.settings.note, f"{recipe.name}/{run_dir.name}"
+        )
         try:
             clients.wait_for(args.expect or config.clients, config.patience)
         except BaseException:
@@ -158,9 +152,9 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     token, (address, port) = token_in(args.token), _place(args.join)
     from unisono.train.data.load import load
     from unisono_contrib.federated.alike import alike, most_bytes
-    from unisono_contrib.federated.clients import ClientHost
     from unisono_contrib.federated.joined import JoinPlace, serve
-    from unisono_contrib.federated.server import RunParts
+    from unisono_contrib.federated.keep import ClientKeeper
+    from unisono_contrib.federated.server import RunParts, client_host
 
     recipe = resolved.recipe
     place = JoinPlace(
@@ -168,7 +162,11 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     )  # fmt: skip
     corpus = load(recipe.data, recipe.model)
     parts = RunParts.of(resolved, corpus)
-    host = ClientHost(parts.trainer, parts.samples, parts.codec)
+    host = client_host(resolved, parts)
+    if host.keeps:
+        host.keeper = ClientKeeper(None if args.state is None else Path(args.state), call.settings.note)
+        if args.state is None:
+            call.settings.note("what these clients keep is lost with this process: --state DIR would keep it")
     played = serve(
         place, alike(recipe, parts, corpus.fingerprint), host, most_bytes(parts), call.settings.note
     )

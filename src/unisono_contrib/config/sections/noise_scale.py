@@ -31,10 +31,13 @@ class NoiseScaleConfig(Section):
 
 def unmeasurable(plan: Any, where: str) -> Iterator[Problem]:
     """Why gradients of micro-batches have no norms of their own under this plan. where: the key that wants them."""
-    for key in ("shard", "tp", "cp", "ep"):
+    for key in ("cp", "ep"):
         if getattr(plan, key) != 1:
             what = f"with {key}={getattr(plan, key)} no rank has the gradient of a micro-batch by itself"
-            yield Problem("P44", what, f"plan.{key}, {where}", "dp=N micros=M, with pp=P if needed")
+            yield Problem("P44", what, f"plan.{key}, {where}", "dp=N shard=S tp=T, with pp=P if needed")
+    if plan.shard > 1 and plan.wires.scatter:
+        what = f"zero={plan.text('zero')} changes the norm of the sum, not those of its parts"
+        yield Problem("P44", what, f"plan.zero, {where}", "leave wire and scatter out")
     plain = Plan()
     if plan.text("codec") != plain.text("codec"):
         what = f"codec={plan.text('codec')} changes the norm of the sum, not those of its parts"
