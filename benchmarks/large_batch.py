@@ -5,9 +5,10 @@
     python benchmarks/large_batch.py digits --share 0.05         with a twentieth of the samples, to try it out
 
 A file is gone on with where it was cut off. The base is AdamW at its best learning rate. Beside the large-batch
-optimisers and Muon stands AdamW with the large batch: at the rate that a scaling rule makes of the base's, and at its own best
-rate. A rate is chosen on a seed that is not printed, by doubling and halving from a start until a lower one and a
-higher one are worse. All runs decay by a cosine to a tenth after a warm-up over a tenth of their samples.
+optimisers stands AdamW with the large batch: at the rate that a scaling rule makes of the base's, and at its own best
+rate; and for the GPT Muon. A rate is chosen on a seed that is not printed, by doubling and halving from a start until a
+lower one and a higher one are worse. All runs decay by a cosine to a tenth after a warm-up over a tenth of their
+samples.
 """
 
 import argparse

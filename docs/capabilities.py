@@ -814,6 +814,13 @@ OPTIMISERS = (
             == [True, False, True]
         ),
     ),
+    proven(
+        _G,
+        "Second order: K-FAC, factors of whole layers under any cut",
+        "dp=2 shard=2",
+        "tp=2 pp=2",
+        more="--train.optimizer kfac",
+    ),
     reads(
         _G,
         "1-bit LAMB",

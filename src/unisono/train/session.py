@@ -146,6 +146,7 @@ def _summary(
         "away_bytes": run.local.store.most,
         "val": live.val_losses,
         "val_metrics": live.metrics,
+        "val_gap": live.gap,
         **live.bad.summary(),
     }
     recipe = order.recipe

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -94,22 +94,28 @@ class ClientHost:
     def play(self, task: Task) -> Answer:
         """Train one client. Its answer has no delta where sums are secure: `reply` has it. Raises UserCodeError where
         its numbers go bad."""
-        kept = self._kept_of(task)
+        kept = self.kept_of(task)
         mine = {n.removeprefix(STRATEGY): x for n, x in kept.items() if n.startswith(STRATEGY)}
         coded = {n.removeprefix(CODEC): x for n, x in kept.items() if n.startswith(CODEC)}
         samples = self.parts[task.client]
         result = self.trainer.train(task, samples, mine)
         for name, grown in result.growth.items():
             mine[name].add_(grown)
-        delta, parts = self.clip(result.delta), list[Tensor]()
-        if self.secure is None:
-            parts = self.codec.encode(delta, coded, task.number)
-        else:  # clipped once more in float64, as a server does that sees it
-            hidden = self.clip(delta.double())
-            self._parties[task.client] = SecureParty(task.client, task.number, self.secure, hidden)
+        parts = self.codec.encode(self.clip(result.delta), coded, task.number)
         if self.keeper is not None:
             self.keeper.after(task, kept)
-        return Answer(task.number, task.client, len(samples), parts, result.growth, result.steps, result.loss)
+        growth, count = result.growth, len(samples)
+        return self.hidden(Answer(task.number, task.client, count, parts, growth, result.steps, result.loss))
+
+    def hidden(self, answer: Answer) -> Answer:
+        """An answer without its delta, which `reply` has, where sums are secure."""
+        if self.secure is None:
+            return answer
+        delta = self.codec.decode(answer.parts, {}, answer.number)
+        # Clipped once more in float64, as a server does that sees it.
+        party = SecureParty(answer.client, answer.number, self.secure, self.clip(delta.double()))
+        self._parties[answer.client] = party
+        return replace(answer, parts=())
 
     def reply(self, client: int, number: int, request: Request) -> Reply:
         """What a client replies to a request of the secure round `number`. Raises UsageError as `SecureParty.reply`."""
@@ -119,7 +125,8 @@ class ClientHost:
             raise UsageError(what, where="federated.secure", fix="another round", code="A03")
         return party.reply(request)
 
-    def _kept_of(self, task: Task) -> dict[str, Tensor]:
+    def kept_of(self, task: Task) -> dict[str, Tensor]:
+        """What a client begins a task with, to be changed in place."""
         kept = self.kept.get(task.client) if self.keeper is None else self.keeper.before(task)
         if kept is None:
             like, names = self.trainer.weights(), self.trainer.strategy.client_keeps

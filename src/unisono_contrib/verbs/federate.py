@@ -34,6 +34,9 @@ class FederateVerb(RecipeVerb):
         parser.add_argument(
             "--resume", metavar="RUN", help="continue the run in this folder, or from this checkpoint of it"
         )
+        parser.add_argument(
+            "--workers", type=int, default=1, metavar="N", help="processes that train simulated clients (1)"
+        )
         server, client = parser.add_argument_group("server"), parser.add_argument_group("clients")
         server.add_argument(
             "--serve", metavar="ADDRESS:PORT", help="wait here for clients to join; port 0: any"
@@ -69,6 +72,7 @@ class FederateVerb(RecipeVerb):
             file = str(resume / CONFIG)
         resolved = resolved_for_clients(loaded(call, file, demo=args.demo))
         self._check_split(call, resolved)
+        self._check_workers(call, resolved)
         if call.settings.dry_run:
             return _would_federate(call, resolved)
         if args.join:
@@ -77,7 +81,7 @@ class FederateVerb(RecipeVerb):
         from unisono.verbs.train.folder import make_run_dir, unmake
         from unisono_contrib.federated import play
 
-        clients_of = _clients_of(call, resolved) if args.serve else None
+        clients_of = _clients_of(call, resolved) if args.serve else _workers_of(call, resolved)
         run_dir = resume or make_run_dir(resolved.recipe, resolved_toml(resolved))
         try:
             record = play.play(
@@ -99,6 +103,19 @@ class FederateVerb(RecipeVerb):
             raise UsageError(
                 f"split={split} is of clients with data of their own, and here all are simulated on one",
                 where="federated.split", fix="split = iid, or --serve and --join", code="C06",
+            )  # fmt: skip
+
+    @staticmethod
+    def _check_workers(call: CommandCall, resolved: "Resolved") -> None:
+        workers = call.args.workers
+        if workers < 1 or (workers > 1 and (call.args.serve or call.args.join)):
+            raise _usage(
+                f"--workers {workers} is of simulated clients, one or more", "--workers 2, or without it"
+            )
+        if workers > 1 and (resolved.recipe.launch.threads_per_rank or 1) > 1:
+            raise UsageError(
+                "processes of simulated clients compute with one thread each",
+                where="--workers, launch.threads_per_rank", fix="launch.threads_per_rank = 1", code="C06",
             )  # fmt: skip
 
 
@@ -135,6 +152,20 @@ def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str,
             clients.close()
             raise
         return clients
+
+    return clients_of
+
+
+def _workers_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str, Path], Any] | None":
+    """What makes simulated clients of several processes; None for those of this one."""
+    if call.args.workers == 1:
+        return None
+
+    def clients_of(parts: "Any", fingerprint: str, run_dir: Path) -> "Any":
+        from unisono_contrib.federated.server import client_host
+        from unisono_contrib.federated.workers import WorkerClients
+
+        return WorkerClients(client_host(resolved, parts), call.args.workers)
 
     return clients_of
 

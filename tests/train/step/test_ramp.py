@@ -132,12 +132,27 @@ def test_the_rate_of_a_step_is_that_of_its_own_batch(by: str, tmp_path: Path) ->
     assert len(sizes) > 1
 
 
+def test_a_schedule_may_count_samples(tmp_path: Path) -> None:
+    """12 steps of 4, 8, 12 and from the fourth on 16 samples: 168. Of each, the rate where as many were read."""
+    keys = {"first": 4, "steps": 3, "schedule": "samples"}
+    whole = measuring(tmp_path, keys, warmup_steps=0, lr_schedule="linear")
+    run, feed, _ = started(ALONE, whole, "dp=1")
+    plain = whole.train.rate()
+    read = 0
+    for _ in range(6):
+        report = next_step(run, feed)
+        assert report.lr == plain(12 * read // 168)
+        read += run.of_leaves
+    assert read == 4 + 8 + 12 + 3 * 16
+
+
 @pytest.mark.parametrize(
     ("code", "keys", "plan", "train"),
     [
         ("C06", {**KEYS, "steps": 3}, "dp=1", {}),
         ("C06", {"first": 2, "every": 3}, "dp=1", {}),
         ("C06", {**KEYS, "scale_lr": True}, "dp=1", {}),
+        ("C06", {**KEYS, "schedule": "samples"}, "dp=1", {}),
         ("C06", {**KEYS, "first": 1}, "dp=1", {}),
         ("C06", KEYS, "dp=1", {"optimizer": "adascale"}),
         ("C06", {**KEYS, "first": 3}, "dp=1", {}),

@@ -94,6 +94,10 @@ class RampConfig(Section):
         default=False, description="scale each step's lr to its own batch, by the rule train.lr_scaling"
     )
 
+    schedule: Literal["steps", "samples"] = Field(
+        default="steps", description="by steps: what the schedule of the learning rate counts"
+    )
+
     @property
     def measured(self) -> bool:
         """Whether the run decides the sizes by what it measures."""
@@ -160,6 +164,9 @@ class RampConfig(Section):
             )
         if not self.measured:
             return
+        if self.schedule == "samples":
+            what = "ramp.schedule = samples wants the samples of all steps, which by = noise_scale does not know before"
+            yield Problem("C06", what, "ramp.schedule, ramp.by", "--ramp.schedule steps, or --ramp.by steps")
         yield from unmeasurable(plan, "ramp.by")
         yield from computed_otherwise(recipe, "ramp.by")
         if recipe.train.optimiser().paced:

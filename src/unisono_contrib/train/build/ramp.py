@@ -11,7 +11,7 @@ from unisono.train.step.run import Run
 from unisono_contrib.config.sections.ramp import RampConfig, smoothing_of
 from unisono_contrib.train.data.ramped import Ramped
 from unisono_contrib.train.step.noise_scale import NoiseScale
-from unisono_contrib.train.step.ramp import KnownSizes, NoiseRamp, scale_rate
+from unisono_contrib.train.step.ramp import KnownSizes, NoiseRamp, count_samples, scale_rate
 
 EVERY = 20
 """Steps between two looks where nobody says: as many as the default means of noise and signal go back."""
@@ -45,9 +45,11 @@ def around(section: RampConfig, recipe: Recipe, samples: int) -> Callable[[Run],
 
     def change(run: Run) -> Run:
         run = ramp.attach(run) if section.measured else run
-        if not section.scale_lr:
-            return run
-        by_batch = lambda batch: train.lr_factor(batch / train.global_batch)
-        return scale_rate(run, ramp.known if section.measured else section.ramp(train), by_batch)
+        sizes = ramp.known if section.measured else section.ramp(train)
+        if section.schedule == "samples":
+            run = count_samples(run, sizes, train.steps)
+        if section.scale_lr:
+            run = scale_rate(run, sizes, lambda batch: train.lr_factor(batch / train.global_batch))
+        return run
 
     return change

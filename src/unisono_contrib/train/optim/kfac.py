@@ -32,7 +32,7 @@ class KFac(Curved):
     observed: ClassVar[tuple[str, ...]] = ("left", "right")
     kfac_momentum: Share = Field(default=0.9, description="kfac: decay of the momentum")
     kfac_damping: Positive = Field(
-        default=0.1, description="kfac: added to eigenvalues of each mean, as a share of their mean"
+        default=0.3, description="kfac: added to eigenvalues of each mean, as a share of their mean"
     )
     kfac_factor_interval: Count = Field(
         default=1, description="kfac: updates from one that observes layers to the next"

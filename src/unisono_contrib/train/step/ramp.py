@@ -97,3 +97,11 @@ def scale_rate(run: Run, sizes: StepSizes, factor: Callable[[int], float]) -> Ru
     rate = run.update.rate
     run.update = replace(run.update, rate=lambda step: rate(step) * factor(sizes.samples(step)))
     return run
+
+
+def count_samples(run: Run, sizes: StepSizes, steps: int) -> Run:
+    """The run with a schedule that is as far at each step as its samples are: a step before which a tenth of all
+    samples were read has the rate of one before which a tenth of the `steps` were made."""
+    rate, total = run.update.rate, sizes.before(steps)
+    run.update = replace(run.update, rate=lambda step: rate(sizes.before(step) * steps // total))
+    return run
