@@ -783,6 +783,39 @@ OPTIMISERS = (
     proven(_G, "LANS", "shard=2 zero=1", more="--train.optimizer lans"),
     proven(
         _G,
+        "Muon: whole matrices made orthogonal under any cut",
+        "dp=2 shard=2",
+        "pp=2 tp=2",
+        more="--train.optimizer muon",
+    ),
+    proven(
+        _G,
+        "Second order: Shampoo, whose state lies with one rank of those that hold parts",
+        "shard=2 tp=2",
+        more="--train.optimizer shampoo",
+    ),
+    proven(
+        _G,
+        "Second order: SOAP",
+        "dp=2 shard=2",
+        "pp=2 tp=2",
+        more="--train.optimizer soap",
+    ),
+    reads(
+        _G,
+        "Prices of optimisers of whole matrices",
+        " && ".join(
+            f'{SIMULATE} --plan "shard=64" --train.optimizer {name}' for name in ("muon", "adamw", "soap")
+        ),
+        "`mem_gib.optim` grows; `comm.owners`: what matrices cost beside gradients",
+        lambda ran: (
+            _falls(_memory(ran, "optim")[::-1])
+            and [one["comm"].get("owners", {}).get("bytes", 0) > 0 for one in ran.objects]
+            == [True, False, True]
+        ),
+    ),
+    proven(
+        _G,
         "Second order: K-FAC, factors of whole layers under any cut",
         "dp=2 shard=2",
         "tp=2 pp=2",
@@ -803,6 +836,16 @@ OPTIMISERS = (
         f"{TRAIN} 1 --train.lr_scaling linear --train.lr_base_batch 1",
         "the peak rate, and how it came about",
         r"peak lr \S+ = \S+ x \d+ / 1",
+    ),
+    reads(
+        _G,
+        "Batch-size schedule / ramp-up",
+        f"{TRAIN} 6 --plan dp=2 --train.micro_batch 4 --ramp.first 8 --ramp.growth 8 --ramp.steps 4",
+        "`effective_batch` grows from 8 to 24",
+        lambda ran: (
+            (sizes := [step["effective_batch"] for step in ran.metrics()]) == sorted(sizes)
+            and (sizes[0], sizes[-1]) == (8, 24)
+        ),
     ),
     reads(
         _G,
