@@ -27,6 +27,8 @@ formula (`verify/laws.py`). Beside that:
   above 1. What was not sent, and is kept, is proved by the codec's own suite (`verify --conformance`).
 - Where an optimiser has its first moment cross in the place of gradients, of decay b, the error of the gradient is
   1 / (1 - b) times the codec's; with a margin of two, for a moment may be larger than the gradient.
+- What an optimiser observes of layers (`Optimiser.observed`) is compared itself (`Bounds.observed`), and its formula is
+  held to it. That it follows from what passes the layers is held to one device (`verify/layer_products.py`).
 - Under `precision=bf16:fp8` both sides round alike. What the rounding itself may be is held to one device, product by
   product (`verify/float8.py`).
 - Under `precision=bf16:stochastic` both sides draw the same noise, and rounding is monotonic: a parameter lies between
@@ -94,6 +96,12 @@ class Bounds:
     def most(self) -> float:
         """The bound of all gradients together."""
         return self.grad + max(self.more.values(), default=0.0)
+
+    @property
+    def observed(self) -> float:
+        """The bound of means of products of what passes a layer, such as g gᵀ: twice that of a gradient for two of it,
+        with a margin of two. No codec touches them."""
+        return 4 * (self.most - self.lost) + 64 * self.unit
 
     def total(self, terms: int) -> float:
         """Return the bound of a sum of `terms` positive numbers, taken once more in another order."""

@@ -26,10 +26,10 @@ from unisono.train.build.build import Place, build, feeds, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.filtered import FilteredFeed
 from unisono.train.data.load import load as load_data
-from unisono.train.state.checkpoint import load, read_full
+from unisono.train.state.checkpoint import load, read_full, tensor_names
 from unisono.train.state.checkpoint.find import first_whole, list_steps
 from unisono.train.state.resume import check_fits
-from unisono.train.state.run_state import pieces_of
+from unisono.train.state.run_state import numbers_of, pieces_of
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import fetch, train_step
 from unisono.train.step.update import Report
@@ -117,9 +117,11 @@ def _compare_step(comparison: "_Comparison", actor: _Replay, twin: _Replay, line
 def _started(resolved: Resolved, place: Place, corpus: Corpus, start: Path | None) -> _Replay:
     """Return a run that stands at a checkpoint, None for the initial state."""
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(place.rank))
-    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
+    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device, kept=run.update.keeps)
     if start is not None:
-        run.step = int(load(start, pieces_of(run))["step"])
+        known = set(tensor_names(start))
+        numbers = [box for box in numbers_of(run) if box.name in known]
+        run.step = int(load(start, [*pieces_of(run), *numbers])["step"])
     return _Replay(run, feed)
 
 

@@ -83,7 +83,7 @@ def _training_problems(train: Any) -> Iterator[Problem]:
         ("on_bad", train.on_bad != "stop", "leaves steps out by what the data are"),
         ("spike", train.spike > 0, "judges steps by what the data are"),
         ("quarantine", train.quarantine, "leaves micro-batches out by what the data are"),
-        ("optimizer", train.optimiser().paced, "follows norms of gradients without noise"),
+        ("optimizer", _looks(train.optimiser()), "follows gradients that have no noise yet"),
         ("compile", train.compile, "compiles blocks that have no gradients by sample"),
         (
             "loss",
@@ -94,6 +94,10 @@ def _training_problems(train: Any) -> Iterator[Problem]:
         if on:
             what = f"train.{key} {why}, which [privacy] cannot account for"
             yield Problem("P40", what, f"train.{key}, privacy", f"leave train.{key} out")
+
+
+def _looks(optimiser: Any) -> bool:
+    return optimiser.paced or bool(optimiser.observed)
 
 
 def _plan_problems(plan: Any) -> Iterator[Problem]:
