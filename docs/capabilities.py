@@ -1144,9 +1144,10 @@ FEDERATED = (
     ),
     proven(
         _G,
-        "Noise once an update, whatever the ranks",
+        "Noise once an update, whatever the ranks and cuts",
         "dp=2 micros=2",
-        "dp=4",
+        "tp=2",
+        "shard=2 pp=2",
         more="--privacy.noise 1 --privacy.clip 0.5",
     ),
     reads(

@@ -11,8 +11,10 @@ from unisono.spec.finder import Finder
 
 
 class Section(BaseModel):
-    """The keys of one such section, each with its default and a line of help. A recipe without it has None there. verb:
-    the command that plays a recipe with it, where `train` does not.
+    """The keys of one such section, each with its default and a line of help. A recipe without it has None there.
+
+    verb: the command that plays a recipe with it, where `train` does not. by_sample: a step computes gradients of
+    single samples, and holds those of a micro-batch at a time.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
     either of two functions or both: `batches(section, recipe, dataset, device, dtype, kept)`, the feed of training, or
@@ -24,6 +26,7 @@ class Section(BaseModel):
 
     name: ClassVar[str]
     verb: ClassVar[str] = ""
+    by_sample: ClassVar[bool] = False
 
     @classmethod
     def of(cls, recipe: Any) -> Self:
