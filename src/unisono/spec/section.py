@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import Finder
 
 
@@ -14,9 +15,9 @@ class Section(BaseModel):
     the command that plays a recipe with it, where `train` does not.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
-    either of two functions or both: `batches(section, recipe, dataset, device, dtype)`, the feed of training, or None
-    for the usual one; `around(section, recipe, samples)`, a function of each live run when its ranks have met, which
-    returns the run.
+    either of two functions or both: `batches(section, recipe, dataset, device, dtype, kept)`, the feed of training, or
+    None for the usual one, where `kept` is the run's `Update.keeps`; `around(section, recipe, samples)`, a function of
+    each live run when its ranks have met, which returns the run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -31,6 +32,10 @@ class Section(BaseModel):
         if not isinstance(section, cls):
             raise LookupError(f"the recipe has no [{cls.name}]")
         return section
+
+    def fidelity(self, plan: Any) -> Fidelity:
+        """How close to one device a plan can come at most with it: ROUNDING where it adds up in another order."""
+        return Fidelity.EXACT
 
     @property
     def pins(self) -> tuple[str, ...]:

@@ -53,6 +53,10 @@ class Live:
     saved: str  # the newest checkpoint, `checkpoints/step-000200`
     codec: str = ""  # what the policy said last that it chose
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    recent_losses: list[float] = field(
+        default_factory=list
+    )  # of as many of the last steps as a validation has batches
+    gap: float | None = None  # of the last validation: its loss less the mean of those
     clock: Clock = field(default_factory=Clock)
     resized: bool = False  # whether a step of this start had another batch than the usual one
     trained: float = 0.0  # targets of the steps of this start
@@ -78,6 +82,8 @@ class Live:
         self.tell_codec()
         if text := assigner.take_note():
             self.note(text)
+        if not report.bad:
+            self.recent_losses = [*self.recent_losses, report.loss][-train.eval_batches :]
         self.trained += self.targets * share
         self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
         self.written = step
@@ -126,10 +132,13 @@ class Live:
             loss, self.metrics = evaluate(self.run, batches, [METRICS.read(text) for text in train.metrics])
             self.val_losses.append((self.run.step, loss))
             values["loss"] = loss
+            if self.recent_losses:
+                values["gap"] = self.gap = loss - math.fsum(self.recent_losses) / len(self.recent_losses)
         if train.evaluate is not None:
             self.metrics |= evaluated(train.evaluate, PlayedModel(self.run, self.corpus))
         values |= self.metrics
         self.journal.beside({f"val_{name}": value for name, value in values.items()})
+        self.journal.validated(self.run.step, values)
         if self.order.place.rank == 0:
             self.order.line.send("val", step=self.run.step, **{"loss": None, **values})
 
@@ -170,6 +179,7 @@ class Live:
         """Make a checkpoint known, from the moment that it is whole on disk, not before."""
         if folder is not None:
             self.saved = f"{folder.parent.name}/{folder.name}"
+            self.journal.saved(step_of(folder), self.saved)
             if self.order.place.rank == 0:
                 self.order.line.send("saved", path=self.saved)
 
@@ -183,6 +193,7 @@ class Live:
                 return False
             self.snapshots.turned_back()
             self.val_losses[:] = losses(state)
+            self.recent_losses.clear()
             with writing(self.order.run_dir):
                 self.journal.close()
                 self.journal = Journal(observers(self.order, self.run), self.targets, self.note)
@@ -242,7 +253,8 @@ def observers(order: RankOrder, run: Run) -> list[Observer]:
     recipe, place = order.recipe, order.place
     facts = RunFacts(
         order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
-        run.recorder, run.mesh.dp.says(),
+        run.recorder, run.mesh.dp.says(), recipe.model_dump(mode="json"), str(order.plan),
+        lambda text: note(order, text),
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}

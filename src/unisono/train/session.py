@@ -146,6 +146,7 @@ def _summary(
         "away_bytes": run.local.store.most,
         "val": live.val_losses,
         "val_metrics": live.metrics,
+        "val_gap": live.gap,
         **live.bad.summary(),
     }
     recipe = order.recipe
@@ -206,7 +207,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
-    feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane)
+    feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane, run.update.keeps)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))
     check: Callable[[], None] = lambda: None

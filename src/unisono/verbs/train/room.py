@@ -16,6 +16,7 @@ from unisono.planner import grouping, predict
 from unisono.planner.alive import chosen, fullest
 from unisono.planner.from_recipe import serving
 from unisono.planner.memory import Memory
+from unisono.planner.model_kinds import attending, with_optimiser
 from unisono.planner.remedies import remedies
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec import words
@@ -245,4 +246,4 @@ def _sizes(recipe: Recipe, vocab: int | None) -> Transformer | None:
     if not recipe.model.attends:
         return None
     known = recipe.model.sized(Facts(vocab=vocab)).vocab or 256  # bytes, where only the data knows
-    return replace(transformer(recipe.model, known), states=recipe.train.optimiser().most_kept)
+    return attending(with_optimiser(transformer(recipe.model, known), recipe.train.optimiser()))
