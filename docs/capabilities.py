@@ -781,6 +781,13 @@ OPTIMISERS = (
         more="--train.optimizer lamb",
     ),
     proven(_G, "LANS", "shard=2 zero=1", more="--train.optimizer lans"),
+    proven(
+        _G,
+        "Second order: K-FAC, factors of whole layers under any cut",
+        "dp=2 shard=2",
+        "tp=2 pp=2",
+        more="--train.optimizer kfac",
+    ),
     reads(
         _G,
         "1-bit LAMB",

@@ -14,12 +14,31 @@ from unisono.train.state.writing import writing
 from unisono_contrib.verify.conformance.sink import facts, faults, play, records
 
 
-@pytest.mark.parametrize("name", SINKS.names())
+FILES = [name for name in SINKS.names() if not SINKS.find(name).follows]
+TRACKERS = [pytest.param(name, marks=pytest.mark.slow) if name != "tensorboard" else name
+            for name in SINKS.names() if SINKS.find(name).follows]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_every_sink_looks_and_changes_nothing_and_tells_each_step_once(name: str, tmp_path: Path) -> None:
     assert list(faults(SINKS.read(name), tmp_path)) == []
 
 
-@pytest.mark.parametrize("name", SINKS.names())
+@pytest.mark.parametrize("name", TRACKERS)
+def test_every_tracker_has_each_step_once_through_resumes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = SINKS.read(name)
+    for module in tracker.needs:  # type: ignore[attr-defined]
+        pytest.importorskip(module)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path) if name == "trackio" else None
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path) if name == "trackio" else None
+    assert list(faults(tracker, tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_full_disk_is_the_houses_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught, writing(tmp_path), _full():
         play(SINKS.read(name), facts(tmp_path), records(0, 11))

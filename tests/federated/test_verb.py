@@ -75,6 +75,14 @@ def test_it_goes_on_from_where_it_was(recipe: Path, capsys: pytest.CaptureFixtur
     assert [line["step"] for line in lines] == [1, 2, 3]
 
 
+def test_several_processes_leave_the_weights_of_one(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, one, _ = said(capsys, str(recipe))
+    code, two, err = said(capsys, str(recipe), "--workers", "2")
+    assert code == 0, err
+    before = weights_in(one["run_dir"])
+    assert all(torch.equal(x, before[name]) for name, x in weights_in(two["run_dir"]).items())
+
+
 @pytest.mark.parametrize(
     "words,code",
     [
@@ -84,6 +92,9 @@ def test_it_goes_on_from_where_it_was(recipe: Path, capsys: pytest.CaptureFixtur
         (("--federated.aggregate", "krum:attackers=3"), "U-C06"),
         (("--federated.strategy", "fedavg:mu=1"), "U-C02"),
         (("--serve", "127.0.0.1:0"), "U-C04"),
+        (("--serve", "127.0.0.1:0", "--workers", "2"), "U-C04"),
+        (("--workers", "0"), "U-C04"),
+        (("--workers", "2", "--launch.threads_per_rank", "2"), "U-C06"),
         (("--serve", "127.0.0.1:0", "--join", "127.0.0.1:1"), "U-C04"),
         (("--join", "127.0.0.1:1", "--organisation", "milan", "--clients", "0"), "U-C04"),
     ],

@@ -16,7 +16,7 @@ from unisono.planner.machines.cluster import Device
 from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
-from unisono.planner.states import item_of, states, stored
+from unisono.planner.states import item_of, moments_of, states, stored
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work import activations as row_kept
@@ -254,8 +254,10 @@ def of_share(
 
     Of the plan only mesh, zero and precision are read: the other arguments may be arrays.
     """
+    learning = (share.blocks + share.ends + share.routed) * model.learns / share.copies
+    moments = moments_of(model, plan, learning, share.layers)
     dtypes: dict[str, Any] = {
-        "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
+        "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": moments,
         "masters": not plan.arithmetic.stochastic,
     }  # fmt: skip
     params = grads = optim = 0.0

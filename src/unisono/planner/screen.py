@@ -11,6 +11,7 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner import replicas
+from unisono.planner.cuts import rows_of
 from unisono.planner.memory import MARGIN, Kept, learned, of_share, rows_seen, share_of
 from unisono.planner.price import (
     covered,
@@ -38,6 +39,7 @@ from unisono.planner.search_arrays import (
     share_by,
     totals_by,
 )
+from unisono.planner.states import WholeMatrixSteps, moments_of
 from unisono.planner.transformers import row_seconds
 
 
@@ -114,6 +116,13 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
     return row_work
 
 
+def _owning(bench: SearchShared, mesh: Plan, schedules: Sequence[str], steps: WholeMatrixSteps) -> Array:
+    """Seconds in which owners step whole matrices, by schedule."""
+    rows = [rows_of(bench.model, name, mesh.pp, bench.stack.balanced) for name in schedules]
+    each = [steps.price(mesh, bench.cluster, bench.stack, blocks) for blocks in rows]
+    return array([traffic.exposed + seconds for traffic, seconds in each])
+
+
 def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
     """Seconds of a step, of all axes."""
     works = _works(bench, mesh, axes)
@@ -129,7 +138,16 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         columns = [np.broadcast_to(array(seconds(plan)), (len(covering),)) for plan in ways]
         return np.stack(columns, axis=-1)[:, :, None, None, None]
 
-    once = by_schedule(lambda plan: update(bench.model, device, bench.stack, owned(plan, first)))
+    elements = first.blocks + first.ends + first.routed
+
+    def updating(plan: Plan) -> float:
+        moments = moments_of(bench.model, plan, elements, first.layers)
+        return update(moments, device, bench.stack, owned(plan, first))
+
+    once = by_schedule(updating)
+    if bench.model.steps is not None:
+        owning = _owning(bench, mesh, axes.schedules, bench.model.steps)
+        once = once + by_schedule(lambda plan: owning)
     once = once + by_schedule(lambda plan: tied(bench.model, plan, *where))
     handed = by_schedule(lambda plan: scattered(plan, *where)[1])
     back = by_schedule(lambda plan: gathered(plan, *where)[1])
@@ -137,7 +155,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     meeting = by_schedule(
         lambda plan: sum(took for axis, (_, took) in met(plan, *where).items() if not coded or axis != "dp")
     )
-    elements = np.broadcast_to(array(crossing(mesh, first)), (len(covering),))
+    crossed = np.broadcast_to(array(crossing(mesh, first)), (len(covering),))
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
         each = blocks[covering[name]]
@@ -147,7 +165,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         shown = shown + (micros - 1) * over.beside_each(handed[at])
         if coded:
             shown = shown + replicas.least(
-                bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over
+                bench.model, mesh, bench.cluster, bench.stack, float(crossed[at]), over
             )
         fixed = bench.stack.step + bench.stack.micro * micros
         step[..., at] = micros * whole.slowest + whole.idle + whole.messages + fixed + once[at] + shown

@@ -150,7 +150,8 @@ def _keyed(member: type[Member], options: str) -> dict[str, str]:
         options.partition("=")[0] not in member.model_fields or names_something(options)
     ):
         keyed[member.main], options = parted(options, member.model_fields)
-    for part in filter(None, options.replace(":", ",").split(",")):
+    plain = options if "://" in options else options.replace(":", ",")  # an address has colons of its own
+    for part in filter(None, plain.split(",")):
         key, equals, value = part.partition("=")
         keyed[key if equals else member.main or part] = value if equals else part
     return keyed

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import Finder
 
 
@@ -31,6 +32,10 @@ class Section(BaseModel):
         if not isinstance(section, cls):
             raise LookupError(f"the recipe has no [{cls.name}]")
         return section
+
+    def fidelity(self, plan: Any) -> Fidelity:
+        """How close to one device a plan can come at most with it: ROUNDING where it adds up in another order."""
+        return Fidelity.EXACT
 
     @property
     def pins(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,7 +46,8 @@ class StepRecord:
 class RunFacts:
     """What a sink is told when it is opened on a rank. coords: the rank's place in the mesh. step: updates made before;
     the first step to come is one more. steps: of the whole run. recorder: the rank's spans. collective:
-    how the replicas' collectives are done, and why so."""
+    how the replicas' collectives are done, and why so. recipe: its sections and keys, as JSON values. plan: as text.
+    note: says a line on the user's screen."""
 
     run_dir: Path
     rank: int
@@ -58,6 +59,9 @@ class RunFacts:
     steps: int
     recorder: Recorder
     collective: str = ""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    plan: str = ""
+    note: Callable[[str], None] = lambda text: None
 
 
 class Observer(ABC):
@@ -66,6 +70,14 @@ class Observer(ABC):
 
     def ended(self, step: int, stop: bool) -> None:
         """At once after step `step`. stop: it was the last one, as asked. To be quick: the next step waits."""
+        return None
+
+    def validated(self, step: int, values: Mapping[str, float]) -> None:
+        """A validation after step `step`: the loss and the metrics, by name. To be quick: training waits."""
+        return None
+
+    def saved(self, step: int, checkpoint: str) -> None:
+        """A checkpoint after step `step` is whole on disk: its path in the run folder, `checkpoints/step-000200`."""
         return None
 
     def close(self) -> None:
@@ -78,9 +90,11 @@ class Observer(ABC):
 
 
 class Sink(Member, ABC):
-    """A sink's declaration. every_rank: each rank has one, else rank 0 alone."""
+    """A sink's declaration. every_rank: each rank has one, else rank 0 alone. follows: it is a tracker, which another
+    process brings up to date from the run folder."""
 
     every_rank: ClassVar[bool] = False
+    follows: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, run: RunFacts) -> Observer:

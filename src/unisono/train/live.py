@@ -138,6 +138,7 @@ class Live:
             self.metrics |= evaluated(train.evaluate, PlayedModel(self.run, self.corpus))
         values |= self.metrics
         self.journal.beside({f"val_{name}": value for name, value in values.items()})
+        self.journal.validated(self.run.step, values)
         if self.order.place.rank == 0:
             self.order.line.send("val", step=self.run.step, **{"loss": None, **values})
 
@@ -178,6 +179,7 @@ class Live:
         """Make a checkpoint known, from the moment that it is whole on disk, not before."""
         if folder is not None:
             self.saved = f"{folder.parent.name}/{folder.name}"
+            self.journal.saved(step_of(folder), self.saved)
             if self.order.place.rank == 0:
                 self.order.line.send("saved", path=self.saved)
 
@@ -251,7 +253,8 @@ def observers(order: RankOrder, run: Run) -> list[Observer]:
     recipe, place = order.recipe, order.place
     facts = RunFacts(
         order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
-        run.recorder, run.mesh.dp.says(),
+        run.recorder, run.mesh.dp.says(), recipe.model_dump(mode="json"), str(order.plan),
+        lambda text: note(order, text),
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}

@@ -18,7 +18,7 @@ from unisono.observe.files import lock_now
 from unisono.observe.metrics import read_steps
 from unisono.spec.doubtful import TEXT, read_regular, read_text, toml_of
 from unisono.spec.errors import UsageError
-from unisono.spec.runs import CHECKPOINTS, CONFIG, HISTORY, PARENT, run_around
+from unisono.spec.runs import CHECKPOINTS, CONFIG, HISTORY, PARENT, newest_saved, run_around
 from unisono.spec.words import is_number
 
 STATES = ("running", "done", "stopped", "failed", "lost")
@@ -82,11 +82,11 @@ def _folders(folder: Path) -> Iterator[Path]:
 def entry(folder: Path) -> RunEntry:
     """What a run's folder tells. Never raises for what is absent or damaged."""
     config, summary, environment = (
-        _toml(folder / CONFIG),
-        _json(folder / "summary.json"),
-        _json(folder / "env.json"),
+        toml_of_run(folder / CONFIG),
+        json_of(folder / "summary.json"),
+        json_of(folder / "env.json"),
     )
-    history = _history(folder)
+    history = history_of(folder)
     commits = (line["git"] for line in reversed(history) if isinstance(line.get("git"), dict))
     git = next(commits, environment.get("git")) or {}
     metrics, step = _metrics(folder, summary)
@@ -97,7 +97,7 @@ def entry(folder: Path) -> RunEntry:
         folder=folder,
         name=str(config.get("name", folder.parent.name)),
         plan=str(config.get("plan", "")),
-        state=_state(folder, history, step, steps),
+        state=state_of(folder, history, step, steps),
         step=step,
         steps=steps,
         metrics=metrics,
@@ -114,12 +114,13 @@ def entry(folder: Path) -> RunEntry:
 
 def parent_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
     """(run, checkpoint) from which a run has its first weights, or what teaches it."""
-    if parent := _json(folder / PARENT):
+    if parent := json_of(folder / PARENT):
         return str(parent.get("run", "")), str(parent.get("checkpoint", ""))
     texts = [value for key in ("model", "train") for value in dict(config.get(key, {})).values()]
     for text in texts:
         if isinstance(text, str) and ("/" in text or os.sep in text):
             path = Path(text.partition(":")[2] or text)
+            path = newest_saved(path, folder.name) or path
             if path.exists() and (run := run_around(path / CONFIG)) is not None and run != folder.absolute():
                 name = path.name if path.parent.name == CHECKPOINTS else ""
                 return os.path.relpath(run), name
@@ -135,11 +136,11 @@ def is_locked(folder: Path) -> bool:
         os.close(handle)
 
 
-def _state(folder: Path, history: Sequence[Mapping[str, Any]], step: int, steps: int) -> str:
+def state_of(folder: Path, history: Sequence[Mapping[str, Any]], step: int, steps: int) -> str:
     if is_locked(folder):
         return "running"
     if (folder / "error.json").is_file():
-        return "stopped" if _json(folder / "error.json").get("exit") in (75, 130) else "failed"
+        return "stopped" if json_of(folder / "error.json").get("exit") in (75, 130) else "failed"
     last = next((line["event"] for line in reversed(history) if line["event"] in ("start", "end")), "")
     if last == "start":
         return "lost"
@@ -164,13 +165,13 @@ def _metrics(folder: Path, summary: Mapping[str, Any]) -> tuple[dict[str, float]
 def _data_of(folder: Path) -> str:
     """The fingerprint that the newest checkpoint has, of a run whose history has none."""
     for manifest in sorted(folder.glob(f"{CHECKPOINTS}/step-*/manifest.json"), reverse=True):
-        state = _json(manifest).get("state")
+        state = json_of(manifest).get("state")
         if isinstance(state, dict) and isinstance(state.get("data"), dict):
             return str(state["data"].get("fingerprint", ""))
     return ""
 
 
-def _history(folder: Path) -> list[dict[str, Any]]:
+def history_of(folder: Path) -> list[dict[str, Any]]:
     lines = []
     with suppress(OSError, ValueError):
         for text in read_text(folder / HISTORY, _LARGEST).splitlines():
@@ -181,14 +182,14 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
         value = json.loads(read_regular(path, _LARGEST) or b"null")
         return value if isinstance(value, dict) else {}
     return {}
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def toml_of_run(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
         return toml_of(read_text(path, TEXT))
     return {}

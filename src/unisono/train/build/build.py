@@ -182,7 +182,10 @@ def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...
         for section, live in _live_sections(recipe)
         if hasattr(live, "around")
     ]
-    if recipe.train.optimiser().paced:
+    chosen = recipe.train.optimiser()
+    if chosen.observed:
+        changes.append(contributed("unisono.train.build.layer_products").observe)
+    if chosen.paced:
         changes.append(contributed("unisono.train.build.adascale").around(recipe))
     return tuple(changes)
 

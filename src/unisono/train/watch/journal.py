@@ -62,9 +62,21 @@ class Journal:
         if (now - self._flushed >= EVERY and not more) or report.stop or not report.finite:
             self._flushed = now
             self.flush()
+        self._each(lambda observer: observer.ended(report.step + 1, report.stop))
+
+    def validated(self, step: int, values: Mapping[str, float]) -> None:
+        """A validation after step `step` came to these values."""
+        self._each(lambda observer: observer.validated(step, values))
+
+    def saved(self, step: int, checkpoint: str) -> None:
+        """A checkpoint after step `step` is whole on disk."""
+        self._each(lambda observer: observer.saved(step, checkpoint))
+
+    def _each(self, call: Callable[[Observer], None]) -> None:
+        """Call each observer; one that cannot write is no reason to end."""
         for observer in self._observers:
             try:
-                observer.ended(report.step + 1, report.stop)
+                call(observer)
             except OSError as error:
                 self._tell(f"cannot write into the run folder: {error.strerror or error}; training goes on")
 

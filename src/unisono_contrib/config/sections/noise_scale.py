@@ -46,7 +46,11 @@ def unmeasurable(plan: Any, where: str) -> Iterator[Problem]:
     if policy is not None and (policy.fidelity is Fidelity.LOSSY or policy.rhythm != 1 or policy.update_lag):
         what = f"under sync={plan.sync} an update is not the mean of the gradients of one step"
         yield Problem("P44", what, f"plan.sync, {where}", f"sync={plain.text('sync')}")
-    if plan.pp > 1 and plan.text("schedule") not in ("1f1b", "gpipe"):
+    schedule = named("schedule", plan.schedule)
+    whole = (
+        schedule and schedule.flushed and not schedule.halves and len(schedule.placement(plan.pp)) == plan.pp
+    )
+    if plan.pp > 1 and not whole:
         what = f"schedule={plan.text('schedule')} computes gradients of a micro-batch in parts"
         yield Problem("P44", what, f"plan.schedule, {where}", "schedule=1f1b")
 

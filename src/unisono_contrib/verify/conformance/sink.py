@@ -2,12 +2,19 @@
 
 import copy
 import gzip
+import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from unisono.observe.metrics import read_steps
 from unisono.observe.span import PARTS, Recorder
 from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
+from unisono.train.sinks.metrics import MetricsSink
+from unisono_contrib.trackers import Tracker
+from unisono_contrib.trackers.mirror import Mirror
+from unisono_contrib.trackers.run_folder import tracked
 
 
 def facts(run_dir: Path, step: int = 0, steps: int = 12) -> RunFacts:
@@ -53,6 +60,9 @@ def faults(sink: Sink, folder: Path, text: str = "") -> Iterator[str]:
     1. It leaves what it is told as it is. 2. It writes something of a run. 3. Resumed at a step, it has each step once,
     in order, and those before it unchanged.
     """
+    if isinstance(sink, Tracker):
+        yield from _faults_of_tracker(sink, folder)
+        return
     whole, resumed = folder / "whole", folder / "resumed"
     steps = records(1, 12)
     before = copy.deepcopy(steps)
@@ -67,6 +77,28 @@ def faults(sink: Sink, folder: Path, text: str = "") -> Iterator[str]:
         written, wanted = _steps(text), _steps(_texts(whole).get(name, ""))
         if written != wanted:
             yield f"{name}: resumed at step 5 it holds steps {written}, a run without a break {wanted}"
+
+
+def _faults_of_tracker(tracker: Tracker, folder: Path) -> Iterator[str]:
+    """The same of a tracker, which reads a run folder, asked of the tracker itself: it has each number of each step
+    once; after a resume too; and where the run goes on with other numbers, those."""
+    run_dir, metrics = folder / "out" / "conformance" / "run", MetricsSink()
+    for step, last, shift in ((0, 8, 0), (5, 12, 0), (9, 12, 1000)):
+        steps = [replace(record, loss=record.loss + shift) for record in records(step + 1, last)]
+        play(metrics, facts(run_dir, step=step), steps)
+        mirror = Mirror(tracker, run_dir)
+        mirror.catch_up(final=True)
+        mirror.catch_up(final=True)
+        generation = mirror.cursor.generation
+        connection = tracker.connect(tracked(run_dir, last, generation))
+        held = connection.held(0)
+        connection.close()
+        known = {line["step"]: line["loss"] for line in read_steps(run_dir / "metrics.jsonl")[0]}
+        if sorted(held) != sorted(known):
+            yield f"resumed at step {step} it has the steps {sorted(held)}, the run {sorted(known)}"
+        elif off := [k for k in known if not math.isclose(held[k].get("loss", 0.0), known[k], rel_tol=1e-6)]:
+            yield f"resumed at step {step} it has another loss of the steps {off} than the run"
+    tracker.connect(tracked(run_dir, 12, generation)).forget()
 
 
 def _steps(text: str) -> list[int]:

@@ -1,0 +1,74 @@
+"""A run in MLflow, by its client. The run is found by a tag, so that a resumed one goes on in the same."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mlflow import MlflowClient  # pyright: ignore
+from mlflow.entities import Metric, Param, Run, RunTag  # pyright: ignore
+
+from unisono_contrib.trackers import Connection, Point, TrackedRun
+
+MOST_METRICS, MOST_PARAMS, LONGEST = 1000, 100, 500  # in one request; letters of a value (MLflow, REST API)
+_KEY = "unisono.key"
+_STATES = {"running": "RUNNING", "done": "FINISHED", "stopped": "KILLED"}  # else FAILED
+
+
+class MLflowRun(Connection):
+    """One run of an experiment."""
+
+    def __init__(self, run: TrackedRun, uri: str, experiment: str) -> None:
+        uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "") or str(run.folder.parents[1] / "mlruns")
+        uri = uri if ":" in uri else Path(uri).absolute().as_uri()
+        self._client = MlflowClient(tracking_uri=uri)
+        self._run = self._found(experiment, run) or self._made(experiment, run)
+        self.id: str = self._run.info.run_id
+
+    def _found(self, experiment: str, run: TrackedRun) -> Run | None:
+        known = self._client.get_experiment_by_name(experiment)
+        if known is None:
+            return None
+        runs = self._client.search_runs([known.experiment_id], f"tags.`{_KEY}` = '{run.key}'")
+        return runs[0] if runs else None
+
+    def _made(self, experiment: str, run: TrackedRun) -> Run:
+        known = self._client.get_experiment_by_name(experiment)
+        place = known.experiment_id if known is not None else self._client.create_experiment(experiment)
+        tags = {_KEY: run.key, **{f"unisono.{key}": value for key, value in run.tags.items()}}
+        return self._client.create_run(place, round(run.began * 1e3), tags, run_name=run.key)
+
+    def held(self, after: int) -> Mapping[int, Mapping[str, float]]:
+        held: dict[int, dict[str, float]] = {}
+        for name in self._run.data.metrics:
+            for metric in self._client.get_metric_history(self.id, name):
+                if metric.step > after:
+                    held.setdefault(metric.step, {})[name] = metric.value
+        return held
+
+    def send(self, points: Sequence[Point]) -> None:
+        metrics = [
+            Metric(name, value, round(point.at * 1e3), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for first in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
+
+    def describe(self, run: TrackedRun) -> None:
+        known = self._run.data.params
+        wanted = {key: str(value)[:LONGEST] for key, value in run.recipe.items()}
+        params = [Param(key, value) for key, value in wanted.items() if key not in known]
+        for first in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(self.id, params=params[first : first + MOST_PARAMS])
+        changed = {f"unisono.now.{k}": v for k, v in wanted.items() if k in known and known[k] != v}
+        tags = {**changed, "unisono.saved": run.saved, **{f"unisono.{k}": v for k, v in run.tags.items()}}
+        self._client.log_batch(self.id, tags=[RunTag(key, value) for key, value in tags.items()])
+        self._run = self._client.get_run(self.id)
+        state = _STATES.get(run.state, "FAILED")
+        if state == "RUNNING":
+            self._client.update_run(self.id, status=state)
+        else:
+            self._client.set_terminated(self.id, status=state)
+
+    def forget(self) -> None:
+        self._client.delete_run(self.id)
