@@ -859,7 +859,30 @@ OPTIMISERS = (
         "AdaScale: a small batch's schedule by measured gain",
         "dp=2 micros=2",
         "dp=4",
+        "shard=2 micros=2",
+        "tp=2 micros=4",
         more="--train.optimizer adascale --train.adascale_batch 2",
+    ),
+    proven(
+        _G,
+        "Batch-size schedule by steps",
+        "dp=2",
+        more="--ramp.first 4 --ramp.steps 2 --train.global_batch 8 --train.micro_batch 2",
+    ),
+    proven(
+        _G,
+        "Batch-size schedule by the noise scale",
+        "dp=2",
+        "shard=2",
+        "tp=2",
+        more="--ramp.by noise_scale --ramp.first 4 --ramp.every 1 --train.global_batch 8 --train.micro_batch 2",
+    ),
+    reads(
+        _G,
+        "Generalisation gap",
+        f"{TRAIN} 4 --train.eval_every 2",
+        "`val_gap` of validations: their loss less that of the training steps before",
+        lambda ran: any("val_gap" in step for step in ran.metrics()),
     ),
 )
 _G = "15 Fault tolerance and elasticity"
