@@ -121,12 +121,12 @@ def mosaic(how: dict[str, Any]) -> Opened:
 
 def litdata(how: dict[str, Any]) -> Opened:
     """litdata's StreamingDataLoader over its own chunks."""
-    os.environ.update(
-        DATA_OPTIMIZER_GLOBAL_RANK="0", WORLD_SIZE=str(how["world"]), GLOBAL_RANK=str(how["rank"]),
-        NNODES="1", LOCAL_RANK=str(how["rank"]),
-    )  # fmt: skip
+    if how["world"] > 1:  # from which it takes its rank
+        import torch.distributed as dist
+
+        store = dist.TCPStore("127.0.0.1", how["port"], how["world"], how["rank"] == 0)
+        dist.init_process_group("gloo", store=store, rank=how["rank"], world_size=how["world"])
     import litdata as ld
-    from litdata.utilities.env import _DistributedEnv
 
     class Pictures(ld.StreamingDataset):
         def __getitem__(self, at: Any) -> Any:
@@ -134,7 +134,6 @@ def litdata(how: dict[str, Any]) -> Opened:
             return decoded(sample["jpg"]), sample["number"]
 
     dataset = Pictures(f"{how['folder']}/lit", shuffle=True, seed=1, drop_last=False)
-    dataset.distributed_env = _DistributedEnv(how["world"], how["rank"], 1)
     loader = ld.StreamingDataLoader(
         dataset, batch_size=how["batch"], num_workers=how["workers"], shuffle=True
     )

@@ -8,8 +8,8 @@ from pydantic import Field
 from unisono_contrib.train.data.stream.source import ShardSource
 
 if TYPE_CHECKING:
-    from unisono_contrib.train.data.stream.formats import Shard
-    from unisono_contrib.train.data.stream.store import Store
+    from unisono_contrib.train.data.stream.formats import ShardFile
+    from unisono_contrib.train.data.stream.store import ShardStore
 
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
@@ -34,7 +34,7 @@ class BucketShards(ShardSource):
         kind = self.kind or ("text" if is_table else "pictures")
         return "tokens" if kind == "text" else "pictures"
 
-    def _shards(self, store: "Store") -> "Sequence[Shard]":
+    def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         from unisono_contrib.train.data.stream.formats import shards_of
         from unisono_contrib.train.data.stream.formats.mds import mosaic_shards
 

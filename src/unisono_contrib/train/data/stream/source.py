@@ -13,8 +13,8 @@ from unisono.train.data.words import RecordSource
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
-    from unisono_contrib.train.data.stream.formats import Shard
-    from unisono_contrib.train.data.stream.store import Store
+    from unisono_contrib.train.data.stream.formats import ShardFile
+    from unisono_contrib.train.data.stream.store import ShardStore
 
 
 class ShardSource(RecordSource, ABC):
@@ -41,7 +41,7 @@ class ShardSource(RecordSource, ABC):
         return self.gives == "tokens"
 
     @abstractmethod
-    def _shards(self, store: "Store") -> "Sequence[Shard]":
+    def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         """The shards, in order. Raises UsageError."""
 
     def facts(self, tokenizer: str) -> Facts:
