@@ -957,6 +957,15 @@ FAULTS = (
     ),
 )
 _G = "16 Data and storage"
+SHARDS = (
+    'for i in 0 1 2 3; do mkdir $i; for j in 1 2 3 4 5 6 7 8; do echo "text $j of shard $i, some words more"'
+    " > $i/$j.txt; done; tar cf $i.tar -C $i 1.txt 2.txt 3.txt 4.txt 5.txt 6.txt 7.txt 8.txt; done"
+)
+STREAMED = (
+    "unisono train --name stream --data.source 'tar:{0..3}.tar,kind=text' --model.n_layer 1 --model.d_model 16"
+    " --model.n_head 2 --model.context 16 --train.steps 4 --train.global_batch 8 --train.micro_batch 1"
+    " --train.lr_schedule constant --no-out.report"
+)
 DATA = (
     reads(
         _G,
@@ -967,6 +976,15 @@ DATA = (
         f' {TRAIN} 8 --plan "sync=canonical" --train.micro_batch 3 --train.lr_schedule constant --json',
         "two ranks, then four, reach the same final loss as one rank, to the last digit",
         lambda ran: ran.objects[1]["loss"] == ran.objects[2]["loss"],
+    ),
+    reads(
+        _G,
+        "Parallel I/O, streaming, caching",
+        f"{SHARDS} && {STREAMED} --plan dp=2 --json"
+        ' && unisono train --resume runs/stream --train.steps 8 --plan "dp=4" --no-out.report --json && sleep 1 &&'
+        f" {STREAMED} --train.steps 8 --json",
+        "shards of tar are read by two ranks, then by four, and the loss is that of one rank",
+        lambda ran: abs(ran.objects[1]["loss"] - ran.objects[2]["loss"]) < 1e-5,
     ),
     reads(
         _G,
