@@ -1128,6 +1128,13 @@ EXPERIMENTS = (
     ),
     reads(
         _G,
+        "Trackers people have: TensorBoard, W&B, MLflow, trackio",
+        f"{TRAIN} 4 --out.track tensorboard && unisono sync runs/proof --to tensorboard --json",
+        "steps that the tracker has, asked of itself",
+        lambda ran: ran.objects[-1]["to"]["tensorboard"]["sent"] == 4,
+    ),
+    reads(
+        _G,
         "Model versioning",
         f"{TRAIN} 2 && {TRAIN} 2 --name tuned --model.weights $(ls -d runs/proof/2*) && unisono runs --json",
         "plan, data and parent of each run",
