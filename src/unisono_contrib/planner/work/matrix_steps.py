@@ -168,7 +168,8 @@ def _load(
     elements = sum(matrix.elements / cut for matrix, cut in zip(matrices, here, strict=True))
     of_parts = sum(matrix.work.kept / cut for matrix, cut in zip(matrices, here, strict=True))
     return OwnersLoad(
-        size, narrow, item * moved / size, item * comes, item * leaves, products, decompositions, kept, elements, of_parts
+        size, narrow, item * moved / size, item * comes, item * leaves,
+        products, decompositions, kept, elements, of_parts,
     )  # fmt: skip
 
 
