@@ -13,7 +13,7 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
 from unisono.train.step.train_step import train_step
 from unisono_contrib.train.optim._kfac_steps import KfacSteps
-from unisono_contrib.train.step.layer_products import LayerSums, PassedBy, RowShare
+from unisono_contrib.train.step.layer_products import LayerRows, LayerSums, PassedBy
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_each_row_is_multiplied_by_one_rank_with_all_of_its_columns(threads, cut
         mine = slice(ends[ctx.rank], ends[ctx.rank + 1])
         held = {side: x[:, mine] if side == cut else x for side, x in whole.items()}
         sizes = dict.fromkeys(whole, sum(widths))
-        layer = LayerSums(nn.Parameter(randn(1)), sizes, RowShare(mesh.tp, cut, ends if cut else ()))
+        layer = LayerSums(nn.Parameter(randn(1)), sizes, LayerRows(mesh.tp, cut, ends if cut else ()))
         layer.add(held["right"], held["left"])
         return layer.sums["left"], layer.sums["right"], layer.rows
 

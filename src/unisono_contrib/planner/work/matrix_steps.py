@@ -161,13 +161,16 @@ def _load(
         work = matrix.work
         for place, more in enumerate((comes, leaves, work.products, work.decompositions, work.kept)):
             sums[owner][place] += more
-    comes, leaves, *rest = (max(each) for each in zip(*sums, strict=True))
+    comes, leaves, products, decompositions, kept = (max(each) for each in zip(*sums, strict=True))
     if size == 1:
         moved = comes = leaves = 0.0
     here = [tp if matrix.cut else 1 for matrix in matrices]
     elements = sum(matrix.elements / cut for matrix, cut in zip(matrices, here, strict=True))
-    kept = sum(matrix.work.kept / cut for matrix, cut in zip(matrices, here, strict=True))
-    return OwnersLoad(size, narrow, item * moved / size, item * comes, item * leaves, *rest, elements, kept)
+    of_parts = sum(matrix.work.kept / cut for matrix, cut in zip(matrices, here, strict=True))
+    return OwnersLoad(
+        size, narrow, item * moved / size, item * comes, item * leaves,
+        products, decompositions, kept, elements, of_parts,
+    )  # fmt: skip
 
 
 def steps_of(optimiser: Optimiser, model: Transformer | Network) -> MatrixSteps:

@@ -29,7 +29,7 @@ _MOST = 1_000_000  # shards that braces may mean
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class ShardStore:
     """How shards are reached. patience: seconds after which a request that fails is given up."""
 
     patience: float = 60.0
@@ -212,7 +212,7 @@ class ShardReader:
     """A shard from its beginning to its end, a block a request. What was read lately is at hand: who reads a stretch a
     second time asks the store once."""
 
-    store: Store
+    store: ShardStore
     path: str
     size: int
     _blocks: dict[int, bytes] = field(default_factory=dict)
