@@ -18,10 +18,11 @@ from zlib import crc32
 import numpy as np
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 from unisono.train.data import cache
 from unisono.train.data.pieces import filled
 from unisono.train.data.tokenised.chats import BadRecord
-from unisono.train.data.tokenised.cutters import width_of
+from unisono.train.data.tokenised.cutters import folder_of, width_of
 from unisono.train.data.worker_pool import on_stderr, progress, served
 from unisono_contrib.train.data.decoding import pixels_of
 from unisono_contrib.train.data.stream.formats import PartRecords, Place, ShardFile, format_of
@@ -54,8 +55,6 @@ class ShardPlaces:
     @property
     def parts(self) -> PartCache:
         """The cache of parts."""
-        from unisono.spec.paths import at_home
-
         return PartCache(at_home(self.cache) / "parts", self.limit)
 
 
@@ -222,8 +221,6 @@ def _key(shard: ShardFile, identity: Sequence[Any], reading: Reading) -> dict[st
 
 def tokenizer_digest(reading: Reading) -> str:
     """What decides the tokens of a tokenizer that is a folder."""
-    from unisono.train.data.tokenised.cutters import folder_of
-
     folder = folder_of(reading.token_order.tokenizer) if reading.kind == "text" else None
     return folder.digest if folder is not None else ""
 
