@@ -18,10 +18,11 @@ from zlib import crc32
 import numpy as np
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 from unisono.train.data import cache
 from unisono.train.data.pieces import filled
 from unisono.train.data.tokenised.chats import BadRecord
-from unisono.train.data.tokenised.cutters import width_of
+from unisono.train.data.tokenised.cutters import folder_of, width_of
 from unisono.train.data.worker_pool import on_stderr, progress, served
 from unisono_contrib.train.data.decoding import pixels_of
 from unisono_contrib.train.data.stream.formats import PartRecords, Place, ShardFile, format_of
@@ -54,8 +55,6 @@ class ShardPlaces:
     @property
     def parts(self) -> PartCache:
         """The cache of parts."""
-        from unisono.spec.paths import at_home
-
         return PartCache(at_home(self.cache) / "parts", self.limit)
 
 
@@ -122,7 +121,7 @@ def indexed(
     def heard(at: int, answer: dict[str, Any]) -> bool:
         answers[at] = answer["shards"]
         done = sum(map(len, answers.values()))
-        if any(each["made"] for each in answer["shards"]):
+        if any(each["is_new"] for each in answer["shards"]):
             line = progress("indexing", done, len(shards), "shards", time.monotonic() - begun)
             on_stderr(line + "\n" * (done == len(shards)))
         return True
@@ -200,15 +199,15 @@ def index_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_shard(shard: ShardFile, identity: list[Any], reading: Reading, places: ShardPlaces) -> dict[str, Any]:
-    made = []
+    written = []
 
     def make(out: Path) -> Mapping[str, Any]:
-        made.append(True)
+        written.append(True)
         return _ShardIndexer(shard, identity, reading, places).write(out)
 
     key, wait = _key(shard, identity, reading), f"another process is indexing {shard.path}: waiting\n"
     folder, meta = cache.kept(places.cache, _KIND, key, make, lambda: on_stderr(wait))
-    return {**meta, "folder": str(folder), "identity": identity, "made": bool(made)}
+    return {**meta, "folder": str(folder), "identity": identity, "is_new": bool(written)}
 
 
 def _key(shard: ShardFile, identity: Sequence[Any], reading: Reading) -> dict[str, Any]:
@@ -222,8 +221,6 @@ def _key(shard: ShardFile, identity: Sequence[Any], reading: Reading) -> dict[st
 
 def tokenizer_digest(reading: Reading) -> str:
     """What decides the tokens of a tokenizer that is a folder."""
-    from unisono.train.data.tokenised.cutters import folder_of
-
     folder = folder_of(reading.token_order.tokenizer) if reading.kind == "text" else None
     return folder.digest if folder is not None else ""
 
@@ -297,18 +294,18 @@ class _ShardIndexer:
         tokeniser = self._tokeniser or Tokeniser(reading.token_order)
 
         def make(folder: Path) -> None:
-            made = tokeniser.put(unpacked, folder)
-            if made["bad"] and not reading.skip_bad:
-                at, why = made["bad"][0]
+            summary = tokeniser.put(unpacked, folder)
+            if summary["bad"] and not reading.skip_bad:
+                at, why = summary["bad"][0]
                 raise damaged(part.path, at, why)
 
         opened = opened_tokens(reading.token_order.tokenizer)
         tokens = self._cache.kept(part_name(part, reading), make, opened)
-        made = tokens.made
-        self._refuse([(at, BadRecord(why)) for at, why in made["bad"]])
-        self._left_out += made["left_out"] - len(made["bad"])
-        self._masked |= made["masked"]
-        marks = tokens.marks if made["masked"] else None
+        summary = tokens.summary
+        self._refuse([(at, BadRecord(why)) for at, why in summary["bad"]])
+        self._left_out += summary["left_out"] - len(summary["bad"])
+        self._masked |= summary["masked"]
+        marks = tokens.marks if summary["masked"] else None
         documents = range(len(tokens.ends))
         *_, begins, sums, _ = filled(tokens.ends, marks, reading.window, reading.several, documents)
         self._rows["counts"].append(len(tokens.tokens))

@@ -142,20 +142,20 @@ class Tokeniser:
         """Write the tokens of a part into a folder; what `Maker.make` says of them."""
         self._maker = self._maker or Maker(self._order)
         records = texts_of(unpacked, self._order.fields.text)
-        made = self._maker.make(Part("", 0, len(unpacked.body), 0), str(out / "part"), records)
-        (out / "part.json").write_text(json.dumps(made))
-        return made
+        summary = self._maker.make(Part("", 0, len(unpacked.body), 0), str(out / "part"), records)
+        (out / "part.json").write_text(json.dumps(summary))
+        return summary
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """tokens: [n]. ends: int64, behind each document. marks: uint8 [n], 1 for a token that counts as a target. made:
+    """tokens: [n]. ends: int64, behind each document. marks: uint8 [n], 1 for a token that counts as a target. summary:
     what `Maker.make` said of them."""
 
     tokens: np.ndarray
     ends: np.ndarray
     marks: np.ndarray
-    made: Mapping[str, Any]
+    summary: Mapping[str, Any]
 
 
 def opened_tokens(tokenizer: str) -> Callable[[Path, bool], TokenPart]:

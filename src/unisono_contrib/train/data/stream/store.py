@@ -45,14 +45,14 @@ class ShardStore:
             stat = self._tried(path, lambda: os.stat(path))
             return [stat.st_size, str(stat.st_mtime_ns)]
 
-        def asked() -> list[Any]:
+        def inquire() -> list[Any]:
             system, place = _opened(path)
             system.invalidate_cache()
             info = system.info(place)
             tags = (info.get(key) for key in ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created"))
             return [int(info["size"]), str(next((tag for tag in tags if tag), ""))]
 
-        return self._tried(path, asked)
+        return self._tried(path, inquire)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of a shard; fewer where it ends before. Raises UsageError D02, D03, D18."""
