@@ -1056,6 +1056,27 @@ CLUSTERS = (
         "srun's variables are read",
         r"step 2/2",
     ),
+    prints(
+        _G,
+        "Slurm batch script with requeue",
+        'unisono launch slurm --demo --dry-run --plan "dp=2 tp=2" --job.nodes 2',
+        "unisono launch slurm writes the script from recipe and plan",
+        r"#SBATCH --nodes=2[\s\S]*scontrol requeue",
+    ),
+    prints(
+        _G,
+        "Kubernetes Job, JobSet, TrainJob, PyTorchJob; Kueue, gang",
+        "unisono launch k8s --demo --dry-run --kind jobset --k8s.image train:1 --k8s.queue team --k8s.gang plugin",
+        "unisono launch k8s writes the manifests",
+        r"queue-name: team[\s\S]*maxRestarts|minMember",
+    ),
+    prints(
+        _G,
+        "Ray: placement group, one actor a rank",
+        "unisono launch ray --demo --dry-run",
+        "unisono launch ray writes the driver's script",
+        r"launch.on_ray --ranks 4",
+    ),
 )
 _G = "19 Debugging, correctness, reproducibility"
 DEBUGGING = (

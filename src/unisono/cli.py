@@ -27,7 +27,6 @@ from unisono.verbs import VERBS, Verb
 # What the contract names besides; one that has a file is listed by that.
 LATER = {
     "dash": "Watch a run in the browser",
-    "launch": "Start a run on slurm, k8s, ray or over ssh",
 }
 
 EXAMPLES = """\

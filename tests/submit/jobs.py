@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.config import load
-from unisono_contrib.submit.job import Job, job_of
+from unisono_contrib.submit.job import JobRequest, job_of
 
 RECIPE = """\
 name = "small"
@@ -30,7 +30,7 @@ def job(
     more: str = "",
     flags: Sequence[tuple[str, str]] = (),
     name: str = "small",
-) -> Job:
+) -> JobRequest:
     """The job of a small recipe. more: sections behind [train]."""
     file = folder / "small.toml"
     file.write_text(RECIPE.format(plan=plan, more=more))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unisono_contrib.submit.job import Job
+from unisono_contrib.submit.job import JobRequest
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 _PYTORCHJOB = {"apiVersion", "kind", "metadata", "spec"}, {"nprocPerNode", "runPolicy", "pytorchReplicaSpecs"}
@@ -24,7 +24,7 @@ def judges() -> tuple[Any, Any]:
     return schemas, models
 
 
-def judge(manifests: list[dict[str, Any]], job: Job, version: str) -> None:
+def judge(manifests: list[dict[str, Any]], job: JobRequest, version: str) -> None:
     """Raises Refused for what a cluster of this version would not take, or would not run as one job of so many nodes."""
     schemas, models = judges()
     for manifest in manifests:
@@ -104,7 +104,7 @@ def _pytorch(schemas: Any, manifest: Any, version: str) -> None:
         _template(schemas, part["template"], "PodTemplate", version)
 
 
-def pods_of(kinds: Mapping[str, Any], job: Job) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def pods_of(kinds: Mapping[str, Any], job: JobRequest) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """(how many, resources of the container that trains) of all groups of pods."""
     if "Job" in kinds or "JobSet" in kinds:
         spec = (
@@ -122,7 +122,7 @@ def pods_of(kinds: Mapping[str, Any], job: Job) -> Iterator[tuple[int, Mapping[s
             yield part["replicas"], part["template"]["spec"]["containers"][0]["resources"]
 
 
-def _coherent(kinds: Mapping[str, Any], job: Job) -> None:
+def _coherent(kinds: Mapping[str, Any], job: JobRequest) -> None:
     """What no schema sees, as its keys are free: requests, selectors, labels, and the recipe's key."""
     need, nodes = job.need, 0
     gpus = {job.k8s.gpu: str(need.gpus)} if need.gpus else {}

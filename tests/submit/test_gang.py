@@ -10,13 +10,13 @@ import pytest
 
 from tests.submit.gang import Pods, play
 from tests.submit.jobs import job
-from unisono_contrib.submit.job import Job, NodeNeed
+from unisono_contrib.submit.job import JobRequest, NodeNeed
 from unisono_contrib.submit.kinds import KINDS
 
 PAIRS = 1000
 
 
-def spread(base: Job, gang: str, nodes: int, gpus: int) -> Pods:
+def spread(base: JobRequest, gang: str, nodes: int, gpus: int) -> Pods:
     """The pods of such a job, by its manifests."""
     made = replace(
         base, nodes=nodes, need=NodeNeed(1, 100, gpus), k8s=base.k8s.model_copy(update={"gang": gang})

@@ -18,9 +18,9 @@ from unisono.config import load
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.verbs.train.room import PROCESS, ledger
 from unisono_contrib.submit import JobState
-from unisono_contrib.submit.job import Job
+from unisono_contrib.submit.job import JobRequest
 from unisono_contrib.submit.kinds import KINDS
-from unisono_contrib.submit.schedulers.k8s import K8s, manifests
+from unisono_contrib.submit.schedulers.k8s import K8sSubmitter, manifests
 from unisono_contrib.submit.yaml import as_yaml
 
 pytestmark = pytest.mark.timeout(120)
@@ -32,13 +32,13 @@ PLANS = (
 IMAGE = '[k8s]\nimage = "registry.example.com/team/train:1"\n'
 
 
-def k8s_job(folder: Path, plan: str, kind: str, more: str = "") -> Job:
+def k8s_job(folder: Path, plan: str, kind: str, more: str = "") -> JobRequest:
     return job(folder, plan, f'{IMAGE}kind = "{kind}"\n{more}')
 
 
-def read(made: Job) -> list[dict[str, Any]]:
+def read(made: JobRequest) -> list[dict[str, Any]]:
     """The manifests as kubectl reads them."""
-    return list(yaml.safe_load_all(K8s().files(made)[0].text))
+    return list(yaml.safe_load_all(K8sSubmitter().files(made)[0].text))
 
 
 def spread(plan: str, number: int) -> str:
@@ -146,9 +146,9 @@ def test_an_array_is_a_job_for_each_run(
 
 def test_what_a_job_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has an image"):
-        K8s().files(job(tmp_path))
+        K8sSubmitter().files(job(tmp_path))
     with pytest.raises(UsageError, match="no name of a job"):
-        K8s().files(job(tmp_path, more=IMAGE, name="My_Run"))
+        K8sSubmitter().files(job(tmp_path, more=IMAGE, name="My_Run"))
     with pytest.raises(ConfigProblems, match="no CLAIM:/PATH"):
         k8s_job(tmp_path, "dp=2", "job", 'volumes = ["runs"]')
 
@@ -168,8 +168,8 @@ def test_state_and_submission_go_through_kubectl(
     body = f'[ "$1" = get ] && cat {tmp_path}/status || printf "configmap/small-recipe\\njob.batch/small\\n"'
     monkeypatch.setenv("PATH", f"{commands(tmp_path, kubectl=body)}:/usr/bin:/bin")
     made = k8s_job(tmp_path, "dp=2", "job", 'namespace = "team"')
-    number = K8s().submit(made, tmp_path)
-    assert number == "job.batch/small -n team" and K8s().state(number, tmp_path) is JobState(state)
+    number = K8sSubmitter().submit(made, tmp_path)
+    assert number == "job.batch/small -n team" and K8sSubmitter().state(number, tmp_path) is JobState(state)
     assert all(one["metadata"].get("namespace") == "team" for one in manifests(made))
 
 

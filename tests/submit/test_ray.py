@@ -12,7 +12,7 @@ import pytest
 from tests.submit.jobs import commands, job
 from unisono_contrib.launch.on_ray import Seat, places
 from unisono_contrib.submit import JobState
-from unisono_contrib.submit.schedulers.ray import Ray
+from unisono_contrib.submit.schedulers.ray import RaySubmitter
 
 pytestmark = pytest.mark.timeout(240)
 RANK = """\
@@ -62,7 +62,7 @@ def test_the_script_asks_for_the_ledger_and_passes_variables_on(tmp_path: Path) 
     made = job(
         tmp_path, more='[launch]\nthreads_per_rank = 2\n[network]\ninterface = "ib0"\n[job]\nnodes = 2'
     )
-    text = Ray().files(made)[0].text
+    text = RaySubmitter().files(made)[0].text
     assert f"--ranks 4 --cpus 2 --gpus 0 --mib {-(-made.need.mib // 2)}" in text
     assert "--env NCCL_SOCKET_IFNAME=ib0" in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
@@ -71,8 +71,8 @@ def test_the_script_asks_for_the_ledger_and_passes_variables_on(tmp_path: Path) 
 def test_state_and_submission_go_through_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "[ $2 = submit ] && echo \"Job 'raysubmit_7' submitted\" || echo \"Status for job 'raysubmit_7': RUNNING\""
     monkeypatch.setenv("PATH", f"{commands(tmp_path, ray=body)}:/usr/bin:/bin")
-    number = Ray().submit(job(tmp_path), tmp_path)
-    assert number == "raysubmit_7" and Ray().state(number, tmp_path) is JobState.RUNNING
+    number = RaySubmitter().submit(job(tmp_path), tmp_path)
+    assert number == "raysubmit_7" and RaySubmitter().state(number, tmp_path) is JobState.RUNNING
 
 
 @pytest.mark.slow

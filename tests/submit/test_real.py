@@ -133,7 +133,8 @@ def test_slurm_of_one_node_and_of_four_computes_what_one_device_computes(
     """srun by hand on one node, then a batch job of one rank on each of four."""
     with real.slurm(4) as known:
         one, four = tmp_path / "one", tmp_path / "four"
-        one.mkdir(), four.mkdir()
+        for folder in (one, four):
+            folder.mkdir()
         meet = {**environ(), **known, "MASTER_ADDR": "127.0.0.1"}
         written(one)
         ran(one, ["srun", "-N1", "-n2", *TRAIN], meet)
@@ -166,7 +167,8 @@ def logs(folder: Path) -> str:
 def test_a_job_that_saves_in_mid_step_is_requeued_and_goes_on_exactly(tmp_path: Path, sent: str) -> None:
     steps = 300
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir(), cut.mkdir()
+    for folder in (whole, cut):
+        folder.mkdir()
     written(whole, steps)
     ran(whole, [*TRAIN, "--plan", "dp=1 sync=canonical"], environ())
     with real.slurm(1) as known:

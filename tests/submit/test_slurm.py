@@ -15,14 +15,14 @@ from unisono.config import load
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono_contrib.submit import SUBMITTERS, JobState
 from unisono_contrib.submit.job import job_of
-from unisono_contrib.submit.schedulers.slurm import Slurm
+from unisono_contrib.submit.schedulers.slurm import SlurmSubmitter
 
 pytestmark = pytest.mark.timeout(60)
 SAVES = 'trap "exit 75" USR1; touch begun; while :; do sleep 0.02; done'
 
 
 def script(folder: Path, more: str = "", plan: str = "dp=2 tp=2") -> str:
-    return Slurm().files(job(folder, plan, more))[0].text
+    return SlurmSubmitter().files(job(folder, plan, more))[0].text
 
 
 def directives(text: str) -> dict[str, str]:
@@ -99,8 +99,8 @@ def test_a_chain_needs_no_command_on_the_nodes(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     chained = job(tmp_path, more='[job]\nrestarts = 2\n[slurm]\nrequeue = "chain"')
-    assert "scontrol" not in Slurm().files(chained)[0].text
-    assert Slurm().submit(chained, tmp_path) == "1 2 3"
+    assert "scontrol" not in SlurmSubmitter().files(chained)[0].text
+    assert SlurmSubmitter().submit(chained, tmp_path) == "1 2 3"
     calls = (tmp_path / "calls").read_text().splitlines()
     assert "--dependency=afternotok:2 --kill-on-invalid-dep=yes" in calls[2] and "afternotok" not in calls[0]
 
@@ -151,7 +151,7 @@ def test_the_state_is_what_queue_or_accounts_say(
 ) -> None:
     bin_ = commands(tmp_path, squeue=f'printf "{queue}"', sacct=f'printf "{account}"')
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
-    assert Slurm().state("7", tmp_path) is JobState(state)
+    assert SlurmSubmitter().state("7", tmp_path) is JobState(state)
 
 
 def test_without_sbatch_nothing_is_submitted(

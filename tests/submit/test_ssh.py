@@ -11,13 +11,13 @@ import pytest
 from tests.submit.jobs import job
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono_contrib.submit import JobState
-from unisono_contrib.submit.job import Job
-from unisono_contrib.submit.schedulers.ssh import Ssh
+from unisono_contrib.submit.job import JobRequest
+from unisono_contrib.submit.schedulers.ssh import SshSubmitter
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def ssh_job(folder: Path, hosts: str, more: str = "", body: str = "exit 0", plan: str = "dp=4") -> Job:
+def ssh_job(folder: Path, hosts: str, more: str = "", body: str = "exit 0", plan: str = "dp=4") -> JobRequest:
     """A job whose interpreter is a script with this body."""
     python = folder / "python"
     python.write_text(f'#!/bin/bash\necho "$*" >> "{folder}/calls"\n{body}\n')
@@ -25,14 +25,14 @@ def ssh_job(folder: Path, hosts: str, more: str = "", body: str = "exit 0", plan
     return job(folder, plan, f'[job]\nhosts = "{hosts}"\npython = "{python}"\n{more}')
 
 
-def submitted(folder: Path, made: Job) -> str:
-    for file in Ssh().files(made):
+def submitted(folder: Path, made: JobRequest) -> str:
+    for file in SshSubmitter().files(made):
         (folder / file.name).write_text(file.text)
-    return Ssh().submit(made, folder)
+    return SshSubmitter().submit(made, folder)
 
 
 def ended(folder: Path, number: str) -> JobState:
-    while (state := Ssh().state(number, folder)) is JobState.RUNNING:
+    while (state := SshSubmitter().state(number, folder)) is JobState.RUNNING:
         time.sleep(0.02)
     return state
 
@@ -54,7 +54,7 @@ def test_a_signal_to_the_job_reaches_the_run(tmp_path: Path, monkeypatch: pytest
     number = submitted(tmp_path, ssh_job(tmp_path, "localhost:4", body=body))
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
-    assert Ssh().state(number, tmp_path) is JobState.RUNNING
+    assert SshSubmitter().state(number, tmp_path) is JobState.RUNNING
     os.kill(int(number), signal.SIGTERM)
     assert ended(tmp_path, number) is JobState.STOPPED
 
@@ -97,4 +97,4 @@ def test_hosts_say_how_many_ranks_there_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigProblems, match="no list of hosts"):
         ssh_job(tmp_path, "node[04-01]")
     with pytest.raises(UsageError, match="nobody says which hosts"):
-        Ssh().files(job(tmp_path))
+        SshSubmitter().files(job(tmp_path))

@@ -64,7 +64,7 @@ def play(command: Sequence[str], environs: Sequence[Mapping[str, str]], patience
         ranks.append(subprocess.Popen(command, env=dict(environ)))
         _send(ranks[-1:], *heard)  # what came before this rank was there
     codes: list[int] = []
-    left, until, asked = [*ranks], float("inf"), False
+    left, until, stopping = [*ranks], float("inf"), False
     while left:
         for rank in [rank for rank in left if rank.poll() is not None]:
             left.remove(rank)
@@ -72,8 +72,8 @@ def play(command: Sequence[str], environs: Sequence[Mapping[str, str]], patience
             if rank.returncode:
                 until = min(until, time.monotonic() + patience)
         if time.monotonic() > until:
-            _send(left, signal.SIGKILL if asked else signal.SIGTERM)
-            until, asked = time.monotonic() + patience, True
+            _send(left, signal.SIGKILL if stopping else signal.SIGTERM)
+            until, stopping = time.monotonic() + patience, True
         time.sleep(_LOOK)
     return code_of(codes)
 

@@ -76,18 +76,18 @@ def places(seats: Sequence[Seat]) -> list[tuple[int, dict[str, str]]]:
     of all ranks of its host, among which it takes its own."""
     hosts = list(dict.fromkeys(seat.host for seat in seats))
     order = sorted(range(len(seats)), key=lambda actor: hosts.index(seats[actor].host))
-    first, made = seats[order[0]], list[tuple[int, dict[str, str]]]()
+    first, seated = seats[order[0]], list[tuple[int, dict[str, str]]]()
     for rank, actor in enumerate(order):
         here = [other for other in order if seats[other].host == seats[actor].host]
         gpus = [gpu for other in here for gpu in seats[other].gpus]
         variables = environment(rank, len(seats), here.index(actor), len(here), first.address, first.port)
-        made.append((actor, {**variables, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}))
-    return made
+        seated.append((actor, {**variables, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}))
+    return seated
 
 
 @dataclass
-class Ranks:
-    """All ranks of a run on a cluster. resources, variables: of each, beside its place. asked: signals that
+class RayRanks:
+    """All ranks of a run on a cluster. resources, variables: of each, beside its place. signals: those that
     came."""
 
     ray: Any
@@ -95,7 +95,7 @@ class Ranks:
     resources: Mapping[str, float]
     patience: float
     variables: Mapping[str, str] = field(default_factory=dict)
-    asked: list[int] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
 
     def play(self, command: Sequence[str], restarts: int) -> int:
         """Run until the ranks are done, or have saved since somebody asked them to; the exit code."""
@@ -103,7 +103,7 @@ class Ranks:
             codes, lost = self.start(command)
             code = code_of(codes)
             again = lost or code == _SAVED or any(number < 0 or number > 128 for number in codes)
-            if (code == 0 and not lost) or self.asked or not again:
+            if (code == 0 and not lost) or self.signals or not again:
                 return code or (_SAVED if lost else 0)
             why = "saved" if code == _SAVED else "ranks or hosts were lost"
             print(f"note  start {start + 1} of {restarts + 1} has ended: {why}", file=sys.stderr, flush=True)
@@ -137,23 +137,23 @@ class Ranks:
 
     def _placed(self, group: Any) -> bool:
         """Wait until all ranks have their place; False once somebody asked to stop."""
-        ready, told = group.ready(), time.monotonic() + 30.0
+        ready, note_at = group.ready(), time.monotonic() + 30.0
         while not self._wait([ready])[0]:
-            if self.asked:
+            if self.signals:
                 return False
-            if time.monotonic() > told:
+            if time.monotonic() > note_at:
                 print(f"note  waiting for {self.count} x {dict(self.resources)}", file=sys.stderr, flush=True)
-                told = float("inf")
+                note_at = float("inf")
         return True
 
     def _ended(self, actors: Iterable[Any], tasks: Sequence[Any]) -> tuple[list[int], bool]:
         left, codes, lost = [*tasks], list[int](), False
         until, sent = float("inf"), 0
         while left and time.monotonic() < until:
-            for number in self.asked[sent:]:
+            for number in self.signals[sent:]:
                 for actor in actors:
                     actor.stop.remote(number)
-            sent = len(self.asked)
+            sent = len(self.signals)
             ready, left = self._wait(left)
             for task in ready:
                 try:
@@ -165,7 +165,7 @@ class Ranks:
         return codes, lost
 
     def _wait(self, tasks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """(tasks that have ended, the others) after a moment; a signal that came meanwhile is in `asked`."""
+        """(tasks that have ended, the others) after a moment; a signal that came meanwhile is in `signals`."""
         return self.ray.wait([*tasks], num_returns=1, timeout=_LOOK)
 
 
@@ -197,9 +197,9 @@ def main(words: Sequence[str]) -> int:
             import ray.util.scheduling_strategies  # pyright: ignore[reportMissingImports]
 
             variables = dict(variable.split("=", 1) for variable in args.env)
-            ranks = Ranks(ray, args.ranks, resources, args.patience, variables)
+            ranks = RayRanks(ray, args.ranks, resources, args.patience, variables)
             for number in _HEARD:
-                signal.signal(number, lambda number, frame: ranks.asked.append(number))
+                signal.signal(number, lambda number, frame: ranks.signals.append(number))
             return ranks.play(args.command, args.restarts)
     except UnisonoError as error:
         with suppress(OSError):

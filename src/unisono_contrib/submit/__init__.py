@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from unisono.spec.finder import Finder
-from unisono_contrib.submit.job import Job, JobFile
+from unisono_contrib.submit.job import JobFile, JobRequest
 
 
 class JobState(StrEnum):
@@ -29,12 +29,12 @@ class Submitter(ABC):
     arrays: ClassVar[bool] = False
 
     @abstractmethod
-    def files(self, job: Job) -> Sequence[JobFile]:
+    def files(self, job: JobRequest) -> Sequence[JobFile]:
         """The files of a job, the one to submit first. Nothing is written or asked; the same job has the same files.
         Raises UsageError C06 where the recipe does not say what this scheduler needs."""
 
     @abstractmethod
-    def submit(self, job: Job, folder: Path) -> str:
+    def submit(self, job: JobRequest, folder: Path) -> str:
         """Hand the job, whose files are in `folder`, to the scheduler; its id there. Raises UsageError L14 where the
         scheduler's command is missing or refuses."""
 

@@ -37,7 +37,7 @@ class NodeNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobRequest:
     """What a scheduler gets. name: of the run. world: all ranks. recipes: one run each, as resolved TOML; several are
     an array. need: of a node. grace: seconds in which ranks save. out: the folder of runs. variables: of all ranks.
     shell: the command that runs another on a host (`launch.shell`)."""
@@ -66,20 +66,20 @@ class Job:
         return ["unisono", "train", recipe, "--resume", "auto", "--launch.grace", f"{grace:g}"]
 
 
-def job_of(loaded: Sequence[Loaded], name: str) -> Job:
+def job_of(loaded: Sequence[Loaded], name: str) -> JobRequest:
     """The job of this name that plays these recipes, which differ in values alone. Raises ConfigProblems,
     and UsageError P14 or C06."""
     config = _section(loaded[0], JobConfig)
-    resolved = [_resolved(one, config) for one in loaded]
+    resolved = [_resolved(recipe, config) for recipe in loaded]
     first = resolved[0]
     world = first.plan.world
     nodes, each = _spread(config, world)
-    if {one.plan.world for one in resolved} != {world}:
+    if {run.plan.world for run in resolved} != {world}:
         raise UsageError("the runs of an array take different numbers of ranks", where="--each",
                          fix="one launch for each plan", code="C06")  # fmt: skip
     launch = first.recipe.launch
     network = _section(loaded[0], NetworkConfig)
-    return Job(
+    return JobRequest(
         name, world, nodes, each, need_of(resolved, config, each), tuple(map(resolved_toml, resolved)),
         launch.grace, first.recipe.out.dir,
         {**network.variables(), **dict(variable.split("=", 1) for variable in config.env)}, launch.shell,
@@ -94,11 +94,11 @@ def need_of(resolved: Sequence[Resolved], config: JobConfig, ranks: int) -> Node
     gpus = {"nccl": ranks, "nccl:shared": 1}.get(launch.backend, 0)
     mib = ceil(config.memory_gib * 1024) if config.memory_gib else 0
     if not mib:
-        for one in resolved:
-            nbytes, counted = rank_bytes(one.recipe, one.plan)
+        for run in resolved:
+            nbytes, counted = rank_bytes(run.recipe, run.plan)
             if not counted:
                 raise UsageError(
-                    f"a model of kind {one.recipe.model.kind} has no ledger of memory", where="job.memory_gib",
+                    f"a model of kind {run.recipe.model.kind} has no ledger of memory", where="job.memory_gib",
                     fix="--job.memory_gib N: what a node must have", code="C06",
                 )  # fmt: skip
             mib = max(mib, ceil(ranks * nbytes / _MIB))

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from unisono_contrib.submit import pods
-from unisono_contrib.submit.job import PORT, Job
+from unisono_contrib.submit.job import PORT, JobRequest
 from unisono_contrib.submit.pods import Manifest
 
 
-def job_spec(job: Job, master: str, subdomain: str, backoff: int) -> Manifest:
+def job_spec(job: JobRequest, master: str, subdomain: str, backoff: int) -> Manifest:
     """An Indexed Job: pod i is node i. backoff: failures of pods that it bears."""
     seconds = job.config.seconds
     gang = (
@@ -31,7 +31,7 @@ def job_spec(job: Job, master: str, subdomain: str, backoff: int) -> Manifest:
     }
 
 
-def plain_job(job: Job) -> Sequence[Manifest]:
+def plain_job(job: JobRequest) -> Sequence[Manifest]:
     """batch/v1: a headless service, by which pod 0 has a name before it has an address, and an Indexed Job."""
     service = {
         "apiVersion": "v1",
@@ -58,7 +58,7 @@ def plain_job(job: Job) -> Sequence[Manifest]:
     ]
 
 
-def job_set(job: Job) -> Sequence[Manifest]:
+def job_set(job: JobRequest) -> Sequence[Manifest]:
     """jobset.x-k8s.io/v1alpha2: one replicated job, whose pods have names, and which starts again as a whole."""
     name = pods.CONTAINER
     spec = job_spec(job, f"{job.name}-{name}-0-0.{job.name}", "", 0)
@@ -75,7 +75,7 @@ def job_set(job: Job) -> Sequence[Manifest]:
     return [*pods.gang(job), manifest]
 
 
-def train_job(job: Job) -> Sequence[Manifest]:
+def train_job(job: JobRequest) -> Sequence[Manifest]:
     """trainer.kubeflow.org/v1alpha1: Kubeflow's runtime says how pods meet, by variables of torchrun's."""
     patch = {
         "serviceAccountName": job.k8s.service_account,
@@ -115,7 +115,7 @@ def train_job(job: Job) -> Sequence[Manifest]:
     return [manifest]
 
 
-def pytorch_job(job: Job) -> Sequence[Manifest]:
+def pytorch_job(job: JobRequest) -> Sequence[Manifest]:
     """kubeflow.org/v1, of the older training operator: a master and workers."""
     seconds = job.config.seconds
     template = {
@@ -143,6 +143,6 @@ def pytorch_job(job: Job) -> Sequence[Manifest]:
     return [manifest]
 
 
-KINDS: Mapping[str, Callable[[Job], Sequence[Manifest]]] = MappingProxyType(
+KINDS: Mapping[str, Callable[[JobRequest], Sequence[Manifest]]] = MappingProxyType(
     {"job": plain_job, "jobset": job_set, "trainjob": train_job, "pytorchjob": pytorch_job}
 )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unisono_contrib.submit.job import PORT, Job
+from unisono_contrib.submit.job import PORT, JobRequest
 
 Manifest = dict[str, Any]
 FOLDER, RECIPE = "/etc/unisono", "recipe.toml"
@@ -15,18 +15,18 @@ _SPARE = 5
 _PLUGIN = "scheduling.x-k8s.io/pod-group"
 
 
-def metadata(job: Job, name: str, labels: Mapping[str, str] = {}) -> Manifest:
+def metadata(job: JobRequest, name: str, labels: Mapping[str, str] = {}) -> Manifest:
     """Of an object of the job. The queue's label stands on what Kueue admits, which is the job."""
     namespace = {"namespace": job.k8s.namespace} if job.k8s.namespace else {}
     return {"name": name, **namespace, "labels": {"app.kubernetes.io/name": job.name, **labels}}
 
 
-def queued(job: Job) -> dict[str, str]:
+def queued(job: JobRequest) -> dict[str, str]:
     """Kueue's label of a job that waits in a queue of it."""
     return {"kueue.x-k8s.io/queue-name": job.k8s.queue} if job.k8s.queue else {}
 
 
-def recipe_map(job: Job, recipe: str) -> Manifest:
+def recipe_map(job: JobRequest, recipe: str) -> Manifest:
     """The ConfigMap with the recipe: what was submitted is what runs."""
     data = {RECIPE: recipe}
     return {
@@ -37,7 +37,7 @@ def recipe_map(job: Job, recipe: str) -> Manifest:
     }
 
 
-def resources(job: Job) -> Manifest:
+def resources(job: JobRequest) -> Manifest:
     """Requests of a node, by the plan's ledger. Only GPUs are limits too: a price is no reason to end a run that takes
     more memory."""
     need = job.need
@@ -46,7 +46,7 @@ def resources(job: Job) -> Manifest:
     return {"requests": requests, **({"limits": gpus} if gpus else {})}
 
 
-def command(job: Job, master: str) -> list[str]:
+def command(job: JobRequest, master: str) -> list[str]:
     """What a container runs: the ranks of one node. master: where they meet, "" if the operator says it."""
     meet = ["--nodes", str(job.nodes), "--master", f"{master}:{PORT}"] if master else []
     train = job.train(f"{FOLDER}/{RECIPE}", job.grace)
@@ -63,11 +63,11 @@ def command(job: Job, master: str) -> list[str]:
     ]
 
 
-def variables(job: Job) -> list[Manifest]:
+def variables(job: JobRequest) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in job.variables.items()]
 
 
-def mounts(job: Job) -> list[Manifest]:
+def mounts(job: JobRequest) -> list[Manifest]:
     """Where the container sees the recipe and the claims."""
     claims = [volume.split(":", 1) for volume in job.k8s.volumes]
     return [
@@ -77,7 +77,7 @@ def mounts(job: Job) -> list[Manifest]:
     ]
 
 
-def volumes(job: Job) -> list[Manifest]:
+def volumes(job: JobRequest) -> list[Manifest]:
     """The recipe, the claims, and shared memory of the ranks of a node: by itself a container has 64 MiB of that."""
     claims = [volume.split(":", 1)[0] for volume in job.k8s.volumes]
     shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}
@@ -91,12 +91,12 @@ def volumes(job: Job) -> list[Manifest]:
     ]
 
 
-def leave_time(job: Job) -> int:
+def leave_time(job: JobRequest) -> int:
     """Seconds from SIGTERM to SIGKILL."""
     return math.ceil(job.grace) + _SPARE
 
 
-def container(job: Job, master: str, name: str = CONTAINER) -> Manifest:
+def container(job: JobRequest, master: str, name: str = CONTAINER) -> Manifest:
     return {
         "name": name,
         "image": job.k8s.image,
@@ -108,7 +108,7 @@ def container(job: Job, master: str, name: str = CONTAINER) -> Manifest:
 
 
 def pod_spec(
-    job: Job, master: str, *, subdomain: str = "", name: str = CONTAINER, restart: str = "Never"
+    job: JobRequest, master: str, *, subdomain: str = "", name: str = CONTAINER, restart: str = "Never"
 ) -> Manifest:
     """The pod of one node. subdomain: of the headless service by which pods know each other."""
     config = job.k8s
@@ -128,11 +128,11 @@ def pod_spec(
     }
 
 
-def pod_labels(job: Job) -> dict[str, str]:
+def pod_labels(job: JobRequest) -> dict[str, str]:
     return {"app.kubernetes.io/name": job.name, **({_PLUGIN: job.name} if job.k8s.gang == "plugin" else {})}
 
 
-def gang(job: Job) -> list[Manifest]:
+def gang(job: JobRequest) -> list[Manifest]:
     """The object that says that all pods are placed or none, where it is one of its own."""
     if job.k8s.gang == "plugin":
         spec: Manifest = {"minMember": job.nodes}

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
 from unisono.spec.errors import UsageError
-from unisono_contrib.submit.job import Job
+from unisono_contrib.submit.job import JobRequest
 
 _END = "END_OF_RECIPE"
 
@@ -22,7 +22,7 @@ def command(module: Sequence[str], python: str = "") -> str:
     return " ".join('"$recipe"' if word == "$recipe" else shlex.quote(word) for word in words)
 
 
-def recipes(job: Job, label: str, index: str) -> list[str]:
+def recipes(job: JobRequest, label: str, index: str) -> list[str]:
     """Lines that write the recipe of this start to `$recipe`, under the folder of runs. label: what tells jobs apart,
     as the shell expands it. index: where the shell has the number of a run in an array."""
     lines = [f"mkdir -p {shlex.quote(f'{job.out}/jobs')}",
@@ -60,7 +60,7 @@ def trap(*signals: str) -> list[str]:
     return ["step=", f'trap \'[ -z "$step" ] || kill -USR1 "$step"\' {names}']
 
 
-def asked(words: Sequence[str], text: str | None = None, where: str = "unisono launch") -> str:
+def output_of(words: Sequence[str], text: str | None = None, where: str = "unisono launch") -> str:
     """What a scheduler's command says. Raises UsageError L14 where it is missing or fails."""
     try:
         done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60.0, check=False)

@@ -12,7 +12,7 @@ _INDENT = "  "
 
 def as_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
     """The documents, one behind the other, for kubectl and for people."""
-    return "---\n".join("\n".join(_mapping(one, "")) + "\n" for one in documents)
+    return "---\n".join("\n".join(_mapping(document, "")) + "\n" for document in documents)
 
 
 def _mapping(value: Mapping[str, Any], indent: str) -> Iterator[str]:

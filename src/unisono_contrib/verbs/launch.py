@@ -13,7 +13,7 @@ from unisono.verbs._recipe import RecipeVerb, loaded
 
 if TYPE_CHECKING:
     from unisono_contrib.submit import Submitter
-    from unisono_contrib.submit.job import Job, JobFile
+    from unisono_contrib.submit.job import JobFile, JobRequest
 
 RECORD = "job.json"
 """In a job's folder: what was submitted, by which its state is asked."""
@@ -94,7 +94,9 @@ def _values(each: Sequence[str]) -> Iterator[Sequence[tuple[str, str]]]:
     return iter(product(*ways))
 
 
-def _facts(job: "Job", scheduler: "Submitter", folder: Path, files: Sequence["JobFile"]) -> dict[str, Any]:
+def _facts(
+    job: "JobRequest", scheduler: "Submitter", folder: Path, files: Sequence["JobFile"]
+) -> dict[str, Any]:
     need = job.need
     return {
         "scheduler": scheduler.name, "name": job.name, "runs": len(job.recipes), "nodes": job.nodes,
@@ -113,7 +115,7 @@ def _printed(files: Sequence["JobFile"]) -> Iterator[str]:
 
 
 def _submitted(
-    call: CommandCall, scheduler: "Submitter", job: "Job", folder: Path, files: Sequence["JobFile"],
+    call: CommandCall, scheduler: "Submitter", job: "JobRequest", folder: Path, files: Sequence["JobFile"],
     facts: Mapping[str, Any],
 ) -> Result:  # fmt: skip
     from unisono.observe.files import write_whole

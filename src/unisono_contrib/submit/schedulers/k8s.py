@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from unisono.spec.errors import UsageError
 from unisono_contrib.submit import JobState, Submitter, pods
-from unisono_contrib.submit.job import Job, JobFile
+from unisono_contrib.submit.job import JobFile, JobRequest
 from unisono_contrib.submit.kinds import KINDS
-from unisono_contrib.submit.script import asked
+from unisono_contrib.submit.script import output_of
 from unisono_contrib.submit.yaml import as_yaml
 
 FILE = "job.yaml"
@@ -26,32 +26,32 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
 """A label of DNS: names of pods and of the service are made of it, and have at most 63 letters."""
 
 
-class K8s(Submitter):
+class K8sSubmitter(Submitter):
     """Manifests."""
 
     name: ClassVar[str] = "k8s"
     arrays: ClassVar[bool] = True
 
-    def files(self, job: Job) -> Sequence[JobFile]:
+    def files(self, job: JobRequest) -> Sequence[JobFile]:
         return [JobFile(FILE, as_yaml(list(manifests(job))))]
 
-    def submit(self, job: Job, folder: Path) -> str:
-        lines = asked(["kubectl", "apply", "-f", str(folder / FILE), "-o", "name"]).splitlines()
+    def submit(self, job: JobRequest, folder: Path) -> str:
+        lines = output_of(["kubectl", "apply", "-f", str(folder / FILE), "-o", "name"]).splitlines()
         kinds = tuple(f"{kind.lower()}." for kind in _OURS)
         names = [line for line in lines if line.startswith(kinds)]
         namespace = ["-n", job.k8s.namespace] if job.k8s.namespace else []
         return " ".join([*names, *namespace])
 
     def state(self, job: str, folder: Path) -> JobState:
-        known = json.loads(asked(["kubectl", "get", *job.split(), "-o", "json"]) or "{}")
-        states = {_state_of(one.get("status", {})) for one in known.get("items", [known])}
+        known = json.loads(output_of(["kubectl", "get", *job.split(), "-o", "json"]) or "{}")
+        states = {_state_of(item.get("status", {})) for item in known.get("items", [known])}
         for state in (JobState.RUNNING, JobState.PENDING, JobState.FAILED, JobState.DONE):
             if state in states:
                 return state
         return JobState.UNKNOWN
 
 
-def manifests(job: Job) -> Iterator[dict[str, Any]]:
+def manifests(job: JobRequest) -> Iterator[dict[str, Any]]:
     """All objects of the job, of an array those of each run under a name of its own. Raises UsageError C06."""
     if not _NAME.fullmatch(job.name):
         raise UsageError(
@@ -62,9 +62,9 @@ def manifests(job: Job) -> Iterator[dict[str, Any]]:
         raise UsageError("a job on Kubernetes has an image", where="k8s.image", code="C06",
                          fix="--k8s.image REGISTRY/NAME:TAG, with Unisono and torch in it")  # fmt: skip
     for number, recipe in enumerate(job.recipes):
-        one = job if len(job.recipes) == 1 else replace(job, name=f"{job.name}-{number}")
-        yield pods.recipe_map(one, recipe)
-        yield from KINDS[job.k8s.kind](one)
+        run = job if len(job.recipes) == 1 else replace(job, name=f"{job.name}-{number}")
+        yield pods.recipe_map(run, recipe)
+        yield from KINDS[job.k8s.kind](run)
 
 
 def _state_of(status: dict[str, Any]) -> JobState:

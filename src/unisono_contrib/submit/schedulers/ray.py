@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from unisono_contrib.submit import JobState, Submitter
-from unisono_contrib.submit.job import Job, JobFile
-from unisono_contrib.submit.script import WAIT, asked, command, recipes, trap
+from unisono_contrib.submit.job import JobFile, JobRequest
+from unisono_contrib.submit.script import WAIT, command, output_of, recipes, trap
 
 FILE = "job.sh"
 _STATES = {
@@ -17,29 +17,29 @@ _STATES = {
 }  # fmt: skip
 
 
-class Ray(Submitter):
+class RaySubmitter(Submitter):
     """A script that is a driver."""
 
     name: ClassVar[str] = "ray"
 
-    def files(self, job: Job) -> Sequence[JobFile]:
+    def files(self, job: JobRequest) -> Sequence[JobFile]:
         return [JobFile(FILE, "\n".join(["#!/bin/bash", *_body(job)]) + "\n")]
 
-    def submit(self, job: Job, folder: Path) -> str:
+    def submit(self, job: JobRequest, folder: Path) -> str:
         words = ["ray", "job", "submit", "--no-wait", "--working-dir", ".", "--", "bash", str(folder / FILE)]
-        said = asked(words)
+        said = output_of(words)
         return next(
             (word.strip("'") for word in said.split() if word.strip("'").startswith("raysubmit_")), said
         )
 
     def state(self, job: str, folder: Path) -> JobState:
-        said = asked(["ray", "job", "status", job])
+        said = output_of(["ray", "job", "status", job])
         return next(
             (_STATES[word] for word in said.replace("'", " ").split() if word in _STATES), JobState.UNKNOWN
         )
 
 
-def _body(job: Job) -> Iterator[str]:
+def _body(job: JobRequest) -> Iterator[str]:
     yield from job.config.setup
     yield from recipes(job, "ray", "0")
     yield from trap("TERM", "USR1", "INT")

@@ -7,8 +7,8 @@ from typing import ClassVar
 from unisono.spec.errors import UsageError
 from unisono.spec.hostlist import hosts_in
 from unisono_contrib.submit import JobState, Submitter
-from unisono_contrib.submit.job import Job, JobFile
-from unisono_contrib.submit.script import WAIT, asked, command, exports, recipes, trap
+from unisono_contrib.submit.job import JobFile, JobRequest
+from unisono_contrib.submit.script import WAIT, command, exports, output_of, recipes, trap
 
 FILE = "job.sbatch"
 _STATES = {
@@ -24,13 +24,13 @@ if [ "$code" -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
 fi"""
 
 
-class Slurm(Submitter):
+class SlurmSubmitter(Submitter):
     """A batch script."""
 
     name: ClassVar[str] = "slurm"
     arrays: ClassVar[bool] = True
 
-    def files(self, job: Job) -> Sequence[JobFile]:
+    def files(self, job: JobRequest) -> Sequence[JobFile]:
         nodes = hosts_in(job.slurm.nodelist)
         if job.slurm.nodelist and len(nodes) < job.nodes:
             raise UsageError(
@@ -40,7 +40,7 @@ class Slurm(Submitter):
         lines = ["#!/bin/bash", *(f"#SBATCH {line}" for line in directives(job)), "", *_body(job)]
         return [JobFile(FILE, "\n".join(lines) + "\n")]
 
-    def submit(self, job: Job, folder: Path) -> str:
+    def submit(self, job: JobRequest, folder: Path) -> str:
         command = ["sbatch", "--parsable"]
         ids = [_submitted([*command, str(folder / FILE)])]
         for _ in range(job.config.restarts if job.slurm.requeue == "chain" else 0):
@@ -56,7 +56,7 @@ class Slurm(Submitter):
         return JobState.UNKNOWN
 
 
-def directives(job: Job) -> Iterator[str]:
+def directives(job: JobRequest) -> Iterator[str]:
     """Options of sbatch, in the order of their weight."""
     config, need = job.slurm, job.need
     yield f"--job-name={job.name}"
@@ -80,7 +80,7 @@ def directives(job: Job) -> Iterator[str]:
     yield from config.options
 
 
-def _body(job: Job) -> Iterator[str]:
+def _body(job: JobRequest) -> Iterator[str]:
     config = job.slurm
     yield from job.config.setup
     yield from exports(job.variables)
@@ -98,27 +98,27 @@ def _body(job: Job) -> Iterator[str]:
     yield 'exit "$code"'
 
 
-def grace_of(job: Job) -> float:
+def grace_of(job: JobRequest) -> float:
     """Seconds that ranks have to save: the recipe's, but no more than three quarters of what Slurm gives."""
     warning = job.slurm.warning
     return job.grace if warning is None else min(job.grace, 0.75 * warning)
 
 
 def _submitted(words: Sequence[str]) -> str:
-    return asked(words).partition(";")[0]
+    return output_of(words).partition(";")[0]
 
 
 def _states(job: str) -> Iterator[JobState]:
     """Of a job and the tasks of its array: those of the queue, or else of the accounts."""
     try:
-        words = asked(["squeue", "-h", "-r", "-j", job, "-o", "%T"]).split()
+        words = output_of(["squeue", "-h", "-r", "-j", job, "-o", "%T"]).split()
     except UsageError as error:
         if not error.what.startswith("squeue refused"):
             raise
         words = []  # it forgets a job minutes after its end
     if not words:
         try:
-            words = asked(["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"]).splitlines()
+            words = output_of(["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"]).splitlines()
         except UsageError:
             words = []  # a site without accounts
     for word in words:

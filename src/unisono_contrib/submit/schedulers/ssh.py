@@ -12,19 +12,19 @@ from unisono.launch.remote_hosts import is_here
 from unisono.spec.errors import UsageError
 from unisono.spec.hostlist import hosts_in
 from unisono_contrib.submit import JobState, Submitter
-from unisono_contrib.submit.job import Job, JobFile
-from unisono_contrib.submit.script import WAIT, asked, command, exports, recipes, trap
+from unisono_contrib.submit.job import JobFile, JobRequest
+from unisono_contrib.submit.script import WAIT, command, exports, output_of, recipes, trap
 
 FILE, REMOTE, LOG, PID, EXIT = "job.sh", "remote.sh", "job.log", "job.pid", "job.exit"
 _PATIENCE = 60.0
 
 
-class Ssh(Submitter):
+class SshSubmitter(Submitter):
     """A script on the first host."""
 
     name: ClassVar[str] = "ssh"
 
-    def files(self, job: Job) -> Sequence[JobFile]:
+    def files(self, job: JobRequest) -> Sequence[JobFile]:
         if not job.config.hosts:
             raise UsageError("nobody says which hosts", where="job.hosts", code="C06",
                              fix="--hosts 'node[01-04]', or hosts in [job]; this host may lead")  # fmt: skip
@@ -37,7 +37,7 @@ class Ssh(Submitter):
                   f'exec {job.shell} "$host" "$prepare; $*"']  # fmt: skip
         return [script, JobFile(REMOTE, "\n".join(remote) + "\n")]
 
-    def submit(self, job: Job, folder: Path) -> str:
+    def submit(self, job: JobRequest, folder: Path) -> str:
         for name in (PID, EXIT):
             (folder / name).unlink(missing_ok=True)
         leader = hosts_in(job.config.hosts)[0].partition(":")[0]
@@ -71,13 +71,13 @@ class Ssh(Submitter):
         *shell, number = shlex.split(job)
         check = f"kill -0 {int(number)}"
         try:
-            asked([*shell, check] if shell else ["/bin/sh", "-c", check])
+            output_of([*shell, check] if shell else ["/bin/sh", "-c", check])
         except UsageError:
             return JobState.UNKNOWN  # it was killed, or its host has gone
         return JobState.RUNNING
 
 
-def _body(job: Job) -> Iterator[str]:
+def _body(job: JobRequest) -> Iterator[str]:
     yield 'folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
     yield f'echo $$ > "$folder/{PID}.new" && mv "$folder/{PID}.new" "$folder/{PID}"'
     yield from job.config.setup
