@@ -16,11 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-ALARMS = 0.02
-"""Probability of calling a version slower that is not. Of 40 such comparisons, at most two are called so with a
-probability of 95 %."""
+ALARMS = 0.03
+"""Probability of calling a version slower that is not, over all rows and all looks."""
 MOST, FIRST = 10, 5
 """Pairs at most, and pairs before the first look: of fewer, no pattern is rare enough."""
+LATE = 3
+"""The false alarms allowed until a look grow with this power of its pairs: most are kept for the last one, which can
+then bear a pair that says the opposite."""
+CLIP = 2.0
+"""A logarithm counts as this many times the median at most: a pair that other work fell into is no better or worse."""
 WORTH = 0.01
 """A difference below this share is none, however sure."""
 DRIFT = 0.10
@@ -84,13 +88,14 @@ def _alarmed(ratios: Mapping[str, Sequence[float]], sign: int) -> set[str]:
     crossed = np.zeros(len(patterns), dtype=bool)  # patterns that would have been alarms
     rows: set[str] = set()
     for look in range(FIRST, count + 1):
-        seen = logs[:, :look]
+        most = CLIP * np.median(np.abs(logs[:, :look]), axis=1, keepdims=True)
+        seen = np.clip(logs[:, :look], -most, most)  # the same for every pattern, so the test stays exact
         scale = np.sqrt((seen**2).sum(1)) + np.finfo(float).tiny
         sums = patterns[:, :look] @ (
             seen.T / scale[:, None].T
         )  # a pattern's sums; the first one is what was seen
         highest = np.round(sums.max(1), 9)  # of all rows (Westfall and Young, 1993)
-        allowed = int(ALARMS * look / MOST * len(patterns)) - int(crossed.sum())
+        allowed = int(ALARMS * (look / MOST) ** LATE * len(patterns)) - int(crossed.sum())
         least = _least(highest[~crossed], allowed)
         rows |= {name for name, value in zip(ratios, np.round(sums[0], 9), strict=True) if value >= least}
         crossed |= highest >= least
