@@ -13,7 +13,7 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
 from unisono.train.step.train_step import train_step
 from unisono_contrib.train.optim._kfac_steps import KfacSteps
-from unisono_contrib.train.step.layer_products import LayerSums, PassedBy, LayerRows
+from unisono_contrib.train.step.layer_products import LayerRows, LayerSums, PassedBy
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
