@@ -50,8 +50,8 @@ def make_twin(run: Run, bounds: Bounds) -> None:
     layers too."""
     measure, noise = run.measure, torch.Generator().manual_seed(0)
     for part in getattr(run.update.optimizer, "parts", (run.update.optimizer,)):
-        if getattr(part, "products", None) is not None:
-            contributed("unisono.verify.layer_products").push_means(part.products, bounds.observed, noise)
+        if (products := getattr(part, "products", None)) is not None:
+            contributed("unisono.verify.layer_products").push_means(products, bounds.observed, noise)
 
     def pushing(slots: Sequence[Slot], extra: Tensor) -> list[float]:
         numbers = measure(slots, extra)
