@@ -163,10 +163,10 @@ def _added_up(packed: Mapping[nn.Parameter, Tensor], owners: Owners) -> dict[nn.
     of = {place: [p for p in packed if owners.matrices[p].owner == place] for place in range(size)}
     to = [sum(packed[p].numel() for p in of[place]) for place in range(size)]
     flat = torch.cat([packed[p] for place in range(size) for p in of[place]])
-    parts = exchange_rows(flat, to, [to[me]] * size, owners.group).view(size, -1)
+    parts = exchange_rows(flat, to, [to[me]] * size, owners.group).view(size, to[me])
     total = parts.sum(0)
     lengths = [packed[p].numel() for p in of[me]]
-    return dict(zip(of[me], total.split(lengths), strict=True))
+    return dict(zip(of[me], total.split(lengths), strict=True)) if lengths else {}
 
 
 class ListeningPlayer(StagePlayer):
@@ -181,7 +181,7 @@ class ListeningPlayer(StagePlayer):
         backwards = any(action.kind == "B" for action in row)
         if not backwards:
             return super().play(row, leaves, weight, seed)
-        with self.heard(1.0 / (weight * leaves[0].scale) if leaves and self.due() else 0.0):
+        with self.heard(1.0 / (weight * leaves[0].scale) if self.due() else 0.0):
             return super().play(row, leaves, weight, seed)
 
 
