@@ -22,9 +22,9 @@ from unisono.train.rejoin import losses
 from unisono.train.state import history
 from unisono.train.state.cadence import Chosen, Clock, Fixed
 from unisono.train.state.checkpoint.find import point_best, step_of
-from unisono.train.state.judgement import Judgement
 from unisono.train.state.run_state import kept_of, pieces_of
 from unisono.train.state.saving import Saving
+from unisono.train.state.validation_verdict import ValidationVerdict
 from unisono.train.state.writing import writing
 from unisono.train.step.evaluate import central_weights, evaluate
 from unisono.train.step.played_model import PlayedModel, evaluated
@@ -150,10 +150,10 @@ class Live:
         for section, live in self.judges:
             self.judged(live.judge(section, self.run, values))
 
-    def judged(self, judgement: Judgement) -> None:
+    def judged(self, verdict: ValidationVerdict) -> None:
         """Heed what is thought of the last validation."""
-        self.best = self.run.step if judgement.best else self.best
-        self.enough = judgement.enough or self.enough
+        self.best = self.run.step if verdict.best else self.best
+        self.enough = verdict.enough or self.enough
 
     def save(self, blocking: bool, last: bool = False) -> Path | None:
         """Save a checkpoint; its folder, or None if it is not whole yet, or failed. last: it must not fail. What fails

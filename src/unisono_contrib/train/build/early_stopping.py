@@ -8,7 +8,7 @@ import torch
 
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
-from unisono.train.state.judgement import Judgement
+from unisono.train.state.validation_verdict import ValidationVerdict
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.early_stopping import EarlyStoppingConfig
 
@@ -29,7 +29,7 @@ def around(section: EarlyStoppingConfig, recipe: Recipe, samples: int) -> Callab
     return with_best
 
 
-def judge(section: EarlyStoppingConfig, run: Run, values: Mapping[str, float]) -> Judgement:
+def judge(section: EarlyStoppingConfig, run: Run, values: Mapping[str, float]) -> ValidationVerdict:
     """Judge a validation. values: its numbers by name, without `val_`. What rank 0 has counts for all, since a user's
     own function may say other numbers elsewhere. Every rank calls it, or it hangs. Raises UsageError C06 where the
     metric is not among them."""
@@ -51,11 +51,11 @@ def judge(section: EarlyStoppingConfig, run: Run, values: Mapping[str, float]) -
     return judged(section, run)
 
 
-def judged(section: EarlyStoppingConfig, run: Run) -> Judgement:
+def judged(section: EarlyStoppingConfig, run: Run) -> ValidationVerdict:
     """What was thought of the last validation, also where the run was resumed after it."""
     best, at, waited = (float(run.update.keeps[key]) for key in KEYS)
     enough = ""
     if section.patience and waited >= section.patience:
         since = f"{waited:.0f} validation{'s' * (waited > 1)} since"
         enough = f"early stopping: {section.metric} was best at step {at:.0f}, {best:.6g}, and in no {since}"
-    return Judgement(0 < at == run.step, enough)
+    return ValidationVerdict(0 < at == run.step, enough)

@@ -64,9 +64,9 @@ def one_by_one(value: Value, params: Mapping[str, Tensor], samples: Samples) -> 
     grads = {name: p.new_zeros((count, *p.shape)) for name, p in params.items()}
     values = []
     for i in range(count):
-        one = value(params, samples.at(slice(i, i + 1)))
-        values.append(one.detach())
-        each = torch.autograd.grad(one, [*params.values()], allow_unused=True)
+        number = value(params, samples.at(slice(i, i + 1)))
+        values.append(number.detach())
+        each = torch.autograd.grad(number, [*params.values()], allow_unused=True)
         for name, grad in zip(params, each, strict=True):
             if grad is not None:
                 grads[name][i] = grad

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Judgement(NamedTuple):
+class ValidationVerdict(NamedTuple):
     """best: whether the weights now are the best so far. enough: why the run ends here, "" where it goes on. The same
     on every rank."""
 
