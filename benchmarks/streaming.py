@@ -18,6 +18,7 @@ import argparse
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,28 +82,28 @@ def pictures(folder: Path, count: int) -> None:
 
 
 def start(python: str, how: dict[str, Any]) -> "subprocess.Popen[str]":
-    """A rank under way."""
+    """A rank under way, in a session of its own. What it says goes to files: its workers may outlive it."""
     environ = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [python, "-P", str(RANK), json.dumps(how)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-    )
+    command = [python, "-P", str(RANK), json.dumps(how)]
+    with open(f"{how['seen']}.out", "w") as out, open(f"{how['seen']}.err", "w") as err:
+        return subprocess.Popen(
+            command, stdout=out, stderr=err, text=True, env=environ, start_new_session=True
+        )
 
 
-def answer(rank: "subprocess.Popen[str]", seconds: float) -> dict[str, Any]:
+def answer(rank: "subprocess.Popen[str]", seen: str, seconds: float) -> dict[str, Any]:
     """What it said last. Raises RuntimeError with its last line of error, or where it hangs."""
     try:
-        out, err = rank.communicate(timeout=seconds)
+        code = rank.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        rank.kill()
-        rank.communicate()
         raise RuntimeError("hangs") from None
-    if rank.returncode:
-        raise RuntimeError((err.strip().splitlines() or ["died"])[-1][:160])
-    return json.loads(out.strip().splitlines()[-1])
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
+    if code:
+        lines = [line for line in Path(f"{seen}.err").read_text().splitlines() if line.strip()]
+        raise RuntimeError((lines or ["died"])[-1][:160])
+    return json.loads(Path(f"{seen}.out").read_text().strip().splitlines()[-1])
 
 
 def free_port() -> int:
@@ -123,7 +125,7 @@ def speeds(folder: Path, pythons: dict[str, str], rounds: int, workers: int) -> 
                 "snapshots": turn == rounds - 1,
             }  # fmt: skip
             try:
-                said = answer(start(pythons[name], how), 300)
+                said = answer(start(pythons[name], how), how["seen"], 300)
             except RuntimeError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
@@ -152,18 +154,18 @@ def kills(folder: Path, name: str, python: str, count: int) -> dict[str, Any]:
                 "state": state,
                 "save": str(saved[-1]),
             }  # fmt: skip
-            ranks.append(start(python, how))
+            ranks.append((start(python, how), how["seen"]))
         failures = []
-        for rank in ranks:
+        for rank, said in ranks:
             try:
-                answer(rank, 300)
+                answer(rank, said, 120)
             except RuntimeError as error:
                 failures.append(str(error))
         if failures:
             return {"refused": f"with {world} ranks: {failures[0]}"}
         states = saved
     lines = [
-        json.loads(line) for path in folder.glob(f"seen-{name}-*") for line in path.read_text().splitlines()
+        json.loads(line) for path in folder.glob(f"seen-{name}-?-?") for line in path.read_text().splitlines()
     ]
     times = Counter(number for _, numbers in lines for number in numbers)
     return {
