@@ -11,8 +11,8 @@ import pytest
 
 from unisono.launch.env import detect
 from unisono.spec.errors import UsageError
-from unisono_contrib.launch.nodes import node_in
 from unisono_contrib.launch.node import code_of, environments
+from unisono_contrib.launch.nodes import node_in
 
 pytestmark = pytest.mark.timeout(60)
 SKY = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
