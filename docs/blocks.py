@@ -25,7 +25,6 @@ from unisono.programs.collectives import ring as ring_program
 from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.finder import Finder
-from unisono.spec.sink import SINKS
 from unisono.spec.source import SOURCES
 from unisono.spec.training import OPTIMISERS
 from unisono.verbs import VERBS
@@ -68,8 +67,7 @@ PROMISED: tuple[tuple[str, Finder[Any], tuple[str, ...]], ...] = (
         ("adascale", "kfac", "lamb", "lans", "lars", "muon", "shampoo", "soap"),
     ),
     ("`data.source`", SOURCES, ("mds", "s3", "tar")),
-    ("`out.track`", SINKS, ("mlflow", "tensorboard", "trackio", "wandb")),
-    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sweep", "sync")),
+    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sweep")),
 )
 # Plans that a reader might expect to work: what they ask for, and the plan. Each is refused with exit code 2.
 REFUSED = {

@@ -13,7 +13,6 @@ from unisono.spec.sink import SINKS, Observer, RunFacts, Sink, StepRecord
 from unisono.train.state.writing import writing
 from unisono_contrib.verify.conformance.sink import facts, faults, play, records
 
-
 FILES = [name for name in SINKS.names() if not SINKS.find(name).follows]
 TRACKERS = [pytest.param(name, marks=pytest.mark.slow) if name != "tensorboard" else name
             for name in SINKS.names() if SINKS.find(name).follows]  # fmt: skip

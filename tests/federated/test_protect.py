@@ -143,3 +143,10 @@ def test_what_would_show_more_is_refused(protection: dict[str, Any], keys: dict[
     with pytest.raises(ConfigProblems) as caught:
         recipe_of(**protection, **keys)
     assert [problem.code for problem in caught.value.problems] == ["P42"]
+
+
+def test_clients_of_a_secure_sum_bound_what_they_send() -> None:
+    """The server, which sees no delta, cannot."""
+    keys = {"federated__secure": "true", "privacy__noise": 0.0}
+    assert federated(**keys, privacy__clip=1e9).play_round()["delta_norm"] > 1e-2
+    assert 0.0 < federated(**keys, privacy__clip=1e-3).play_round()["delta_norm"] <= 1e-3

@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,18 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono_contrib.federated.client import Task
 from unisono_contrib.federated.clients import ClientHost
-from unisono_contrib.federated.messages import Inbox
+from unisono_contrib.federated.messages import Inbox, SecureReply
 from unisono_contrib.federated.organisations import Organisation, client_tls, server_tls
 from unisono_contrib.federated.secure.frames import step_of
-from unisono_contrib.federated.secure.messages import REQUESTS, Advertise, Mask, Request, Reveal, Share
+from unisono_contrib.federated.secure.messages import (
+    REQUESTS,
+    Advertise,
+    Mask,
+    PublicKeys,
+    Request,
+    Reveal,
+    Share,
+)
 
 pytest.importorskip("cryptography", reason="the extra `federated` is not installed")
 pytestmark = pytest.mark.timeout(60)
@@ -208,3 +217,17 @@ def test_the_head_room_of_a_round_is_checked_before_clients_are_waited_for(corpu
     with pytest.raises(UsageError, match="may wrap") as caught:
         Place(corpus, known=ORGANISATIONS, **SECURE, federated__secure_limit=1e9)
     assert caught.value.code == "A02"
+
+
+def test_a_reply_to_an_earlier_request_is_not_counted(corpus: Corpus) -> None:
+    """A vector that was masked for another set of clients would spoil the sum."""
+    with serving(corpus, known=ORGANISATIONS, **SECURE) as place:
+        clients, member, late = place.clients, SimpleNamespace(clients=(1,)), PublicKeys(2, b"", b"")
+        clients._awaited = {1: (1, "mask")}
+        for number, step in ((0, "mask"), (1, "share")):
+            clients._take_reply(member, SecureReply(1, number, step, late))
+        assert clients._awaited and not clients._replies
+        with pytest.raises(ValueError, match="a reply for client 3"):
+            clients._take_reply(member, SecureReply(3, 1, "mask", late))
+        clients._take_reply(member, SecureReply(1, 1, "mask", late))
+        assert clients._replies == {1: late} and not clients._awaited

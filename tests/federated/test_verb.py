@@ -129,21 +129,26 @@ def test_a_recipe_without_clients_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [(), ("--federated.secure", "true"), ("--federated.strategy", "scaffold")],
+    ids=["plain", "secure", "scaffold"],
+)
 def test_processes_that_join_over_tls_have_the_bits_of_simulated_clients(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: tuple[str, ...]
 ) -> None:
     authority, certificate, key = certificates.written(tmp_path)
     (tmp_path / "tokens.toml").write_text(f'[milan]\ntoken = "{"m" * 20}"\n[oslo]\ntoken = "{"o" * 20}"\n')
     (tmp_path / "milan").write_text("m" * 20 + "\n")
     (tmp_path / "oslo").write_text("o" * 20)
-    common = ["-m", "unisono", "federate", str(recipe), "--json", "--out.dir", "real"]
+    common = ["-m", "unisono", "federate", str(recipe), *keys, "--json", "--out.dir", "real"]
     tls = ["--tokens", "tokens.toml", "--certificate", certificate, "--key", key]
     server = Forked([*common, "--serve", "127.0.0.1:0", *tls], tmp_path, os.environ)
     port = _port(tmp_path / "real")
     joins = [
         Forked(
             [*common, "--join", f"127.0.0.1:{port}", "--organisation", name, "--token", name, "--clients", clients,
-             "--authority", authority],
+             "--authority", authority, "--state", "state"],
             tmp_path, os.environ,
         )
         for name, clients in (("milan", "0-2"), ("oslo", "3,4"))
@@ -152,7 +157,8 @@ def test_processes_that_join_over_tls_have_the_bits_of_simulated_clients(
     done = json.loads(server.stdout.read())
     for process in joins:
         assert process.wait(30) == 0, process.stderr.read()
-    _, simulated, _ = said(capsys, str(recipe))
+    _, simulated, _ = said(capsys, str(recipe), *keys)
+    assert bool(list(tmp_path.glob("state/*/client-*/*.safetensors"))) == ("scaffold" in keys)
     real = weights_in(str(tmp_path / done["run_dir"]))
     assert all(torch.equal(x, real[name]) for name, x in weights_in(simulated["run_dir"]).items())
 

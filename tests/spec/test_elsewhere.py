@@ -47,7 +47,7 @@ FLAGS = {
     "--dry-rn": "did you mean --dry-run?",
     "--train.epochs 3": "train.global_batch",
     "--train.gradient_accumulation_steps 4": "micros=4",
-    "--out.track wandb": "FILE.py:NAME",
+    "--out.track neptune": "FILE.py:NAME",
     "--plan ddp": '--plan "dp=4"',
     "--plan precision=fp8": "bf16:fp8",
     "--plan world=2": '--plan "dp=4"',

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trackers.paper import PaperServer, PaperTracker, served
+from tests.trackers.paper import PaperServer, served
 from unisono.spec.sink import SINKS, Observer
 from unisono.train.sinks.metrics import MetricsSink
 from unisono_contrib.trackers import Tracker, follow, follower
@@ -87,7 +87,9 @@ def test_a_tracker_that_answers_has_all_of_a_run_when_it_ends(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("mood", ["refuses", "hangs", "deaf", "dead"])
-def test_one_that_fails_is_told_of_once_and_catches_up(mood: str, tmp_path: Path, server: PaperServer) -> None:
+def test_one_that_fails_is_told_of_once_and_catches_up(
+    mood: str, tmp_path: Path, server: PaperServer
+) -> None:
     run = Run(tmp_path / "demo" / "run", server)
     if mood == "dead":
         server.server_close()

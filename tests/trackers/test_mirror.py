@@ -127,8 +127,12 @@ def test_each_point_comes_once_whatever_fails_and_whoever_is_killed(
     paper.runs = {key: points for key, points in paper.runs.items() if key == max(paper.runs, key=_age)}
     held = steps(folder, paper)
     lines = read_steps(folder / "metrics.jsonl")[0]
-    assert {step: values["loss"] for step, values in held.items()} == {line["step"]: line["loss"] for line in lines}
-    assert all(set(values) == {"loss", "lr", "tokens", "tokens_per_s", "time/forward"} for values in held.values())
+    assert {step: values["loss"] for step, values in held.items()} == {
+        line["step"]: line["loss"] for line in lines
+    }
+    assert all(
+        set(values) == {"loss", "lr", "tokens", "tokens_per_s", "time/forward"} for values in held.values()
+    )
 
 
 def _age(key: str) -> int:

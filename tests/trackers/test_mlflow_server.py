@@ -48,12 +48,21 @@ class Store(ThreadingHTTPServer):
                 return {"experiment_id": "1"}
             case "runs/search":
                 key = body["filter"].split("'")[1]
-                return {"runs": [run for run in self.runs.values() if {"key": "unisono.key", "value": key} in run["data"]["tags"]]}
+                return {
+                    "runs": [
+                        run
+                        for run in self.runs.values()
+                        if {"key": "unisono.key", "value": key} in run["data"]["tags"]
+                    ]
+                }
             case "runs/create":
                 run_id = f"run{len(self.runs)}"
                 info = {"run_id": run_id, "experiment_id": "1", "status": "RUNNING", "start_time": body["start_time"],
                         "lifecycle_stage": "active", "artifact_uri": "/nowhere"}  # fmt: skip
-                self.runs[run_id] = {"info": info, "data": {"metrics": [], "params": [], "tags": body["tags"]}}
+                self.runs[run_id] = {
+                    "info": info,
+                    "data": {"metrics": [], "params": [], "tags": body["tags"]},
+                }
                 return {"run": self.runs[run_id]}
             case "runs/get":
                 return {"run": self.runs[body["run_id"]]}

@@ -46,7 +46,9 @@ def test_a_run_is_known_by_its_folder_and_its_recipe(tmp_path: Path) -> None:
     folder = tmp_path / "demo" / "2026"
     (folder / "checkpoints" / "step-000020").mkdir(parents=True)
     (folder / "checkpoints" / "step-000020" / "manifest.json").write_text("{}")
-    (folder / "config.resolved.toml").write_text('name = "demo"\nplan = "dp=2"\n[train]\nlr = 0.1\nsteps = 20\n')
+    (folder / "config.resolved.toml").write_text(
+        'name = "demo"\nplan = "dp=2"\n[train]\nlr = 0.1\nsteps = 20\n'
+    )
     (folder / "history.jsonl").write_text('{"at": 7.0, "event": "start", "step": 0, "data": "ab"}\n')
     run = tracked(folder, 20)
     assert (run.key, run.began, run.state, run.saved) == ("demo-2026", 7.0, "lost", "checkpoints/step-000020")

@@ -59,3 +59,10 @@ def test_every_cut_of_whole_matrices_over_four_ranks_is_proven(tmp_path: Path, o
     """A decomposition in the third step goes on from means and follows a step without one."""
     more = {} if optimizer == "muon" else {"curvature_interval": 2}
     assert faults(tmp_path, optimizer, WHOLE_MATRICES, **more) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_layers_behind_weights_that_do_not_learn_are_proven(tmp_path: Path) -> None:
+    """What the adapters of the first block read never moves, so nothing but rounding of its own tells it apart."""
+    assert faults(tmp_path, "kfac", ("tp=2", "shard=2"), lora_rank=3) == []

@@ -31,6 +31,7 @@ def proven(folder: Path, kind: str, plans: tuple[str, ...], steps: int) -> None:
     assert len(proofs) == len(plans)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_decisions_are_those_of_one_device(tmp_path: Path) -> None:
     """An MLP on digits, whose batch grows in these steps."""

@@ -140,8 +140,7 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
     share, ways = share_of(model, plan, row, True), in_order(model, plan, row)
     parts = _parts(model, plan, share, row)
     held = _held(model, plan, share, parts)
-    elements = (share.blocks + share.ends + share.routed) / share.copies
-    moments_kept = moments_of(model, plan, elements, share.layers)
+    moments_kept = moments_of(model, plan, share.elements, share.layers)
     lying = _lying(plan, parts, held, moments_kept)
     unit = _ITEM * max(dealt_elements(model, way) for way in set(ways))
     widest = _ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp

@@ -48,7 +48,10 @@ def request_of(
         more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
     assumed, later = (*assumed, *more), unplayed(loaded)
     sizes = batch.micro_batch, batch.micros, steps
-    ask = simulate.PlanRequest(model, plan, where, software, *sizes, assumed=assumed, unplayed=later)
+    by_sample = any(section.by_sample for section in loaded.recipe.sections())
+    ask = simulate.PlanRequest(
+        model, plan, where, software, *sizes, assumed=assumed, unplayed=later, by_sample=by_sample
+    )
     order = order if order is not None else loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 

@@ -83,6 +83,11 @@ class RowShare:
     apart: tuple[tuple[int, float], ...] = ()
     alone: float = 0.0
 
+    @property
+    def elements(self) -> float:
+        """All of them, those that the schedule keeps several times counted once."""
+        return (self.blocks + self.ends + self.routed) / self.copies
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -254,8 +259,7 @@ def of_share(
 
     Of the plan only mesh, zero and precision are read: the other arguments may be arrays.
     """
-    learning = (share.blocks + share.ends + share.routed) * model.learns / share.copies
-    moments = moments_of(model, plan, learning, share.layers)
+    moments = moments_of(model, plan, share.elements * model.learns, share.layers)
     dtypes: dict[str, Any] = {
         "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": moments,
         "masters": not plan.arithmetic.stochastic,

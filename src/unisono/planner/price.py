@@ -76,9 +76,7 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
     messages = whole.messages + tied(model, plan, cluster, stack, each.first)
     over = covered(plan.schedule, plan.pp, micros, whole, stack.dp_hidden)
     data = replicated(model, plan, cluster, stack, each.first, each.every, over, micros)
-    moments = moments_of(
-        model, plan, each.first.blocks + each.first.ends + each.first.routed, each.first.layers
-    )
+    moments = moments_of(model, plan, each.first.elements, each.first.layers)
     optimizer = update(moments, cluster.device, stack, each.owned)
     if model.steps is not None:
         data["owners"], computing = model.steps.price(

@@ -138,10 +138,8 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         columns = [np.broadcast_to(array(seconds(plan)), (len(covering),)) for plan in ways]
         return np.stack(columns, axis=-1)[:, :, None, None, None]
 
-    elements = first.blocks + first.ends + first.routed
-
     def updating(plan: Plan) -> float:
-        moments = moments_of(bench.model, plan, elements, first.layers)
+        moments = moments_of(bench.model, plan, first.elements, first.layers)
         return update(moments, device, bench.stack, owned(plan, first))
 
     once = by_schedule(updating)
@@ -155,7 +153,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     meeting = by_schedule(
         lambda plan: sum(took for axis, (_, took) in met(plan, *where).items() if not coded or axis != "dp")
     )
-    crossed = np.broadcast_to(array(crossing(mesh, first)), (len(covering),))
+    elements = np.broadcast_to(array(crossing(mesh, first)), (len(covering),))
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
         each = blocks[covering[name]]
@@ -165,7 +163,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         shown = shown + (micros - 1) * over.beside_each(handed[at])
         if coded:
             shown = shown + replicas.least(
-                bench.model, mesh, bench.cluster, bench.stack, float(crossed[at]), over
+                bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over
             )
         fixed = bench.stack.step + bench.stack.micro * micros
         step[..., at] = micros * whole.slowest + whole.idle + whole.messages + fixed + once[at] + shown

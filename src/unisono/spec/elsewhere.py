@@ -14,7 +14,9 @@ _BATCH = (
 )
 _MIXED = 'the plan says in what is computed: --plan "precision=bf16"; also fp16, and bf16:fp8 for products in 8 bits'
 _RECOMPUTE = 'the plan says what is computed again: --plan "recompute=full", selective or auto'
-_TRACKERS = "trackers are not in this version: csv, or a sink of your own, FILE.py:NAME"
+_TRACKERS = (
+    'out.track = ["mlflow"]: tensorboard, wandb, mlflow, trackio, csv, or a sink of your own, FILE.py:NAME'
+)
 _FILE = "the recipe stands there without a flag: unisono train FILE.toml"
 _SCREEN = "nothing: progress is shown unless --quiet is said, and all of it is in the run folder's events/"
 _SHARDED = 'a word of the plan: --plan "shard=4 zero=3" (zero=1: optimiser alone, 2: gradients too, 3: parameters too)'

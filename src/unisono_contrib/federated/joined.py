@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +71,17 @@ def _played(host: ClientHost, task: Task, link: HostLink) -> Iterator[bytes]:
     try:
         return answer_frames(host.play(task))
     except UnisonoError as error:
-        _send(link, frames_of({"kind": "failed", "what": error.what}, {}))
+        _confess(link, error.what)
         raise
     except Exception as error:
         what = f"client {task.client}: {type(error).__name__}: {error}"
-        _send(link, frames_of({"kind": "failed", "what": what[:500]}, {}))
+        _confess(link, what[:500])
         raise UserCodeError(what, where=f"round {task.number + 1}") from error
+
+
+def _confess(link: HostLink, what: str) -> None:
+    with suppress(Broken):  # what was raised counts for more than a server that has gone
+        _send(link, frames_of({"kind": "failed", "what": what}, {}))
 
 
 def _replied(host: ClientHost, message: Message, note: Callable[[str], None]) -> Iterator[bytes]:

@@ -336,15 +336,15 @@ def federation_of(
     eligible = [client for client, mine in enumerate(parts.samples) if len(mine)]
     drawn = RoundDraws(recipe.seed, FederatedConfig.of(recipe), eligible)
     combiner = combiner or combiner_of(recipe, parts.sizes, drawn)
+    buffer = getattr(strategy, "buffer", 0)
+    enough = buffer or drawn.size
+    _try_aggregate(combiner, enough)
     clients = SimulatedClients(client_host(resolved, parts)) if clients_of is None else clients_of(parts)
     weights = trainer.weights()
     kept = {
         name: torch.full(weights.shape, strategy.initial(name), dtype=torch.float64)
         for name in strategy.server_keeps
     }
-    buffer = getattr(strategy, "buffer", 0)
-    enough = buffer or drawn.size
-    _try_aggregate(combiner, enough)
     cohorts = BufferCohorts(drawn, buffer) if strategy.asynchronous else RoundCohorts(drawn)
     return Federation(
         resolved,

@@ -1,4 +1,4 @@
-"""Which rank computes the step of which matrix: a program that is played by `train.step.owners` and priced by the planner.
+"""Which rank computes the step of which matrix: `train.step.owners` plays it, and the planner prices it.
 
 Matrices are assigned by cost, the dearest first, each to the rank that has least to do (Graham, "Bounds on
 multiprocessing timing anomalies", 1969).

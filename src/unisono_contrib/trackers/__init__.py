@@ -116,7 +116,11 @@ class Tracker(Sink, ABC):
         options = ",".join(
             f"{k}={v}" for k, v in self.model_dump().items() if v != type(self).model_fields[k].default
         )
-        name = self.name if self.name in SINKS.names() else f"{inspect.getfile(type(self))}:{type(self).__name__}"
+        name = (
+            self.name
+            if self.name in SINKS.names()
+            else f"{inspect.getfile(type(self))}:{type(self).__name__}"
+        )
         return f"{name}:{options}" if options else name
 
     def open(self, run: RunFacts) -> Observer:

@@ -105,7 +105,9 @@ class _Following(Observer):
         follower = self._follower
         gone = follower.process.poll() is not None
         follower.hear()
-        self._warn(follower.behind or (gone and f"its process has ended; {FOLDER}/{self._name}.log says why") or "")
+        self._warn(
+            follower.behind or (gone and f"its process has ended; {FOLDER}/{self._name}.log says why") or ""
+        )
 
     def close(self) -> None:
         """Let it send the rest. A tracker that failed before is not waited for."""

@@ -17,9 +17,12 @@ class BenchVerb(Verb):
 
     All that is compared runs in the same processes in turns; ratios are medians over turns. Under torchrun, Slurm or
     unisono lab the ranks that are there take part; else they are started on this machine.
+
+    --against measures two versions in turns, or one beside what was saved; exit code 7: it is slower now.
     """
 
     name = "bench"
+    failed = 7
     epilog = (
         "unisono bench collectives --ranks 4 --sizes 4KiB,16MiB     more flags: unisono bench collectives --help\n"
         "unisono bench codecs --out codecs.svg\n"
@@ -39,12 +42,21 @@ class BenchVerb(Verb):
             help="about how long, of each line of the table (0.3)",
         )
         parser.add_argument("--out", metavar="FILE", help="draw it: FILE.svg or FILE.png")
+        parser.add_argument(
+            "--save", metavar="NAME", help="keep five repeats in bench-history/NAME.json, or in a FILE.json"
+        )
+        parser.add_argument(
+            "--against", metavar="WHAT",
+            help="is it slower now? the folder of another checkout: both in turns; or a NAME that was saved",
+        )  # fmt: skip
 
     def help(self, words: Sequence[str]) -> str:
         return self._parser_for(words).format_help()
 
     def read(self, words: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> CommandCall:
-        return CommandCall(settings, self._parser_for(words).read(words), environ)
+        args = self._parser_for(words).read(words)
+        args.words = list(words)
+        return CommandCall(settings, args, environ)
 
     def _parser_for(self, words: Sequence[str]) -> Parser:
         """With the flags of the bench that is asked for, if one is."""
@@ -84,7 +96,68 @@ class BenchVerb(Verb):
             return call.would(
                 {"bench": bench.name, "ranks": ranks, **question}, f"would measure {bench.about}"
             )
+        if args.save is not None or args.against is not None:
+            if place is not None or args.out is not None:
+                raise UsageError("--save and --against start ranks of their own, and draw nothing",
+                                 where="unisono bench", fix="the same without a starter and without --out",
+                                 code="C04")  # fmt: skip
+            return _remembered(call, bench.name)
         return _measured(call, bench, ranks, question)
+
+
+def _remembered(call: CommandCall, bench: str) -> Result:
+    """Measure in processes of their own, and keep it, or compare it with what was before."""
+    from unisono_contrib.measure import history
+
+    args, note, words = call.args, call.settings.note, _plain_words(call.args.words)
+    source = history.own_source()
+    other = history.source_of(args.against) if args.against is not None else None
+    kept = history.saved(history.file_of(args.against), words) if args.against and other is None else None
+    results = []
+    if other is None or args.save is not None:
+        for repeat in range(history.REPEATS):
+            results.append(history.measured(source, words))
+            note(f"repeat {repeat + 1} of {history.REPEATS}")
+    facts: dict[str, object] = {"bench": bench}
+    if args.save is not None:
+        path = history.file_of(args.save)
+        try:
+            history.save(path, bench, words, results)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}", where="--save",
+                             fix="--save FILE.json elsewhere", code="E02") from error  # fmt: skip
+        call.settings.say(str(path))
+        facts["saved"] = str(path)
+    if args.against is None:
+        return facts
+    if kept is not None:
+        machines = [{**one, "load": 0, "date": ""} for one in (kept["machine"], results[0]["machine"])]
+        if machines[0] != machines[1]:
+            raise UsageError(f"{args.against} was measured on another machine: {kept['machine']['host']}",
+                             where="--against", fix="--against a checkout of the other version",
+                             code="C06")  # fmt: skip
+        note("note  what was saved is of another time: how the machine changed since cannot be taken out, and the"
+             " intervals are wider by 10 %; --against CHECKOUT measures both in turns")  # fmt: skip
+        differences = history.since(kept["repeats"], [history.times_of(result) for result in results])
+    else:
+        times = lambda folder: history.times_of(history.measured(folder, words))
+        differences = history.beside(lambda: times(other), lambda: times(source), note)
+    for line in history.lines(differences):
+        call.settings.say(line)
+    return {**facts, "against": args.against, "in_turns": kept is None, **history.described(differences)}
+
+
+def _plain_words(words: Sequence[str]) -> list[str]:
+    """The words that say what is measured: without the flags that are about keeping, comparing and showing."""
+    left, plain = iter(words), list[str]()
+    for word in left:
+        if word in ("--save", "--against"):
+            next(left, None)
+        elif word not in ("--json", "--quiet", "--no-color") and not word.startswith(
+            ("--save=", "--against=")
+        ):
+            plain.append(word)
+    return plain
 
 
 def _measured(call: CommandCall, bench: "Bench", ranks: int, question: Mapping[str, object]) -> Result:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unisono.config import Resolved
 from unisono.parallel.player import Leaf, noise_of
@@ -21,6 +21,8 @@ from unisono.train.step.train_step import fetch
 from unisono.verify.judge import terms_of
 from unisono.verify.play import record_of, rewind, start
 from unisono.verify.record import Record
+from unisono_contrib.train.step.layer_products import LayerProducts
+from unisono_contrib.train.step.owners import Owners
 
 CAUSE = "layer_products"
 STEPS = 2  # that are computed once more: the first, whose means are its own, and one that goes on from means
@@ -96,3 +98,20 @@ def _divided(
     """Of gradients, which are those of a mean over `counted` targets, the mean of what each target's own would be."""
     for key, total in sums.items():
         yield key, total * counted if key.endswith("/left") else total / rows[key.rpartition("/")[0]]
+
+
+def push_means(products: LayerProducts, bound: float, noise: torch.Generator) -> None:
+    """Have one device take other means from now on: each element of a side is moved by `bound` times its largest."""
+    gather = products.gather
+
+    def pushed(
+        params: Sequence[nn.Parameter], owners: Owners | None
+    ) -> dict[nn.Parameter, dict[str, Tensor]]:
+        means = gather(params, owners)
+        for mean in (mean for sides in means.values() for mean in sides.values()):
+            signs = torch.randint(0, 2, mean.shape, generator=noise).to(mean).triu() * 2 - 1
+            signs = torch.where(torch.ones_like(signs).triu() > 0, signs, signs.mT)
+            mean.add_(signs, alpha=bound * float(mean.abs().max()))
+        return means
+
+    products.gather = pushed  # type: ignore[method-assign]

@@ -13,7 +13,8 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
 from unisono.train.step.train_step import train_step
 from unisono_contrib.train.optim._kfac_steps import KfacSteps
-from unisono_contrib.train.step.layer_products import LayerSums, PassedBy, RowShare
+from unisono_contrib.train.step.layer_products import LayerProducts, LayerRows, LayerSums, PassedBy
+from unisono_contrib.train.step.owners import Matrix, MatrixPart, Owners
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,7 +42,7 @@ def test_each_row_is_multiplied_by_one_rank_with_all_of_its_columns(threads, cut
         mine = slice(ends[ctx.rank], ends[ctx.rank + 1])
         held = {side: x[:, mine] if side == cut else x for side, x in whole.items()}
         sizes = dict.fromkeys(whole, sum(widths))
-        layer = LayerSums(nn.Parameter(randn(1)), sizes, RowShare(mesh.tp, cut, ends if cut else ()))
+        layer = LayerSums(nn.Parameter(randn(1)), sizes, LayerRows(mesh.tp, cut, ends if cut else ()))
         layer.add(held["right"], held["left"])
         return layer.sums["left"], layer.sums["right"], layer.rows
 
@@ -58,6 +59,26 @@ def test_what_is_packed_is_unpacked_and_nothing_is_learnt_where_no_row_passes() 
     layer.add(x, grad)
     means = layer.unpacked(layer.packed(), 5.0)
     assert torch.allclose(means["left"], grad.mT @ grad / 5) and torch.allclose(means["right"], x.mT @ x / 4)
+
+
+def test_one_layer_of_three_ranks_is_added_up_by_its_owner_and_the_others_have_nothing(threads) -> None:
+    def body(ctx: Any) -> dict[Any, dict[str, torch.Tensor]]:
+        group = Mesh(Shape(dp=3), ctx.rank, Recorder(ctx.rank), timedelta(seconds=60)).dp
+        weight = nn.Parameter(randn(3, 2))
+        matrix = Matrix(weight, (3, 2), 1, (MatrixPart(0, (0, 0), (3, 2)),) * 3, frozenset({1}))
+        products = LayerProducts({weight: LayerSums(weight, {"left": 3, "right": 2}, None)})
+        products.begin(12.0)
+        products.layers[weight].add(randn(4, 2, seed=ctx.rank), randn(4, 3, seed=9 + ctx.rank))
+        return products.gather([weight], Owners(group, {weight: matrix}))
+
+    ranks = threads(body, 3)
+    assert ranks[0] == ranks[2] == {}
+    ((means,),) = (list(ranks[1].values()),)
+    x, y = (
+        torch.cat([randn(4, 2, seed=i) for i in range(3)]),
+        torch.cat([randn(4, 3, seed=9 + i) for i in range(3)]),
+    )
+    assert torch.allclose(means["right"], x.mT @ x / 12) and torch.allclose(means["left"], y.mT @ y / 12)
 
 
 def test_sums_go_to_owners_alone_and_only_in_updates_that_observe(threads, tmp_path) -> None:

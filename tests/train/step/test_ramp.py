@@ -55,7 +55,7 @@ sizes = st.builds(
     lambda first, growth, stages: BatchSizes(first, first + growth * stages, growth),
     st.integers(1, 8), st.integers(1, 8), st.integers(1, 9),
 )  # fmt: skip
-scales = st.one_of(st.none(), st.floats(0, 200))
+scales = st.one_of(st.none(), st.just(float("inf")), st.floats(0, 200))
 
 
 @given(sizes, st.integers(0, 9), scales)

@@ -190,6 +190,11 @@ def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...
     return tuple(changes)
 
 
+def judges_of(recipe: Recipe) -> list[tuple[Section, ModuleType]]:
+    """Sections that judge validations, each with the module that does so."""
+    return [(section, live) for section, live in _live_sections(recipe) if hasattr(live, "judge")]
+
+
 def _norms_of(
     train: TrainConfig, policy: Policy, mesh: Mesh, local: Local, device: torch.device
 ) -> NormsOver | None:

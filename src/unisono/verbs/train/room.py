@@ -116,8 +116,8 @@ def ledger(recipe: Recipe, plan: Plan, vocab: int | None = None) -> tuple[int, M
 
 
 def rank_bytes(recipe: Recipe, plan: Plan) -> tuple[float, bool]:
-    """(bytes that a rank of a resolved plan takes of its host, whether there is a ledger of its fullest one);
-    without one those of the process alone."""
+    """(bytes that a rank of a resolved plan takes of its host, by the fullest rank of the ledger; whether it has one).
+    Without one they are those of the process alone."""
     counted = ledger(recipe, plan)
     return PROCESS + (0.0 if counted is None else counted[1].total), counted is not None
 

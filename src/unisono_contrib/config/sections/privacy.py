@@ -20,6 +20,7 @@ class PrivacyConfig(Section):
     noise hides it."""
 
     name: ClassVar[str] = "privacy"
+    by_sample: ClassVar[bool] = True
 
     noise: NotNegative | None = Field(
         default=None, description="standard deviation of the noise over `clip`; or say target_epsilon"

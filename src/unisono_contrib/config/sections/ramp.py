@@ -41,7 +41,7 @@ class BatchSizes:
         """The size that follows `size`: the largest that is not above the noise scale in samples; never a smaller one,
         and at most twice as large, or one stage more. None: noise hides the signal, so that the scale is far above."""
         most = max(self.at_most(2 * size), min(self.last, size + self.growth))
-        if noise_scale is None:
+        if noise_scale is None or math.isinf(noise_scale):
             return most
         # Rounded: two plans whose estimates differ by rounding alone do not differ at a size itself.
         return min(most, max(size, self.at_most(round(noise_scale * GRID) / GRID)))

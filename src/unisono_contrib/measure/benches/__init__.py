@@ -5,7 +5,6 @@ the median over turns. So a busy machine is busy for all of them.
 """
 
 import argparse
-import math
 import re
 import statistics
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 from unisono.report.picture import BarChart, LineChart
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder
+from unisono_contrib.measure.slower import median_within
 
 Row = dict[str, Any]
 """One line of a table and of --json. Each has at least one key ratio_vs_SOMETHING, null where that did not run."""
@@ -95,12 +95,7 @@ def within(times: Mapping[str, Sequence[float]], way: str, peer: str) -> tuple[f
     ratios alone (the sign test); of less than five turns the whole range. None where either did not run."""
     if not times.get(way) or not times.get(peer):
         return None
-    ratios = sorted(b / a for a, b in zip(times[way], times[peer], strict=True))
-    count, cut, beyond = len(ratios), 0, 2 / 2 ** len(ratios)
-    while beyond + 2 * math.comb(count, cut + 1) / 2**count <= 0.1:
-        cut += 1
-        beyond += 2 * math.comb(count, cut) / 2**count
-    return ratios[cut], ratios[-1 - cut]
+    return median_within([b / a for a, b in zip(times[way], times[peer], strict=True)])
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:

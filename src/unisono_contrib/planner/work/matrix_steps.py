@@ -26,7 +26,7 @@ from unisono.planner.work.transformer import Transformer
 from unisono.spec.training import MatrixWork, Optimiser
 from unisono_contrib.programs.owners import assign
 
-_EIGEN = "torch.linalg.eigh beside products in float64 on a CPU, 128 to 1024 rows: 0.3 to 0.8; nobody has measured GPUs"
+_EIGEN = "benchmarks/eigen.py: 0.3 to 0.8 on a busy CPU, 128 to 1024 rows; nobody has measured GPUs"
 # Share of the rate of products in float64 that an eigendecomposition reaches.
 EIGEN_RATE: Annotated[float, Source("measured here", _EIGEN)] = 0.4
 
@@ -161,13 +161,14 @@ def _load(
         work = matrix.work
         for place, more in enumerate((comes, leaves, work.products, work.decompositions, work.kept)):
             sums[owner][place] += more
-    comes, leaves, *rest = (max(each) for each in zip(*sums, strict=True))
+    comes, leaves, products, decompositions, kept = (max(each) for each in zip(*sums, strict=True))
     if size == 1:
         moved = comes = leaves = 0.0
     here = [tp if matrix.cut else 1 for matrix in matrices]
     elements = sum(matrix.elements / cut for matrix, cut in zip(matrices, here, strict=True))
-    kept = sum(matrix.work.kept / cut for matrix, cut in zip(matrices, here, strict=True))
-    return OwnersLoad(size, narrow, item * moved / size, item * comes, item * leaves, *rest, elements, kept)
+    of_parts = sum(matrix.work.kept / cut for matrix, cut in zip(matrices, here, strict=True))
+    sent = item * moved / size, item * comes, item * leaves
+    return OwnersLoad(size, narrow, *sent, products, decompositions, kept, elements, of_parts)
 
 
 def steps_of(optimiser: Optimiser, model: Transformer | Network) -> MatrixSteps:

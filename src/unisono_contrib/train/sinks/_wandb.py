@@ -81,7 +81,9 @@ class WandbRun(Connection):
 
     def _open(self) -> wandb.Run:
         tracked = self._tracked
-        folder = self._folder / str(1 + max((int(path.name) for path in self._folder.glob("[0-9]*")), default=0))
+        folder = self._folder / str(
+            1 + max((int(path.name) for path in self._folder.glob("[0-9]*")), default=0)
+        )
         folder.mkdir(parents=True)
         settings = wandb.Settings(
             console="off", x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, disable_git=True,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from unisono.comm.device import is_apart
 from unisono.parallel.cut import Carry, tensors_of
 from unisono.spec.errors import UsageError
 
@@ -81,8 +82,14 @@ def dot(y: Carry, grads: Sequence[Tensor]) -> Tensor:
 
 def squares_of(grads: Sequence[Tensor], count: int, device: torch.device) -> Tensor:
     """[n], float64: the squared norm of the gradient of each of `count` samples. grads: [n, ...] each."""
-    norms = [torch.linalg.vector_norm(grad.flatten(1), dim=1, dtype=torch.float64) for grad in grads]
-    return torch.stack([torch.zeros(count, dtype=torch.float64, device=device), *norms]).square().sum(0)
+    norms = [torch.zeros(count, dtype=torch.float64, device=device)]
+    for grad in grads:
+        # A CPU copies what it widens, so one sample at a time.
+        parts = grad.flatten(1).split(count if is_apart(grad) else 1)
+        norms.append(
+            torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+        )
+    return torch.stack(norms).square().sum(0)
 
 
 def clipping(squares: Tensor, bound: float) -> Tensor:

@@ -55,7 +55,7 @@ class PassedBy(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True)
-class RowShare:
+class LayerRows:
     """Which rows of a layer this rank multiplies, and how it comes by all of their columns. cut: the side of the weight
     that `group` cuts; "": none. ends: where each rank's columns begin there, and their number."""
 
@@ -85,7 +85,7 @@ class LayerSums:
 
     parameter: nn.Parameter
     sizes: Mapping[str, int]
-    share: RowShare | None
+    share: LayerRows | None
     sums: dict[str, Tensor] = field(default_factory=dict)
     rows: int = 0
 
@@ -163,10 +163,10 @@ def _added_up(packed: Mapping[nn.Parameter, Tensor], owners: Owners) -> dict[nn.
     of = {place: [p for p in packed if owners.matrices[p].owner == place] for place in range(size)}
     to = [sum(packed[p].numel() for p in of[place]) for place in range(size)]
     flat = torch.cat([packed[p] for place in range(size) for p in of[place]])
-    parts = exchange_rows(flat, to, [to[me]] * size, owners.group).view(size, -1)
+    parts = exchange_rows(flat, to, [to[me]] * size, owners.group).view(size, to[me])
     total = parts.sum(0)
     lengths = [packed[p].numel() for p in of[me]]
-    return dict(zip(of[me], total.split(lengths), strict=True))
+    return dict(zip(of[me], total.split(lengths), strict=True)) if lengths else {}
 
 
 class ListeningPlayer(StagePlayer):
@@ -181,7 +181,7 @@ class ListeningPlayer(StagePlayer):
         backwards = any(action.kind == "B" for action in row)
         if not backwards:
             return super().play(row, leaves, weight, seed)
-        with self.heard(1.0 / (weight * leaves[0].scale) if leaves and self.due() else 0.0):
+        with self.heard(1.0 / (weight * leaves[0].scale) if self.due() else 0.0):
             return super().play(row, leaves, weight, seed)
 
 
@@ -216,15 +216,15 @@ def listen(run: Run, stepped: Sequence[nn.Parameter], edges: Edges, every: int) 
     return products
 
 
-def _share(module: nn.Module, slot: Slot, run: Run) -> RowShare | None:
+def _share(module: nn.Module, slot: Slot, run: Run) -> LayerRows | None:
     tp = run.mesh.tp
     if tp.size == 1 or "tp" in slot.sum_over:
         return None  # of several ranks each sees rows of its own
     if not isinstance(module, ColumnLinear | RowLinear):
-        return RowShare(tp)
+        return LayerRows(tp)
     size = module.cuts["weight"].size
     sizes = tp.all_gather(torch.tensor([size], device=slot.master.device)).tolist()
-    return RowShare(tp, SIDES[module.cuts["weight"].dim], (0, *accumulate(sizes)))
+    return LayerRows(tp, SIDES[module.cuts["weight"].dim], (0, *accumulate(sizes)))
 
 
 def _showing(layer: LayerSums, size: "float | Tensor") -> Callable[[Tensor, Tensor], None]:

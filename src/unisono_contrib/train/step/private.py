@@ -180,7 +180,8 @@ class PrivatePlayer(Player):
                     loss = self._add_clipped(sums, params, samples, seed)
                     losses[micro] += loss * (leaves[micro].scale / expected)
         with self.run.recorder.span("backward", micro=len(leaves) - 1, stage=min(self.stages)):
-            self._hand_over({name: self._noised(self.slots[name], sums[name]) / expected for name in sums})
+            grads = {name: self._noised(self.slots[name], sums.pop(name)) for name in [*sums]}
+            self._hand_over({name: grad.div_(expected) for name, grad in grads.items()})
         return losses
 
     def _learning(self, stage: Stage) -> dict[str, nn.Parameter]:
@@ -280,9 +281,9 @@ class PrivatePlayer(Player):
             total = scatter_dealt(total, group := self.run.mesh.states, _rows_of(len(total), group.size))
         if slot.alias or any(self.run.mesh.at[axis] for axis in slot.sum_over):
             return torch.zeros_like(total)
-        return (
-            total + self._noise(slot).to(total) if self.deviation and self.run.mesh.dp.index == 0 else total
-        )
+        if self.deviation and self.run.mesh.dp.index == 0:
+            total += self._noise(slot).to(total)
+        return total
 
     def _noise(self, slot: Slot) -> Tensor:
         """Once an update: a function of key, step and parameter, of which a rank takes its part."""

@@ -1,7 +1,7 @@
 """A batch whose size the run decides, by the gradient noise scale that it measures.
 
-A step's batch that is far below the noise scale has the signal of a smaller one, and wastes no samples; one far above
-it wastes them (McCandlish et al., 2018). So the batch grows to the noise scale, and never shrinks. What decides are
+A batch far below the noise scale wastes steps, one far above it wastes samples (McCandlish et al., 2018). So the batch
+grows to the noise scale, and never shrinks. What decides are
 numbers that all ranks have alike, after a step whose update was made. The next step has the new size.
 """
 

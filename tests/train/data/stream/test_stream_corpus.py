@@ -115,7 +115,7 @@ def test_windows_of_text_are_those_of_a_text_that_is_read_before(
 ) -> None:
     monkeypatch.setattr("unisono_contrib.train.data.stream.formats.jsonl.PART", 300)
     documents = shards.texts(60)
-    whole = f"jsonl:{shards.written(tmp_path / 'whole', [shards.lines(documents)], 'jsonl')[:-16]}"
+    shards.written(tmp_path / "whole", [shards.lines(documents)], "jsonl")
     whole = f"jsonl:{tmp_path / 'whole' / '000.jsonl'}"
     cut = [documents[i : i + 20] for i in (0, 20, 40)]
     tars = [
@@ -130,9 +130,9 @@ def test_windows_of_text_are_those_of_a_text_that_is_read_before(
         f"mds:{mosaic(tmp_path / 'mds', [('text', 'str', None)], [[[t.encode()] for t in each] for each in cut])},"
         "kind=text",
     ]
-    for context in (4, 90):
+    for context, some in ((4, sources[:1]), (90, sources)):
         read = opened(whole, context=context, val_fraction=0.1)
-        for source in sources:
+        for source in some:
             streamed = opened(source, context=context, val_fraction=0.1)
             for one, other in ((read.train, streamed.train), (read.val, streamed.val)):
                 every = np.arange(len(one))

@@ -49,6 +49,7 @@ def test_orders_differ_by_seed_and_epoch_and_are_fixed_for_good() -> None:
     said = order.numbers_at(7, line)
     assert said.tolist() != order.numbers_at(8, line).tolist()
     assert said[:20].tolist() != said[20:].tolist()
+    assert order.epoch(7, 0).parts.tolist() != order.epoch(7, 1).parts.tolist()
     assert said[:10].tolist() == GOLDEN
     with pytest.raises(ValueError, match="no order"):
         order_of([0]).numbers_at(0, line)

@@ -78,21 +78,12 @@ def at_s3(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 def test_a_bucket_is_read_as_a_folder_is(at_s3: dict[str, str], tmp_path: Path) -> None:
     bodies = list(shards.picture_tars(20, 3))
-    places = (
-        put(at_s3, "small", bodies, "tar"),
-        shards.written(tmp_path / "tar", bodies, "tar"),
-        "s3://small/*.tar",
-    )
-    batches = [
-        list(
-            StreamingLoader(
-                f"tar:{place}", 8, image=(3, 6, 6), epochs=2, workers=1, cache=str(tmp_path / "cache")
-            )
-        )
-        for place in places
-    ]
-    for one, other, third in zip(*batches, strict=True):
-        assert torch.equal(one.inputs, other.inputs) and torch.equal(one.samples, third.samples)
+    put(at_s3, "small", bodies, "tar")
+    sources = "s3://small/*.tar", f"tar:{shards.written(tmp_path / 'tar', bodies, 'tar')}"
+    more = {"image": (3, 6, 6), "epochs": 2, "workers": 1, "cache": str(tmp_path / "cache")}
+    batches = [list(StreamingLoader(source, 8, **more)) for source in sources]  # type: ignore[arg-type]
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one.inputs, other.inputs) and torch.equal(one.samples, other.samples)
 
 
 def bodies_of(kind: str) -> tuple[Any, str, str, int]:

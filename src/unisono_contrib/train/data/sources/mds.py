@@ -8,8 +8,8 @@ from pydantic import Field
 from unisono_contrib.train.data.stream.source import ShardSource
 
 if TYPE_CHECKING:
-    from unisono_contrib.train.data.stream.formats import Shard
-    from unisono_contrib.train.data.stream.store import Store
+    from unisono_contrib.train.data.stream.formats import ShardFile
+    from unisono_contrib.train.data.stream.store import ShardStore
 
 
 class MosaicShards(ShardSource):
@@ -21,7 +21,7 @@ class MosaicShards(ShardSource):
 
     path: str = Field(min_length=1, description="the folder or URL that MDSWriter wrote to")
 
-    def _shards(self, store: "Store") -> "Sequence[Shard]":
+    def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         from unisono_contrib.train.data.stream.formats.mds import mosaic_shards
 
         return mosaic_shards(store, self.path)

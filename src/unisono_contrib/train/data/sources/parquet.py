@@ -12,8 +12,8 @@ from unisono_contrib.train.data.stream.source import ShardSource
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
-    from unisono_contrib.train.data.stream.formats import Shard
-    from unisono_contrib.train.data.stream.store import Store
+    from unisono_contrib.train.data.stream.formats import ShardFile
+    from unisono_contrib.train.data.stream.store import ShardStore
 
 _ENDINGS = (".parquet",)
 
@@ -38,7 +38,7 @@ class ParquetFiles(ShardSource):
     def _streams(self) -> bool:
         return self.stream or self.kind == "pictures" or "://" in self.path
 
-    def _shards(self, store: "Store") -> "Sequence[Shard]":
+    def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         from unisono_contrib.train.data.stream.formats import shards_of
 
         return shards_of(store, self.path, "parquet", _ENDINGS)

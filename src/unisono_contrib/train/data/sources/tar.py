@@ -8,8 +8,8 @@ from pydantic import Field
 from unisono_contrib.train.data.stream.source import ShardSource
 
 if TYPE_CHECKING:
-    from unisono_contrib.train.data.stream.formats import Shard
-    from unisono_contrib.train.data.stream.store import Store
+    from unisono_contrib.train.data.stream.formats import ShardFile
+    from unisono_contrib.train.data.stream.store import ShardStore
 
 
 class TarShards(ShardSource):
@@ -21,7 +21,7 @@ class TarShards(ShardSource):
 
     path: str = Field(min_length=1, description="files or URLs with {000..049} or *")
 
-    def _shards(self, store: "Store") -> "Sequence[Shard]":
+    def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         from unisono_contrib.train.data.stream.formats import shards_of
 
         return shards_of(store, self.path, "tar", (".tar", ".tar.gz", ".tgz", ".tar.zst"))

@@ -18,12 +18,12 @@ from unisono.train.data.texts import packing_of, text_of
 from unisono.train.data.tokenised.cutters import folder_of
 from unisono.train.data.tokenised.order import JSONL, Fields, TokenOrder
 from unisono_contrib.train.data.stream.datasets import Body, DocumentStream, PictureStream, TokenStream
-from unisono_contrib.train.data.stream.formats import Shard, format_of, shards_of
-from unisono_contrib.train.data.stream.index import Index, Places, indexed, part_name
+from unisono_contrib.train.data.stream.formats import ShardFile, format_of, shards_of
+from unisono_contrib.train.data.stream.index import Index, ShardPlaces, indexed, part_name
 from unisono_contrib.train.data.stream.order import WINDOW
 from unisono_contrib.train.data.stream.parts import PartCache, PartReader
 from unisono_contrib.train.data.stream.reading import Reading, Tokeniser, TokenPart, opened_tokens
-from unisono_contrib.train.data.stream.store import Store, is_remote
+from unisono_contrib.train.data.stream.store import ShardStore, is_remote
 
 _THREADS = 8  # that read ahead: while one request is waited for, others are on their way
 _HELD = 3 * WINDOW  # parts that a process holds open
@@ -37,13 +37,18 @@ class Streaming:
     patience: float = 60.0
     cache_gb: float = 16.0
 
-    def places(self, data: DataConfig) -> Places:
+    def places(self, data: DataConfig) -> ShardPlaces:
         """Where things lie."""
-        return Places(Store(self.patience), data.cache, int(self.cache_gb * _GIB))
+        return ShardPlaces(ShardStore(self.patience), data.cache, int(self.cache_gb * _GIB))
 
 
 def text_stream(
-    shards: Sequence[Shard], origin: str, fields: Fields, data: DataConfig, model: ModelConfig, how: Streaming
+    shards: Sequence[ShardFile],
+    origin: str,
+    fields: Fields,
+    data: DataConfig,
+    model: ModelConfig,
+    how: Streaming,
 ) -> Corpus:
     """The texts of shards as windows of tokens. The last of the tokens, or of the windows of documents, are held out.
     Raises UsageError."""
@@ -112,7 +117,7 @@ def _documents(
 
 
 def _tokens(
-    index: Index, reading: Reading, places: Places, cache: PartCache, tokeniser: Tokeniser, number: int
+    index: Index, reading: Reading, places: ShardPlaces, cache: PartCache, tokeniser: Tokeniser, number: int
 ) -> TokenPart:
     """A part's tokens, from the cache if they were made before."""
     part = index.part(number)
@@ -123,7 +128,7 @@ def _tokens(
 
 
 def picture_stream(
-    shards: Sequence[Shard],
+    shards: Sequence[ShardFile],
     origin: str,
     fields: tuple[str, str],
     shape: tuple[int, ...],
@@ -163,7 +168,7 @@ def _notes(index: Index, origin: str) -> tuple[str, ...]:
     return (f"{index.left_out:,} bad samples of {origin} were left out, the first {index.bad[0]}",)
 
 
-def _body(index: Index, reading: Reading, places: Places, cache: PartCache, number: int) -> Body:
+def _body(index: Index, reading: Reading, places: ShardPlaces, cache: PartCache, number: int) -> Body:
     """The bytes of a part: of a local shard where they stand, else a copy in the cache."""
     part = index.part(number)
     if not is_remote(part.path) and format_of(part.format).as_stored:

@@ -18,13 +18,14 @@ from zlib import crc32
 import numpy as np
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 from unisono.train.data import cache
 from unisono.train.data.pieces import filled
 from unisono.train.data.tokenised.chats import BadRecord
-from unisono.train.data.tokenised.cutters import width_of
+from unisono.train.data.tokenised.cutters import folder_of, width_of
 from unisono.train.data.worker_pool import on_stderr, progress, served
 from unisono_contrib.train.data.decoding import pixels_of
-from unisono_contrib.train.data.stream.formats import Place, Shard, Unpacked, format_of
+from unisono_contrib.train.data.stream.formats import PartRecords, Place, ShardFile, format_of
 from unisono_contrib.train.data.stream.parts import PartCache
 from unisono_contrib.train.data.stream.reading import (
     PartBytes,
@@ -33,7 +34,7 @@ from unisono_contrib.train.data.stream.reading import (
     opened_tokens,
     picture_of,
 )
-from unisono_contrib.train.data.stream.store import ShardReader, Store, damaged, is_remote
+from unisono_contrib.train.data.stream.store import ShardReader, ShardStore, damaged, is_remote
 
 FORMAT = 1  # of what lies in the cache, and of how shards are cut into parts
 _KIND = "shard"  # of what the cache keeps
@@ -44,18 +45,16 @@ _WITHIN = ("memory://",)  # stores that other processes do not see
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ShardPlaces:
     """Where things lie, and how they are reached. cache: the folder of prepared data. limit: bytes of parts in it."""
 
-    store: Store
+    store: ShardStore
     cache: str
     limit: int
 
     @property
     def parts(self) -> PartCache:
         """The cache of parts."""
-        from unisono.spec.paths import at_home
-
         return PartCache(at_home(self.cache) / "parts", self.limit)
 
 
@@ -69,7 +68,7 @@ class Index:
     sums: int64, targets of each window that count. masked: whether a record says which targets count.
     """
 
-    shards: Sequence[Shard]
+    shards: Sequence[ShardFile]
     identities: Sequence[Sequence[Any]]
     parts: np.ndarray
     counts: np.ndarray
@@ -101,7 +100,9 @@ _ARRAYS: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-def indexed(shards: Sequence[Shard], reading: Reading, places: Places, workers: int | None = None) -> Index:
+def indexed(
+    shards: Sequence[ShardFile], reading: Reading, places: ShardPlaces, workers: int | None = None
+) -> Index:
     """The index of these shards, in this order. workers: processes; one a core where None. Raises UsageError, codes
     D02, D03, D10, D14 (a bad sample, unless they are left out), D15, D16, D18."""
     count, begun = workers or len(os.sched_getaffinity(0)), time.monotonic()
@@ -120,7 +121,7 @@ def indexed(shards: Sequence[Shard], reading: Reading, places: Places, workers: 
     def heard(at: int, answer: dict[str, Any]) -> bool:
         answers[at] = answer["shards"]
         done = sum(map(len, answers.values()))
-        if any(each["made"] for each in answer["shards"]):
+        if any(each["is_new"] for each in answer["shards"]):
             line = progress("indexing", done, len(shards), "shards", time.monotonic() - begun)
             on_stderr(line + "\n" * (done == len(shards)))
         return True
@@ -139,7 +140,7 @@ def indexed(shards: Sequence[Shard], reading: Reading, places: Places, workers: 
     return _together([each for at in range(len(jobs)) for each in answers[at]], shards, reading)
 
 
-def _together(answers: Sequence[Mapping[str, Any]], shards: Sequence[Shard], reading: Reading) -> Index:
+def _together(answers: Sequence[Mapping[str, Any]], shards: Sequence[ShardFile], reading: Reading) -> Index:
     arrays: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
     heads: list[np.ndarray] = []
     for number, answer in enumerate(answers):
@@ -166,9 +167,13 @@ def _together(answers: Sequence[Mapping[str, Any]], shards: Sequence[Shard], rea
     )
 
 
-def _read_job(job: Mapping[str, Any]) -> tuple[list[Shard], Reading, Places]:
-    shards = [Shard(path, *about) for path, about in zip(job["files"], job["formats"], strict=True)]
-    return shards, Reading(**job["reading"]), Places(Store(job["patience"]), job["cache"], job["limit"])
+def _read_job(job: Mapping[str, Any]) -> tuple[list[ShardFile], Reading, ShardPlaces]:
+    shards = [ShardFile(path, *about) for path, about in zip(job["files"], job["formats"], strict=True)]
+    return (
+        shards,
+        Reading(**job["reading"]),
+        ShardPlaces(ShardStore(job["patience"]), job["cache"], job["limit"]),
+    )
 
 
 def _is_there(job: Mapping[str, Any]) -> bool:
@@ -193,19 +198,19 @@ def index_job(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"shards": [_of_shard(s, i, reading, places) for s, i in zip(shards, identities, strict=True)]}
 
 
-def _of_shard(shard: Shard, identity: list[Any], reading: Reading, places: Places) -> dict[str, Any]:
-    made = []
+def _of_shard(shard: ShardFile, identity: list[Any], reading: Reading, places: ShardPlaces) -> dict[str, Any]:
+    written = []
 
     def make(out: Path) -> Mapping[str, Any]:
-        made.append(True)
+        written.append(True)
         return _ShardIndexer(shard, identity, reading, places).write(out)
 
     key, wait = _key(shard, identity, reading), f"another process is indexing {shard.path}: waiting\n"
     folder, meta = cache.kept(places.cache, _KIND, key, make, lambda: on_stderr(wait))
-    return {**meta, "folder": str(folder), "identity": identity, "made": bool(made)}
+    return {**meta, "folder": str(folder), "identity": identity, "is_new": bool(written)}
 
 
-def _key(shard: Shard, identity: Sequence[Any], reading: Reading) -> dict[str, Any]:
+def _key(shard: ShardFile, identity: Sequence[Any], reading: Reading) -> dict[str, Any]:
     """What decides the index of a shard."""
     path = shard.path if is_remote(shard.path) else os.path.abspath(shard.path)
     return {
@@ -216,8 +221,6 @@ def _key(shard: Shard, identity: Sequence[Any], reading: Reading) -> dict[str, A
 
 def tokenizer_digest(reading: Reading) -> str:
     """What decides the tokens of a tokenizer that is a folder."""
-    from unisono.train.data.tokenised.cutters import folder_of
-
     folder = folder_of(reading.token_order.tokenizer) if reading.kind == "text" else None
     return folder.digest if folder is not None else ""
 
@@ -232,7 +235,7 @@ def part_name(part: PartBytes, reading: Reading) -> str:
 class _ShardIndexer:
     """Reads a shard from its beginning to its end."""
 
-    def __init__(self, shard: Shard, identity: list[Any], reading: Reading, places: Places) -> None:
+    def __init__(self, shard: ShardFile, identity: list[Any], reading: Reading, places: ShardPlaces) -> None:
         self._shard, self._reading, self._places, self._cache = shard, reading, places, places.parts
         self._reader = ShardReader(places.store, shard.path, int(identity[0]))
         self._format = format_of(shard.format)
@@ -268,7 +271,7 @@ class _ShardIndexer:
             self._bad.append((at, str(why)))
             self._left_out += 1
 
-    def _pictures(self, part: PartBytes, unpacked: Unpacked) -> None:
+    def _pictures(self, part: PartBytes, unpacked: PartRecords) -> None:
         count = 0
         for at, record in unpacked.records:
             try:
@@ -285,24 +288,24 @@ class _ShardIndexer:
             count += 1
         self._rows["counts"].append(count)
 
-    def _texts(self, part: PartBytes, unpacked: Unpacked) -> None:
+    def _texts(self, part: PartBytes, unpacked: PartRecords) -> None:
         """Tokens stay in the cache, as far as there is room: a small data set is tokenised once."""
         reading = self._reading
         tokeniser = self._tokeniser or Tokeniser(reading.token_order)
 
         def make(folder: Path) -> None:
-            made = tokeniser.put(unpacked, folder)
-            if made["bad"] and not reading.skip_bad:
-                at, why = made["bad"][0]
+            summary = tokeniser.put(unpacked, folder)
+            if summary["bad"] and not reading.skip_bad:
+                at, why = summary["bad"][0]
                 raise damaged(part.path, at, why)
 
         opened = opened_tokens(reading.token_order.tokenizer)
         tokens = self._cache.kept(part_name(part, reading), make, opened)
-        made = tokens.made
-        self._refuse([(at, BadRecord(why)) for at, why in made["bad"]])
-        self._left_out += made["left_out"] - len(made["bad"])
-        self._masked |= made["masked"]
-        marks = tokens.marks if made["masked"] else None
+        summary = tokens.summary
+        self._refuse([(at, BadRecord(why)) for at, why in summary["bad"]])
+        self._left_out += summary["left_out"] - len(summary["bad"])
+        self._masked |= summary["masked"]
+        marks = tokens.marks if summary["masked"] else None
         documents = range(len(tokens.ends))
         *_, begins, sums, _ = filled(tokens.ends, marks, reading.window, reading.several, documents)
         self._rows["counts"].append(len(tokens.tokens))

@@ -46,7 +46,7 @@ class PartCache:
                 os.utime(folder)
                 return opened(folder, True)
             try:
-                self._made(folder, make)
+                self._make_once(folder, make)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -63,7 +63,7 @@ class PartCache:
                 raise
             raise unwritable(self.root, error.strerror or str(error)) from error
 
-    def _made(self, folder: Path, make: Callable[[Path], object]) -> None:
+    def _make_once(self, folder: Path, make: Callable[[Path], object]) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         with _locked(self.root / f".lock-{crc32(folder.name.encode()) % _LOCKS}"):
             if folder.exists():

@@ -15,8 +15,8 @@ from unisono.train.data.tokenised.cutters import width_of
 from unisono.train.data.tokenised.order import Part, TokenOrder
 from unisono.train.data.tokenised.records import parsed
 from unisono.train.data.tokenised.worker import Maker
-from unisono_contrib.train.data.stream.formats import Record, Unpacked, format_of
-from unisono_contrib.train.data.stream.store import Store, changed
+from unisono_contrib.train.data.stream.formats import PartRecords, Record, format_of
+from unisono_contrib.train.data.stream.store import ShardStore, changed
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "image", "img")
 LABELS = ("cls", "label", "class", "labels")
@@ -80,7 +80,7 @@ def _lacks(record: Record, what: str, keys: tuple[str, ...]) -> str:
     return f"it has no {what}: none of {', '.join(keys)}; its fields: {', '.join(map(str, record)) or 'none'}"
 
 
-def texts_of(unpacked: Unpacked, text: str) -> Iterator[tuple[int, Any]]:
+def texts_of(unpacked: PartRecords, text: str) -> Iterator[tuple[int, Any]]:
     """Records with text, as lines of JSON are. text: the key of a record's text."""
     for at, record in unpacked.records:
         if isinstance(record, BadRecord):
@@ -119,7 +119,7 @@ class PartBytes:
     stop: int
     crc: int
 
-    def unpacked(self, store: Store) -> Unpacked:
+    def unpacked(self, store: ShardStore) -> PartRecords:
         """Read it. Raises UsageError D02, D03, D18, and D19 where its bytes are others than those indexed."""
         raw = store.read(self.path, self.start, self.stop)
         if len(raw) != self.stop - self.start:
@@ -138,24 +138,24 @@ class Tokeniser:
         self._maker: Maker | None = None
         self._order = order
 
-    def put(self, unpacked: Unpacked, out: Path) -> Mapping[str, Any]:
+    def put(self, unpacked: PartRecords, out: Path) -> Mapping[str, Any]:
         """Write the tokens of a part into a folder; what `Maker.make` says of them."""
         self._maker = self._maker or Maker(self._order)
         records = texts_of(unpacked, self._order.fields.text)
-        made = self._maker.make(Part("", 0, len(unpacked.body), 0), str(out / "part"), records)
-        (out / "part.json").write_text(json.dumps(made))
-        return made
+        summary = self._maker.make(Part("", 0, len(unpacked.body), 0), str(out / "part"), records)
+        (out / "part.json").write_text(json.dumps(summary))
+        return summary
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """tokens: [n]. ends: int64, behind each document. marks: uint8 [n], 1 for a token that counts as a target. made:
+    """tokens: [n]. ends: int64, behind each document. marks: uint8 [n], 1 for a token that counts as a target. summary:
     what `Maker.make` said of them."""
 
     tokens: np.ndarray
     ends: np.ndarray
     marks: np.ndarray
-    made: Mapping[str, Any]
+    summary: Mapping[str, Any]
 
 
 def opened_tokens(tokenizer: str) -> Callable[[Path, bool], TokenPart]:

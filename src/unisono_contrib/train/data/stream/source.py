@@ -13,8 +13,8 @@ from unisono.train.data.words import RecordSource
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
-    from unisono_contrib.train.data.stream.formats import Shard
-    from unisono_contrib.train.data.stream.store import Store
+    from unisono_contrib.train.data.stream.formats import ShardFile
+    from unisono_contrib.train.data.stream.store import ShardStore
 
 
 class ShardSource(RecordSource, ABC):
@@ -38,14 +38,14 @@ class ShardSource(RecordSource, ABC):
 
     @property
     def worded(self) -> bool:  # type: ignore[override]
-        return self.kind == "text"
+        return self.gives == "tokens"
 
     @abstractmethod
-    def _shards(self, store: "Store") -> "Sequence[Shard]":
+    def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         """The shards, in order. Raises UsageError."""
 
     def facts(self, tokenizer: str) -> Facts:
-        return super().facts(tokenizer) if self.kind == "text" else Facts(classes=self.classes)
+        return super().facts(tokenizer) if self.worded else Facts(classes=self.classes)
 
     def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
         from unisono_contrib.train.data.stream.corpus import (
@@ -57,7 +57,7 @@ class ShardSource(RecordSource, ABC):
 
         how, origin = Streaming(self.patience, self.cache_gb), f"{self.name}:{getattr(self, self.main)}"
         shards = self._shards(how.places(data).store)
-        if self.kind == "text":
+        if self.worded:
             return text_stream(shards, origin, self.fields, data, model, how)
         shape = picture_shape(model, self.size)
         return picture_stream(shards, origin, (self.image, self.label), shape, self.classes, data, how)

@@ -29,7 +29,7 @@ _MOST = 1_000_000  # shards that braces may mean
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class ShardStore:
     """How shards are reached. patience: seconds after which a request that fails is given up."""
 
     patience: float = 60.0
@@ -45,14 +45,14 @@ class Store:
             stat = self._tried(path, lambda: os.stat(path))
             return [stat.st_size, str(stat.st_mtime_ns)]
 
-        def asked() -> list[Any]:
+        def inquire() -> list[Any]:
             system, place = _opened(path)
             system.invalidate_cache()
             info = system.info(place)
             tags = (info.get(key) for key in ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created"))
             return [int(info["size"]), str(next((tag for tag in tags if tag), ""))]
 
-        return self._tried(path, asked)
+        return self._tried(path, inquire)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of a shard; fewer where it ends before. Raises UsageError D02, D03, D18."""
@@ -212,7 +212,7 @@ class ShardReader:
     """A shard from its beginning to its end, a block a request. What was read lately is at hand: who reads a stretch a
     second time asks the store once."""
 
-    store: Store
+    store: ShardStore
     path: str
     size: int
     _blocks: dict[int, bytes] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from unisono.spec.errors import UsageError
 from unisono.train.data.tokenised.chats import BadRecord
-from unisono_contrib.train.data.stream.store import ShardReader, Store, is_remote
+from unisono_contrib.train.data.stream.store import ShardReader, ShardStore, is_remote
 
 PART = 8 << 20  # bytes of a part, about; fixed, for the order of samples follows from it
 Record = Mapping[str, Any]  # a field of bytes is a slice of the part's body
@@ -23,7 +23,7 @@ Place = tuple[int, Record | BadRecord]  # the byte of the shard, of a table the 
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardFile:
     """path: a file or URL. format: the name of its format. extra: what its format knows of it from elsewhere."""
 
     path: str
@@ -32,7 +32,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked:
+class PartRecords:
     """A part. body: its bytes. records: where each sample stands, and its fields."""
 
     body: bytes
@@ -44,7 +44,7 @@ class ShardFormat(ABC):
 
     as_stored: ClassVar[bool] = False
 
-    def about(self, reader: ShardReader, shard: Shard) -> str:
+    def about(self, reader: ShardReader, shard: ShardFile) -> str:
         """What `unpack` takes of the shard besides a part's bytes."""
         return shard.extra
 
@@ -53,7 +53,7 @@ class ShardFormat(ABC):
         """The parts of a shard, as stretches of bytes; and what is wrong between them."""
 
     @abstractmethod
-    def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
+    def unpack(self, raw: bytes, start: int, extra: str) -> PartRecords:
         """The samples of a part. start: its first byte in the shard."""
 
 
@@ -66,11 +66,11 @@ class Compressed(ShardFormat):
     def cut(self, reader: ShardReader, extra: str) -> Iterator[range | Place]:
         yield range(reader.size)
 
-    def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
+    def unpack(self, raw: bytes, start: int, extra: str) -> PartRecords:
         try:
             body = self._decompress(raw)
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            return Unpacked(b"", [(0, BadRecord(f"it cannot be decompressed: {error}"))])
+            return PartRecords(b"", [(0, BadRecord(f"it cannot be decompressed: {error}"))])
         return self._inner.unpack(body, 0, extra)
 
 
@@ -110,7 +110,7 @@ def _unzstd(raw: bytes) -> bytes:
 _DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {"gz": gzip.decompress, "zst": _unzstd}
 
 
-def shards_of(store: Store, pattern: str, kind: str, endings: Sequence[str]) -> list[Shard]:
+def shards_of(store: ShardStore, pattern: str, kind: str, endings: Sequence[str]) -> list[ShardFile]:
     """The shards that a pattern means; of a folder, the files with these endings. Raises UsageError D02, D04."""
     shards = []
     for path in store.expanded(pattern):
@@ -125,4 +125,4 @@ def shards_of(store: Store, pattern: str, kind: str, endings: Sequence[str]) -> 
                 code="D04", where=path, fix="a pattern of shards, such as {000..049}",
             )  # fmt: skip
         shards += inside
-    return [Shard(path, named(path, kind)) for path in shards]
+    return [ShardFile(path, named(path, kind)) for path in shards]

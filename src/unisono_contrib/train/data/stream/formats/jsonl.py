@@ -5,7 +5,7 @@ from typing import Any
 
 from unisono.train.data.tokenised.chats import BadRecord
 from unisono.train.data.tokenised.records import parsed
-from unisono_contrib.train.data.stream.formats import PART, Place, ShardFormat, Unpacked
+from unisono_contrib.train.data.stream.formats import PART, PartRecords, Place, ShardFormat
 from unisono_contrib.train.data.stream.store import ShardReader, lines_at
 
 
@@ -19,7 +19,7 @@ class LinesFormat(ShardFormat):
             yield range(first, stop)
             first = stop
 
-    def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
+    def unpack(self, raw: bytes, start: int, extra: str) -> PartRecords:
         records: list[tuple[int, Any]] = []
         at = 0
         for line in raw.split(b"\n"):
@@ -29,7 +29,7 @@ class LinesFormat(ShardFormat):
                 except BadRecord as error:
                     records.append((start + at, error))
             at += len(line) + 1
-        return Unpacked(raw, records)
+        return PartRecords(raw, records)
 
 
 FORMAT = LinesFormat()

@@ -9,8 +9,8 @@ import numpy as np
 
 from unisono.spec.errors import UsageError
 from unisono.train.data.tokenised.chats import BadRecord
-from unisono_contrib.train.data.stream.formats import PART, Place, Shard, ShardFormat, Unpacked
-from unisono_contrib.train.data.stream.store import ShardReader, Store, stretches
+from unisono_contrib.train.data.stream.formats import PART, PartRecords, Place, ShardFile, ShardFormat
+from unisono_contrib.train.data.stream.store import ShardReader, ShardStore, stretches
 
 _BODIES = ("bytes", "jpeg", "png")  # columns that stay bytes
 _VALUES: Mapping[str, Callable[[bytes], Any]] = {
@@ -48,7 +48,7 @@ class MosaicFormat(ShardFormat):
         for part in stretches(ends.tolist(), PART):
             yield range(int(ends[part.start]), int(ends[part.stop]))
 
-    def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
+    def unpack(self, raw: bytes, start: int, extra: str) -> PartRecords:
         columns, records, at = json.loads(extra), list[Place](), 0
         # The table lies before the first part: sizes of columns say where a sample ends.
         while at < len(raw):
@@ -57,7 +57,7 @@ class MosaicFormat(ShardFormat):
             if isinstance(record, BadRecord):
                 break  # nobody knows where the next one begins
             at = end
-        return Unpacked(raw, records)
+        return PartRecords(raw, records)
 
 
 def _sample(raw: bytes, at: int, columns: list[tuple[str, str, int | None]]) -> tuple[Any, int]:
@@ -84,15 +84,15 @@ def _sample(raw: bytes, at: int, columns: list[tuple[str, str, int | None]]) -> 
 class WholeMosaicFormat(MosaicFormat):
     """A shard that was decompressed: the table of offsets is within."""
 
-    def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
+    def unpack(self, raw: bytes, start: int, extra: str) -> PartRecords:
         count = int.from_bytes(raw[:4], "little")
         first = int.from_bytes(raw[4:8], "little")
         if not 8 + 4 * count <= first <= len(raw):
-            return Unpacked(b"", [(0, BadRecord("its table of samples does not fit"))])
+            return PartRecords(b"", [(0, BadRecord("its table of samples does not fit"))])
         return super().unpack(raw[first:], first, extra)
 
 
-def mosaic_shards(store: Store, folder: str) -> list[Shard]:
+def mosaic_shards(store: ShardStore, folder: str) -> list[ShardFile]:
     """The shards that `index.json` of a folder names. Raises UsageError D02, D13."""
     place = f"{folder.rstrip('/')}/index.json"
     text = store.read(place, 0, store.size(place))
@@ -108,7 +108,7 @@ def mosaic_shards(store: Store, folder: str) -> list[Shard]:
             zipped = each.get("zip_data") if each.get("compression") else None
             name = (zipped or each["raw_data"])["basename"]
             format_name = "mds" if zipped is None else f"mds.{_compression(each['compression'])}"
-            shards.append(Shard(f"{folder.rstrip('/')}/{name}", format_name, json.dumps(columns)))
+            shards.append(ShardFile(f"{folder.rstrip('/')}/{name}", format_name, json.dumps(columns)))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"no index of MDS shards: {type(error).__name__}: {error}",

@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono.spec.errors import UsageError
 from unisono.train.data.tokenised.chats import BadRecord
-from unisono_contrib.train.data.stream.formats import Place, Shard, ShardFormat, Unpacked
+from unisono_contrib.train.data.stream.formats import PartRecords, Place, ShardFile, ShardFormat
 from unisono_contrib.train.data.stream.store import ShardReader
 
 _MAGIC = b"PAR1"
@@ -75,7 +75,7 @@ def _spans(metadata: Any) -> list[range]:
 class TableFormat(ShardFormat):
     """Rows. extra: the size of the shard and its footer."""
 
-    def about(self, reader: ShardReader, shard: Shard) -> str:
+    def about(self, reader: ShardReader, shard: ShardFile) -> str:
         tail = reader.read(max(0, reader.size - 8), reader.size)
         length = int.from_bytes(tail[:4], "little") + 8
         if tail[4:] != _MAGIC or length > reader.size:
@@ -94,7 +94,7 @@ class TableFormat(ShardFormat):
             return
         yield from _spans(file.metadata)
 
-    def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
+    def unpack(self, raw: bytes, start: int, extra: str) -> PartRecords:
         file = _file(extra, start, raw)
         spans = _spans(file.metadata)
         group = next(i for i, span in enumerate(spans) if span.start == start and len(span) == len(raw))
@@ -104,7 +104,7 @@ class TableFormat(ShardFormat):
             table = file.read_row_group(group, use_threads=False).to_pylist()
         except Exception as error:  # as above
             why = BadRecord(f"its row group cannot be read: {str(error)[:200]}")
-            return Unpacked(b"", [(at, why) for at in rows])
+            return PartRecords(b"", [(at, why) for at in rows])
         body, records = bytearray(), list[Place]()
         for at, record in zip(rows, table, strict=True):
             for name, value in record.items():
@@ -113,7 +113,7 @@ class TableFormat(ShardFormat):
                     record[name] = slice(len(body), len(body) + len(within))
                     body += within
             records.append((at, record))
-        return Unpacked(bytes(body), records)
+        return PartRecords(bytes(body), records)
 
 
 FORMAT = TableFormat()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from unisono.train.data.tokenised.chats import BadRecord
-from unisono_contrib.train.data.stream.formats import PART, Place, ShardFormat, Unpacked
+from unisono_contrib.train.data.stream.formats import PART, PartRecords, Place, ShardFormat
 from unisono_contrib.train.data.stream.store import ShardReader
 
 _BLOCK = 512
@@ -125,7 +125,7 @@ class TarFormat(ShardFormat):
         if last and reader.read(reader.size - _BLOCK, reader.size) != _ZEROS:
             yield reader.size, BadRecord("it is cut off: a tar file ends with a block of zeros")
 
-    def unpack(self, raw: bytes, start: int, extra: str) -> Unpacked:
+    def unpack(self, raw: bytes, start: int, extra: str) -> PartRecords:
         records: list[Place] = []
         fields: dict[str, slice] = {}
         last = ""
@@ -145,7 +145,7 @@ class TarFormat(ShardFormat):
             elif field in fields:
                 records[-1] = records[-1][0], BadRecord(f"{key} has two files .{field}")
             fields[field] = slice(member.body, member.body + member.size)
-        return Unpacked(raw, records)
+        return PartRecords(raw, records)
 
 
 FORMAT = TarFormat()
