@@ -16,14 +16,14 @@ from typing import Literal
 import wandb  # pyright: ignore
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore
 
-from unisono_contrib.trackers import Connection, Point, TrackedRun
+from unisono_contrib.trackers import Point, TrackedRun, TrackerConnection
 
 _BLOCK, _HEAD = 32768, 7
 _FLUSH = 8.0  # seconds in which its service has written what was logged
 _WHOLE, _LAST = 1, 4  # kinds of fragments: a whole record, the last one of a record; 2 and 3: its others
 
 
-class WandbRun(Connection):
+class WandbRun(TrackerConnection):
     """One run of a project. Each connection that sends has a folder of its own, `trackers/wandb/1` and so on, all with
     the run's id, which W&B puts together."""
 
@@ -81,7 +81,9 @@ class WandbRun(Connection):
 
     def _open(self) -> wandb.Run:
         tracked = self._tracked
-        folder = self._folder / str(1 + max((int(path.name) for path in self._folder.glob("[0-9]*")), default=0))
+        folder = self._folder / str(
+            1 + max((int(path.name) for path in self._folder.glob("[0-9]*")), default=0)
+        )
         folder.mkdir(parents=True)
         settings = wandb.Settings(
             console="off", x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, disable_git=True,
