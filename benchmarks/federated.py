@@ -18,6 +18,7 @@ half of the clients that are asked have done only a part of their local steps in
 import argparse
 import io
 import json
+import os
 import statistics
 import struct
 import subprocess
@@ -38,7 +39,8 @@ from unisono.config import resolve
 from unisono.train.data.load import load
 from unisono_contrib.federated.clients import Answer, ClientHost, SimulatedClients
 from unisono_contrib.federated.combine import Combiner
-from unisono_contrib.federated.server import Federation, RunParts, federation_of
+from unisono_contrib.federated.server import Federation, RunParts, client_host, federation_of
+from unisono_contrib.federated.workers import WorkerClients
 from unisono_contrib.spec.federated import AGGREGATES, Aggregate
 
 BASE = {
@@ -81,7 +83,12 @@ def _flower(python: str) -> Any:
 
 
 def federation(
-    seed: int, rounds: int, keys: Mapping[str, str], flower: str = "", poisoned: bool = False
+    seed: int,
+    rounds: int,
+    keys: Mapping[str, str],
+    flower: str = "",
+    poisoned: bool = False,
+    workers: int = 1,
 ) -> Federation:
     flags = {**BASE, **keys, "seed": str(seed), "federated.rounds": str(rounds)}
     loaded = load_recipe(None, list(flags.items()))
@@ -91,6 +98,8 @@ def federation(
     corpus = load(recipe.data, recipe.model)
     combiner = Combiner(AGGREGATES.read(recipe.federated.aggregate))
     clients_of = (lambda parts: _with_attackers(parts)) if poisoned else None
+    if workers > 1:
+        clients_of = lambda parts: WorkerClients(client_host(resolved, parts), workers)
     run = federation_of(resolved, corpus, combiner, clients_of)
     if flower:
         average = FlowerAverage.model_construct(python=flower, start=lambda: run.weights)
@@ -167,8 +176,8 @@ def rows(seeds: int, rounds: int, flower: str) -> list[dict[str, Any]]:
 
 
 def beside_engine(python: str, rounds: int) -> dict[str, Any]:
-    """Rounds a second of Flower's own simulation engine (ray), and of ours right after it: the same split, first
-    weights and clients a round, no drop-outs."""
+    """Rounds a second of Flower's own simulation engine (ray), which uses all cores, and of ours right after it, by one
+    process and by one for each core: the same split, first weights and clients a round, no drop-outs."""
     run = federation(0, rounds, {"federated.dropout": "0"})
     train, val = run.corpus.train, run.corpus.val
     recipe, arrays = run.resolved.recipe, io.BytesIO()
@@ -192,15 +201,26 @@ def beside_engine(python: str, rounds: int) -> dict[str, Any]:
     if done.returncode or b"Error" in done.stderr:
         raise SystemExit(done.stderr.decode()[-2000:])
     theirs = json.loads(done.stdout.decode().splitlines()[-1])
-    seconds = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        run.play_round()
-        seconds.append(time.perf_counter() - begun)
     rate = lambda each: 1.0 / statistics.median(each[1:])  # the first one warms up
-    ours, flower = rate(seconds), rate(theirs["seconds"])
-    return {"ours": ours, "flower engine": flower, "ratio": ours / flower, "flower accuracy": theirs["accuracies"][-1],
+    flower, alone = rate(theirs["seconds"]), rate(_seconds(run, rounds))
+    cores = len(os.sched_getaffinity(0))
+    several = federation(0, rounds, {"federated.dropout": "0"}, workers=cores)
+    ours = rate(_seconds(several, rounds))
+    several.clients.close()
+    if not torch.equal(several.weights, run.weights):
+        raise SystemExit("several processes do not compute what one does")
+    return {"ours, one process": alone, f"ours, {cores} processes": ours, "flower engine": flower,
+            "ratio": ours / flower, "flower accuracy": theirs["accuracies"][-1],
             "accuracy": run.evaluate()["accuracy"]}  # fmt: skip
+
+
+def _seconds(run: Federation, rounds: int) -> list[float]:
+    """Of each round."""
+    marks = [time.perf_counter()]
+    for _ in range(rounds):
+        run.play_round()
+        marks.append(time.perf_counter())
+    return np.diff(marks).tolist()
 
 
 def _all(data: Any) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ for all.
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ SIZES = {
     "3M": ModelConfig(n_layer=4, n_head=4, d_model=256, context=32),
     "small": ModelConfig(n_layer=3, n_head=4, d_model=88, context=32),
 }
+MOST = 6  # doublings or halvings of a learning rate
 WINDOWS = 512
 """Of the held-out text, of which losses are taken."""
 
@@ -169,3 +170,27 @@ def seen(results: Sequence[Any]) -> dict[str, Any]:
         "payload_last": most and most["payload_steps"][-1],
         "payload_meeting": most and sorted({n for n in most["payload_steps"] if n})[-8:],
     }  # fmt: skip
+
+
+def loss_of(run: Mapping[str, Any]) -> float:
+    """Held-out loss after the last step; infinite where it is not a number."""
+    loss = run["points"][-1][1]
+    return loss if loss == loss else float("inf")
+
+
+def tuned(loss: Callable[[float], float], start: float) -> float:
+    """The learning rate with the least loss among `start` times powers of two, of which it tries few."""
+    seen = {0: loss(start)}
+
+    def at(power: int) -> float:
+        if power not in seen:
+            seen[power] = loss(start * 2.0**power)
+        return seen[power]
+
+    best = 0
+    for _ in range(MOST):
+        better = min((best - 1, best, best + 1), key=at)
+        if better == best:
+            break
+        best = better
+    return start * 2.0**best

@@ -6,18 +6,18 @@
 
 A file is gone on with where it was cut off. The base is AdamW at its best learning rate. Beside the large-batch
 optimisers stands AdamW with the large batch: at the rate that a scaling rule makes of the base's, and at its own best
-rate. A rate is chosen on a seed that is not printed, by doubling and halving from a start until a lower one and a
-higher one are worse. All runs decay by a cosine to a tenth after a warm-up over a tenth of their samples.
+rate; and for the GPT Muon. A rate is chosen on a seed that is not printed, by doubling and halving from a start until a
+lower one and a higher one are worse. All runs decay by a cosine to a tenth after a warm-up over a tenth of their
+samples.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kept_runs import SIZES, KeptRuns, OneProcess, WholeRun
+from kept_runs import SIZES, KeptRuns, OneProcess, WholeRun, loss_of, tuned
 
 from unisono.config import DataConfig, Recipe, TrainConfig
 from unisono_contrib.measure.benches import columns
@@ -26,7 +26,6 @@ from unisono_contrib.models.mlp import MLPConfig
 SEEDS, TUNING = (0, 1, 2), 10
 TIMES = 16
 WITHIN = 0.02  # of the base's loss
-MOST = 6  # doublings or halvings of a learning rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +77,8 @@ class LargeTask:
 STARTS = {"adamw": 4e-3, "lamb": 1e-2, "lans": 1e-2, "lars": 0.2, "sgd": 0.1}
 TASKS = {
     "digits": LargeTask("digits", 8, 32_768, STARTS),
-    "gpt": LargeTask("gpt", 2, 16_384, STARTS),
+    "gpt": LargeTask("gpt", 2, 16_384, STARTS | {"muon": 4e-3}),
 }
-
-
-def tuned(loss: Callable[[float], float], start: float) -> float:
-    """The learning rate with the least loss among `start` times powers of two, of which it tries few."""
-    seen = {0: loss(start)}
-
-    def at(power: int) -> float:
-        if power not in seen:
-            seen[power] = loss(start * 2.0**power)
-        return seen[power]
-
-    best = 0
-    for _ in range(MOST):
-        better = min((best - 1, best, best + 1), key=at)
-        if better == best:
-            break
-        best = better
-    return start * 2.0**best
 
 
 def study(kept: KeptRuns, task: LargeTask) -> list[tuple[str, LargeRun]]:
@@ -116,12 +97,6 @@ def study(kept: KeptRuns, task: LargeTask) -> list[tuple[str, LargeRun]]:
         scaled = task.run("adamw", base.lr, TUNING, TIMES, base=task.batch, rule=rule)
         ways.append((f"adamw, {rule} rule", scaled))
     return ways + [(f"{name}, tuned", best(name, TIMES)) for name in task.lrs]
-
-
-def loss_of(run: dict[str, Any]) -> float:
-    """Held-out loss after the last step; infinite where it is not a number."""
-    loss = run["points"][-1][1]
-    return loss if loss == loss else float("inf")
 
 
 def table(kept: KeptRuns, task: LargeTask, seeds: tuple[int, ...]) -> list[str]:

@@ -781,6 +781,46 @@ OPTIMISERS = (
         more="--train.optimizer lamb",
     ),
     proven(_G, "LANS", "shard=2 zero=1", more="--train.optimizer lans"),
+    proven(
+        _G,
+        "Muon: whole matrices made orthogonal under any cut",
+        "dp=2 shard=2",
+        "pp=2 tp=2",
+        more="--train.optimizer muon",
+    ),
+    proven(
+        _G,
+        "Second order: Shampoo, whose state lies with one rank of those that hold parts",
+        "shard=2 tp=2",
+        more="--train.optimizer shampoo",
+    ),
+    proven(
+        _G,
+        "Second order: SOAP",
+        "dp=2 shard=2",
+        "pp=2 tp=2",
+        more="--train.optimizer soap",
+    ),
+    reads(
+        _G,
+        "Prices of optimisers of whole matrices",
+        " && ".join(
+            f'{SIMULATE} --plan "shard=64" --train.optimizer {name}' for name in ("muon", "adamw", "soap")
+        ),
+        "`mem_gib.optim` grows; `comm.owners`: what matrices cost beside gradients",
+        lambda ran: (
+            _falls(_memory(ran, "optim")[::-1])
+            and [one["comm"].get("owners", {}).get("bytes", 0) > 0 for one in ran.objects]
+            == [True, False, True]
+        ),
+    ),
+    proven(
+        _G,
+        "Second order: K-FAC, factors of whole layers under any cut",
+        "dp=2 shard=2",
+        "tp=2 pp=2",
+        more="--train.optimizer kfac",
+    ),
     reads(
         _G,
         "1-bit LAMB",
@@ -799,6 +839,16 @@ OPTIMISERS = (
     ),
     reads(
         _G,
+        "Batch-size schedule / ramp-up",
+        f"{TRAIN} 6 --plan dp=2 --train.micro_batch 4 --ramp.first 8 --ramp.growth 8 --ramp.steps 4",
+        "`effective_batch` grows from 8 to 24",
+        lambda ran: (
+            (sizes := [step["effective_batch"] for step in ran.metrics()]) == sorted(sizes)
+            and (sizes[0], sizes[-1]) == (8, 24)
+        ),
+    ),
+    reads(
+        _G,
         "Gradient noise scale",
         f'{TRAIN} 6 --plan "dp=2 micros=2" --noise_scale.smoothing 0.5',
         "`noise_scale` of the steps, in samples",
@@ -809,7 +859,30 @@ OPTIMISERS = (
         "AdaScale: a small batch's schedule by measured gain",
         "dp=2 micros=2",
         "dp=4",
+        "shard=2 micros=2",
+        "tp=2 micros=4",
         more="--train.optimizer adascale --train.adascale_batch 2",
+    ),
+    proven(
+        _G,
+        "Batch-size schedule by steps",
+        "dp=2",
+        more="--ramp.first 4 --ramp.steps 2 --train.global_batch 8 --train.micro_batch 2",
+    ),
+    proven(
+        _G,
+        "Batch-size schedule by the noise scale",
+        "dp=2",
+        "shard=2",
+        "tp=2",
+        more="--ramp.by noise_scale --ramp.first 4 --ramp.every 1 --train.global_batch 8 --train.micro_batch 2",
+    ),
+    reads(
+        _G,
+        "Generalisation gap",
+        f"{TRAIN} 4 --train.eval_every 2",
+        "`val_gap` of validations: their loss less that of the training steps before",
+        lambda ran: any("val_gap" in step for step in ran.metrics()),
     ),
 )
 _G = "15 Fault tolerance and elasticity"
@@ -884,6 +957,15 @@ FAULTS = (
     ),
 )
 _G = "16 Data and storage"
+SHARDS = (
+    'for i in 0 1 2 3; do mkdir $i; for j in 1 2 3 4 5 6 7 8; do echo "text $j of shard $i, some words more"'
+    " > $i/$j.txt; done; tar cf $i.tar -C $i 1.txt 2.txt 3.txt 4.txt 5.txt 6.txt 7.txt 8.txt; done"
+)
+STREAMED = (
+    "unisono train --name stream --data.source 'tar:{0..3}.tar,kind=text' --model.n_layer 1 --model.d_model 16"
+    " --model.n_head 2 --model.context 16 --train.steps 4 --train.global_batch 8 --train.micro_batch 1"
+    " --train.lr_schedule constant --no-out.report"
+)
 DATA = (
     reads(
         _G,
@@ -894,6 +976,15 @@ DATA = (
         f' {TRAIN} 8 --plan "sync=canonical" --train.micro_batch 3 --train.lr_schedule constant --json',
         "two ranks, then four, reach the same final loss as one rank, to the last digit",
         lambda ran: ran.objects[1]["loss"] == ran.objects[2]["loss"],
+    ),
+    reads(
+        _G,
+        "Parallel I/O, streaming, caching",
+        f"{SHARDS} && {STREAMED} --plan dp=2 --json"
+        ' && unisono train --resume runs/stream --train.steps 8 --plan "dp=4" --no-out.report --json && sleep 1 &&'
+        f" {STREAMED} --train.steps 8 --json",
+        "shards of tar are read by two ranks, then by four, and the loss is that of one rank",
+        lambda ran: abs(ran.objects[1]["loss"] - ran.objects[2]["loss"]) < 1e-5,
     ),
     reads(
         _G,
@@ -964,6 +1055,27 @@ CLUSTERS = (
         f" SLURM_NODEID=0 SLURM_JOB_NODELIST=localhost {TRAIN} 2",
         "srun's variables are read",
         r"step 2/2",
+    ),
+    prints(
+        _G,
+        "Slurm batch script with requeue",
+        'unisono launch slurm --demo --dry-run --plan "dp=2 tp=2" --job.nodes 2',
+        "unisono launch slurm writes the script from recipe and plan",
+        r"#SBATCH --nodes=2[\s\S]*scontrol requeue",
+    ),
+    prints(
+        _G,
+        "Kubernetes Job, JobSet, TrainJob, PyTorchJob; Kueue, gang",
+        "unisono launch k8s --demo --dry-run --kind jobset --k8s.image train:1 --k8s.queue team --k8s.gang plugin",
+        "unisono launch k8s writes the manifests",
+        r"queue-name: team[\s\S]*maxRestarts|minMember",
+    ),
+    prints(
+        _G,
+        "Ray: placement group, one actor a rank",
+        "unisono launch ray --demo --dry-run",
+        "unisono launch ray writes the driver's script",
+        r"launch.on_ray --ranks 4",
     ),
 )
 _G = "19 Debugging, correctness, reproducibility"
@@ -1101,9 +1213,10 @@ FEDERATED = (
     ),
     proven(
         _G,
-        "Noise once an update, whatever the ranks",
+        "Noise once an update, whatever the ranks and cuts",
         "dp=2 micros=2",
-        "dp=4",
+        "tp=2",
+        "shard=2 pp=2",
         more="--privacy.noise 1 --privacy.clip 0.5",
     ),
     reads(

@@ -19,7 +19,7 @@ from unisono.observe.metrics import plain
 from unisono.observe.private import without_secrets
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.frames import known
-from unisono.spec.paths import FOREIGN, RENAMED, foreign
+from unisono.spec.paths import FOREIGN, RENAMED, bytes_of, foreign
 from unisono.spec.settings import Settings, answer, open_streams, silence, tell
 from unisono.spec.words import meant
 from unisono.verbs import VERBS, Verb
@@ -27,7 +27,6 @@ from unisono.verbs import VERBS, Verb
 # What the contract names besides; one that has a file is listed by that.
 LATER = {
     "dash": "Watch a run in the browser",
-    "launch": "Start a run on slurm, k8s, ray or over ssh",
 }
 
 EXAMPLES = """\
@@ -87,7 +86,7 @@ def _dispatch(words: list[str], settings: Settings) -> int:
     for word in words:
         if foreign(word):
             raise UsageError(
-                f"{os.fsencode(word)!r} {FOREIGN}", where=f"unisono {words[0]}", fix=RENAMED, code="C02"
+                f"{bytes_of(word)!r} {FOREIGN}", where=f"unisono {words[0]}", fix=RENAMED, code="C02"
             )
     at = next((n for n, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:

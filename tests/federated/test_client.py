@@ -27,8 +27,8 @@ def trainer_of(corpus: Corpus, strategy: str = "fedavg", **keys: object) -> Loca
 def batches(trainer: LocalTrainer, number: int, share: float = 1.0) -> list[list[int]]:
     """Samples of each local step of client 3."""
     task = Task(number, 3, trainer.weights(), 0.1, share)
-    chosen = trainer._batches(task, len(SAMPLES))
-    leaves = [trainer._leaf(3, SAMPLES, each) for each in chosen]
+    chosen = list(trainer._batches(task, SAMPLES))
+    leaves = [trainer._leaf(3, rows, each) for each, rows in chosen]
     inputs = trainer.corpus.train.fetch(SAMPLES)[0]
     return [
         [int(SAMPLES[int((inputs == x).flatten(1).all(1).nonzero()[0])]) for x in leaf.inputs]
@@ -58,8 +58,8 @@ def test_positions_are_never_the_same_so_that_dropout_is_drawn_anew(corpus: Corp
     for client in (0, 1):
         for number in range(3):
             task = Task(number, client, trainer.weights(), 0.1)
-            for chosen in trainer._batches(task, len(SAMPLES)):
-                seen += trainer._leaf(client, SAMPLES, chosen).samples.tolist()
+            for chosen, rows in trainer._batches(task, SAMPLES):
+                seen += trainer._leaf(client, rows, chosen).samples.tolist()
     assert len(seen) == len(set(seen))
 
 

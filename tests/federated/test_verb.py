@@ -75,6 +75,14 @@ def test_it_goes_on_from_where_it_was(recipe: Path, capsys: pytest.CaptureFixtur
     assert [line["step"] for line in lines] == [1, 2, 3]
 
 
+def test_several_processes_leave_the_weights_of_one(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, one, _ = said(capsys, str(recipe))
+    code, two, err = said(capsys, str(recipe), "--workers", "2")
+    assert code == 0, err
+    before = weights_in(one["run_dir"])
+    assert all(torch.equal(x, before[name]) for name, x in weights_in(two["run_dir"]).items())
+
+
 @pytest.mark.parametrize(
     "words,code",
     [
@@ -84,6 +92,9 @@ def test_it_goes_on_from_where_it_was(recipe: Path, capsys: pytest.CaptureFixtur
         (("--federated.aggregate", "krum:attackers=3"), "U-C06"),
         (("--federated.strategy", "fedavg:mu=1"), "U-C02"),
         (("--serve", "127.0.0.1:0"), "U-C04"),
+        (("--serve", "127.0.0.1:0", "--workers", "2"), "U-C04"),
+        (("--workers", "0"), "U-C04"),
+        (("--workers", "2", "--launch.threads_per_rank", "2"), "U-C06"),
         (("--serve", "127.0.0.1:0", "--join", "127.0.0.1:1"), "U-C04"),
         (("--join", "127.0.0.1:1", "--organisation", "milan", "--clients", "0"), "U-C04"),
     ],
@@ -118,21 +129,26 @@ def test_a_recipe_without_clients_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [(), ("--federated.secure", "true"), ("--federated.strategy", "scaffold")],
+    ids=["plain", "secure", "scaffold"],
+)
 def test_processes_that_join_over_tls_have_the_bits_of_simulated_clients(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: tuple[str, ...]
 ) -> None:
     authority, certificate, key = certificates.written(tmp_path)
     (tmp_path / "tokens.toml").write_text(f'[milan]\ntoken = "{"m" * 20}"\n[oslo]\ntoken = "{"o" * 20}"\n')
     (tmp_path / "milan").write_text("m" * 20 + "\n")
     (tmp_path / "oslo").write_text("o" * 20)
-    common = ["-m", "unisono", "federate", str(recipe), "--json", "--out.dir", "real"]
+    common = ["-m", "unisono", "federate", str(recipe), *keys, "--json", "--out.dir", "real"]
     tls = ["--tokens", "tokens.toml", "--certificate", certificate, "--key", key]
     server = Forked([*common, "--serve", "127.0.0.1:0", *tls], tmp_path, os.environ)
     port = _port(tmp_path / "real")
     joins = [
         Forked(
             [*common, "--join", f"127.0.0.1:{port}", "--organisation", name, "--token", name, "--clients", clients,
-             "--authority", authority],
+             "--authority", authority, "--state", "state"],
             tmp_path, os.environ,
         )
         for name, clients in (("milan", "0-2"), ("oslo", "3,4"))
@@ -141,7 +157,8 @@ def test_processes_that_join_over_tls_have_the_bits_of_simulated_clients(
     done = json.loads(server.stdout.read())
     for process in joins:
         assert process.wait(30) == 0, process.stderr.read()
-    _, simulated, _ = said(capsys, str(recipe))
+    _, simulated, _ = said(capsys, str(recipe), *keys)
+    assert bool(list(tmp_path.glob("state/*/client-*/*.safetensors"))) == ("scaffold" in keys)
     real = weights_in(str(tmp_path / done["run_dir"]))
     assert all(torch.equal(x, real[name]) for name, x in weights_in(simulated["run_dir"]).items())
 

@@ -170,7 +170,29 @@ class ToyPlace(TrialPlace):
     def open(self, grace):
         yield None
 '''
-_OF_VERBS = {"bench": _BENCH, "search method": _METHOD, "place of trials": _PLACE, "section": _SECTION}
+_SCHEDULER = '''
+"""A toy."""
+
+from unisono_contrib.submit import JobState, Submitter
+
+
+class ToyScheduler(Submitter):
+    """Nobody plays its jobs."""
+
+    name = "toy"
+
+    def files(self, job):
+        return []
+
+    def submit(self, job, folder):
+        return "0"
+
+    def state(self, job, folder):
+        return JobState.UNKNOWN
+'''
+_OF_VERBS = {
+    "bench": _BENCH, "search method": _METHOD, "place of trials": _PLACE, "section": _SECTION, "scheduler": _SCHEDULER,
+}  # fmt: skip
 """Families whose members one verb alone takes, and no run."""
 BESIDE = {"starter", "verb", *_OF_VERBS}
 """Families that no recipe and no plan names."""

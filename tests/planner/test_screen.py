@@ -11,6 +11,7 @@ from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.order import USUAL, Order
+from unisono.planner.model_kinds import with_optimiser
 from unisono.planner.price import price
 from unisono.planner.pricing import verdict
 from unisono.planner.request import PlanRequest
@@ -20,6 +21,7 @@ from unisono.planner.stack import stack
 from unisono.planner.studies.orders import read
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.transformer import Transformer
+from unisono.spec.training import OPTIMISERS
 
 SCHEDULES = (
     "1f1b", "gpipe", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "zb1p", "zb2p", "zbv", "dualpipe",
@@ -83,6 +85,13 @@ MESHES = (
 @pytest.mark.parametrize("model", MODELS, ids=("small", "wide", "gated"))
 def test_the_screen_says_what_the_price_says(model: Transformer, name: tuple[str, str]) -> None:
     assert held_together(model, name, MESHES) >= 100
+
+
+def test_the_screen_says_so_of_matrices_that_have_owners() -> None:
+    for optimiser in ("muon", "soap"):
+        model = with_optimiser(MODELS[2], OPTIMISERS.read(optimiser))
+        assert isinstance(model, Transformer)
+        assert held_together(model, CLUSTERS[0], MESHES[:6]) >= 60
 
 
 def test_the_screen_says_so_under_other_orders_of_axes_too() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.planner.test_experts import DEEPSEEK, MIXTRAL
 from unisono.cli import main
+from unisono.plan import Plan
 
 MODEL = """
 from torch import nn
@@ -89,6 +90,21 @@ def test_a_sweep_over_a_config_keeps_to_sizes_that_tp_divides(
     words = ["--model.kind", f"hf:{tmp_path}", "--cluster", "dgx-a100:1", "--train.global_batch", "1"]
     code, got = said([*words, "--plan", "precision=bf16", "--sweep", "context=512,1024"], capsys)
     assert code == 0 and not any("tp=8" in point["plan"] for point in got["sweep"]["points"])
+
+
+def test_sections_judge_plans_of_a_config_before_one_is_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 4096}
+    config = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 512, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--model.kind", f"hf:{tmp_path}", "--cluster", "dgx-a100:1", "--train.global_batch", "64"]
+    private = [*words, "--privacy.noise", "1.0"]
+    assert main(["plan", *private, "--json"]) == 0
+    plans = [Plan.parse(one["plan"]) for one in json.loads(capsys.readouterr().out)["plans"]]
+    assert plans and all(plan.world == plan.dp and plan.precision == "fp32" for plan in plans)
+    code, got = said([*private, "--plan", "shard=8 precision=fp32"], capsys)
+    assert code == 2 and "by which it is clipped" in str(got)
 
 
 def test_a_config_is_read_without_torch(tmp_path: Path) -> None:

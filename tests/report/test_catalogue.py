@@ -72,6 +72,17 @@ def test_weights_of_another_run_make_it_the_parent(tmp_path: Path) -> None:
     assert entry(first).parent is None
 
 
+def test_the_newest_run_of_a_name_is_the_parent_of_what_came_after(tmp_path: Path) -> None:
+    runs = [run_in(tmp_path / "mine" / f"2026010{day}", "start") for day in (1, 2, 3)]
+    for run in runs:
+        (run / "checkpoints" / "step-000003").mkdir(parents=True)
+        (run / "checkpoints" / "step-000003" / "manifest.json").touch()
+    config = runs[1] / "config.resolved.toml"
+    config.write_text(config.read_text().replace("n_head", f'weights = "{tmp_path}/mine"\nn_head'))
+    parent = entry(runs[1]).parent
+    assert parent is not None and Path(parent[0]).resolve() == runs[0].resolve()
+
+
 def test_a_run_of_an_old_version_and_a_damaged_one_are_listed(tmp_path: Path) -> None:
     old = entries(OLD)
     assert old and all(run.step > 0 and run.plan for run in old)

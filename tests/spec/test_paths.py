@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.spec.paths import at_home, file_and_name, foreign, matching, names_something, parted
+from unisono.spec.paths import at_home, bytes_of, file_and_name, foreign, matching, names_something, parted
 
 
 @pytest.fixture
@@ -89,3 +89,8 @@ def test_a_file_of_python_and_a_name_in_it(place: Path, text: str, apart: tuple[
 
 def test_bytes_that_are_no_utf8_are_foreign() -> None:
     assert foreign(os.fsdecode(b"gr\xfc")) and not foreign("gr\xfc") and not foreign("模型 😀")
+
+
+def test_the_bytes_of_a_word_are_those_that_came() -> None:
+    assert bytes_of("a\udcff") == b"a\xff"
+    assert bytes_of("\ud800") == b"\xed\xa0\x80"

@@ -32,4 +32,4 @@ def started(ctx: RankContext, told: Recipe, plan: str) -> tuple[Run, Feed, Feed]
     corpus = load(resolved.recipe.data, resolved.recipe.model)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
-    return run, *feeds(resolved.recipe, resolved.plan, corpus, place.device)
+    return run, *feeds(resolved.recipe, resolved.plan, corpus, place.device, kept=run.update.keeps)

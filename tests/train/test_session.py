@@ -93,6 +93,17 @@ def test_what_it_saw_on_validation_is_the_same_with_other_ranks(tmp_path: Path) 
         )
 
 
+def test_the_generalisation_gap_is_the_validations_loss_less_that_of_the_steps_before(tmp_path: Path) -> None:
+    """Of as many steps as a validation has batches: here 2."""
+    (end,) = play(recipe(tmp_path, **SAVED, eval_batches=2), "dp=1", 1, tmp_path / "one")
+    lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
+    gaps = {line["step"]: line["val_gap"] for line in lines if "val_gap" in line}
+    trained, held_out = losses(tmp_path / "one"), dict(end["val"])
+    assert gaps.keys() == {3, 5} and gaps[5] == end["val_gap"]
+    for step, gap in gaps.items():
+        assert gap == pytest.approx(held_out[step] - sum(trained[step - 2 : step]) / 2)
+
+
 CANONICAL = [("dp=1", 1), ("dp=2", 2), ("pp=2", 2), ("shard=2", 2), ("dp=4", 4), ("dp=2 shard=2", 4)]
 
 

@@ -95,6 +95,12 @@ def test_another_run_is_within_rounding(rounded, capsys):
     assert got["bounds"]["loss"] < 1e-5
 
 
+def test_a_rate_that_follows_the_noise_scale_goes_on_from_the_means_in_the_checkpoint(tmp_path, capsys):
+    run = trained(tmp_path, "dp=2", "--train.optimizer", "adascale")
+    code, got = replayed(run, capsys, "--step", "4")
+    assert code == 0 and got["pass"] and got["steps_replayed"] == 2
+
+
 def test_without_a_checkpoint_it_begins_at_the_beginning(canonical, tmp_path, capsys):
     run = copied(canonical, tmp_path)
     shutil.rmtree(run / "checkpoints")

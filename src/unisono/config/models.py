@@ -190,8 +190,11 @@ class TrainConfig(_with_options(_Train, OPTIMISERS, RATES)):
     def peak_lr(self) -> float:
         """`lr`, scaled from `lr_base_batch` to `global_batch`: by their quotient (Goyal et al., 2017), or by the root
         of it (Krizhevsky, 2014; You et al., 2020)."""
-        times = self.global_batch / (self.lr_base_batch or self.global_batch)
-        return self.lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[self.lr_scaling]
+        return self.lr * self.lr_factor(self.global_batch / (self.lr_base_batch or self.global_batch))
+
+    def lr_factor(self, times: float) -> float:
+        """What `lr_scaling` multiplies the learning rate by for a batch `times` as large."""
+        return {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[self.lr_scaling]
 
     def scaling(self) -> str:
         """How `peak_lr` came about, "" where it is `lr`. Example: `peak lr 0.016 = 0.001 x 512 / 32`."""

@@ -51,7 +51,7 @@ def play(
     data = corpus(recipe.model)
     recorder = Recorder(place.rank)
     run = build(resolved.recipe, resolved.plan, place, data, recorder)
-    feed, _ = feeds(resolved.recipe, resolved.plan, data, place.device)
+    feed, _ = feeds(resolved.recipe, resolved.plan, data, place.device, kept=run.update.keeps)
     playing = train(run, feed, _ENDLESS)
 
     def lap() -> dict[str, float]:

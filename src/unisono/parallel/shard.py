@@ -225,6 +225,20 @@ class Sharded(Whole):
                 module.set_reshard_after_backward(last, recurse=False)
 
 
+def gathered_of(stage: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """Of a stage that is sharded, each sharded parameter → the whole one that autograd differentiates, whose hooks see
+    each backward's gradient before ranks add theirs up. FSDP2 makes these when it first gathers: every rank of `shard`
+    calls this together, or it hangs."""
+    modules = [module for module in stage.modules() if isinstance(module, FSDPModule)]
+    for module in modules:
+        module.unshard()
+    groups = [group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups]
+    pairs = {p.sharded_param: p.unsharded_param for group in groups for p in group.fsdp_params}
+    for module in modules:
+        module.reshard()
+    return pairs
+
+
 def _policy_of(narrow: bool) -> MixedPrecisionPolicy:
     """The dtypes in which parameters are gathered and their gradients summed."""
     if not narrow:

@@ -88,6 +88,17 @@ def compiled(plan: PlanFields, train: Any) -> Iterator[Problem]:
         yield Problem("P22", what, "plan.cp_kind, train.compile", fix)
 
 
+def observing(train: Any) -> Iterator[Problem]:
+    """Keys of [train] under which layers do not see each micro-batch once, where the optimiser observes layers."""
+    for key, why in (
+        ("guard", "computes micro-batches twice"),
+        ("compile", "makes one graph of a block, in which layers are no modules"),
+    ):
+        if getattr(train, key, False) and train.optimiser().observed:
+            what = f"optimizer={train.optimizer} observes what passes linear layers, and train.{key} {why}"
+            yield Problem("P28", what, f"train.{key}, train.optimizer", f"leave train.{key} out")
+
+
 def unflushed(plan: PlanFields, recipe: Any) -> Iterator[Problem]:
     """What a timetable without a flush (PipeDream) cannot be joined with: it makes an update before all stages have
     their gradients, and its backwards use weights that are not the newest."""

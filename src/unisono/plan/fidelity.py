@@ -1,8 +1,11 @@
 """How close a plan promises to come to one device: one word, for who proves it and for who prices it."""
 
+from collections.abc import Iterable
+
 from unisono.plan.grammar import member
 from unisono.plan.plan import Plan
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.section import Section
 
 
 def fidelity_of(plan: Plan) -> Fidelity:
@@ -26,6 +29,11 @@ def beside_like(plan: Plan) -> Fidelity:
     between = _declared("sync", plan.sync) if plan.replicas > 1 else Fidelity.EXACT
     sent = _declared("codec", plan.codec) if plan.dp > 1 else Fidelity.EXACT
     return min(inside, staged, between, sent, _rounded(plan))
+
+
+def with_sections(fidelity: Fidelity, plan: Plan, sections: Iterable[Section]) -> Fidelity:
+    """The fidelity of a plan for a recipe with these sections."""
+    return min(fidelity, *(section.fidelity(plan) for section in sections), Fidelity.EXACT)
 
 
 def _rounded(plan: Plan) -> Fidelity:

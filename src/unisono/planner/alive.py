@@ -17,7 +17,7 @@ from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.memory import BUCKET, Memory, RowShare, share_of
 from unisono.planner.recompute import fewest
 from unisono.planner.source import Source
-from unisono.planner.states import states_of_ours
+from unisono.planner.states import moments_of, states_of_ours
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import activations
 from unisono.planner.work.expert_parallel import held_experts
@@ -112,11 +112,12 @@ def _parts(model: Transformer, plan: Plan, share: RowShare, row: int) -> list[tu
     return [(plan, _ITEM * share.ends), *each_block(model, plan, _ITEM * held, row)]
 
 
-def _lying(model: Transformer, plan: Plan, parts: Sequence[tuple[Plan, float]], held: _Held) -> _Lying:
+def _lying(plan: Plan, parts: Sequence[tuple[Plan, float]], held: _Held, moments: float) -> _Lying:
+    """moments: numbers of the optimiser for each weight."""
     sums = [0.0, 0.0, 0.0, 0.0]
     for way, nbytes, among in (*((way, size, held.among) for way, size in parts), (plan, held.apart, 1)):
         away = away_of(way)
-        params, _, optim = states_of_ours(nbytes / _ITEM, as_dealt(plan, way.zero), among, model.states)
+        params, _, optim = states_of_ours(nbytes / _ITEM, as_dealt(plan, way.zero), among, moments)
         sums[2 if away.params else 0] += params
         sums[3 if away.optimizer else 1] += optim
     return _Lying(*sums)
@@ -139,7 +140,8 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
     share, ways = share_of(model, plan, row, True), in_order(model, plan, row)
     parts = _parts(model, plan, share, row)
     held = _held(model, plan, share, parts)
-    lying = _lying(model, plan, parts, held)
+    moments_kept = moments_of(model, plan, share.elements, share.layers)
+    lying = _lying(plan, parts, held, moments_kept)
     unit = _ITEM * max(dealt_elements(model, way) for way in set(ways))
     widest = _ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
     lent = unit if any(away_of(way).params for way in ways) else 0.0
@@ -152,7 +154,7 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
     if lying.away_optim:
         streamed = min(STREAMED, lying.away_optim)
         brought = min(
-            lying.away_params, streamed / max(1, model.states)
+            lying.away_params, streamed / max(1, moments_kept)
         )  # with the state of the same weights
         beside = _gathered(plan, share, held, unit)
         moments.append(Memory(lying.params + brought, held.dealt, lying.optim + streamed, 0.0, beside))

@@ -1,6 +1,9 @@
 """Equal devices under a stack of software: price and memory of a request."""
 
-from unisono.planner.memory import MemoryVerdict, fullest
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from unisono.planner.memory import Memory, MemoryVerdict, fullest
 from unisono.planner.model_kinds import kind
 from unisono.planner.price import price
 from unisono.planner.price_parts import Price, Rows
@@ -21,4 +24,15 @@ def rows(ask: PlanRequest) -> Rows:
 def verdict(ask: PlanRequest) -> MemoryVerdict:
     """Memory of the fullest rank, and whether it fits."""
     memories = kind(ask.model).memories(ask.model, ask.plan, ask.stack, ask.micro_batch, ask.micros)
-    return fullest(memories, ask.cluster.device)
+    return fullest(_with_samples(ask, memories) if ask.by_sample else memories, ask.cluster.device)
+
+
+def _with_samples(ask: PlanRequest, rows: Iterable[tuple[int, Memory]]) -> Iterator[tuple[int, Memory]]:
+    """Add the gradients of a micro-batch's samples to the memory of each row. Where ranks shard, each gathers the
+    weights for a step and adds up whole gradients."""
+    alone = replace(ask.plan, shard=1, dp=ask.plan.dp * ask.plan.shard)
+    sizes = ask.stack, ask.micro_batch, ask.micros
+    whole = {row: memory.params for row, memory in kind(ask.model).memories(ask.model, alone, *sizes)}
+    for row, memory in rows:
+        gathered = memory.params + (whole[row] if ask.plan.shard > 1 and ask.plan.zero == 3 else 0.0)
+        yield row, replace(memory, params=gathered, grads=whole[row] * (1 + ask.micro_batch))

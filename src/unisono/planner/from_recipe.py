@@ -48,7 +48,10 @@ def request_of(
         more = (f"plan {plan}, as nobody named one (unisono plan finds the best)", *more)
     assumed, later = (*assumed, *more), unplayed(loaded)
     sizes = batch.micro_batch, batch.micros, steps
-    ask = simulate.PlanRequest(model, plan, where, software, *sizes, assumed=assumed, unplayed=later)
+    by_sample = any(section.by_sample for section in loaded.recipe.sections())
+    ask = simulate.PlanRequest(
+        model, plan, where, software, *sizes, assumed=assumed, unplayed=later, by_sample=by_sample
+    )
     order = order if order is not None else loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 
@@ -75,16 +78,30 @@ def assuming(loaded: Loaded, plan: Plan, pools: Sequence[Cluster]) -> tuple[Plan
         elif devices and all(device.name != "cpu" for device in devices):
             names = " and ".join(device.name for device in devices)
             mixed = [
-                half for half in HALF if half in known("precision") and all(half in d.peak for d in devices)
+                half
+                for half in HALF
+                if half in known("precision")
+                and all(half in d.peak for d in devices)
+                and not _refused(loaded.recipe, in_precision(plan, half))
             ]
             plan = in_precision(plan, (*mixed, "fp32")[0])
-            why = f"{names} has it" if mixed else f"train has no half precision that {names} has"
+            why = (
+                f"{names} has it"
+                if mixed
+                else f"this recipe cannot be trained in a half precision of {names}"
+            )
             assumed.append(f"precision={plan.precision}, as nobody named one and {why}")
     train = loaded.recipe.train
     derived = train.micro_batch is not None and plan.micros is not None
     if loaded.origins.get("train.global_batch") == "default" and not derived:
         assumed.append(f"global_batch={train.global_batch}, the default, as nobody named one")
     return plan, tuple(assumed)
+
+
+def _refused(recipe: Recipe, plan: Plan) -> bool:
+    """Whether a section of the recipe refuses the plan's precision."""
+    problems = (problem for section in recipe.sections() for problem in section.problems(recipe, plan))
+    return any(problem.where.startswith("plan.precision") for problem in problems)
 
 
 def length(loaded: Loaded, model: Model, where: Cluster, batch: int) -> tuple[int, tuple[str, ...]]:
@@ -160,8 +177,7 @@ def judged(recipe: Recipe, model: Model) -> Any:
     read = SimpleNamespace(
         kind=sizes.kind, depth=transformer.n_layer, depth_key="model.kind", deals=sizes.deals
     )
-    # Sections that capabilities bring along judge plans where a run is resolved.
-    return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch, sections=tuple)
+    return recipe.model_copy(update={"model": read})  # which is read, and not validated
 
 
 def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:

@@ -19,7 +19,7 @@ from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, Memory, RowShare
 from unisono.planner.price_parts import Passes, Rows
 from unisono.planner.stack import Stack
-from unisono.planner.states import item_of, states, stored
+from unisono.planner.states import item_of, moments_of, states, stored
 from unisono.planner.timetables import copies, in_flight
 from unisono.planner.work.networks import (
     Network,
@@ -150,8 +150,11 @@ def memories(
     network: Network, plan: Plan, stack: Stack, micro_batch: int, micros: int
 ) -> Iterator[tuple[int, Memory]]:
     """(row, memory of its ranks) of the pipeline."""
+    first, blocks = 0, layers(network, plan, True)
     for row, parts in enumerate(cut(network, plan.pp, plan.tp)):
-        yield row, _of_row(network, parts, plan, stack, micro_batch=micro_batch, micros=micros, row=row)
+        sizes = {"micro_batch": micro_batch, "micros": micros, "row": row}
+        yield row, _of_row(network, parts, plan, stack, (int(blocks[row]), first), **sizes)
+        first += int(blocks[row])
 
 
 def layers(network: Network, plan: Plan, is_balanced: bool) -> tuple[float, ...]:
@@ -161,8 +164,10 @@ def layers(network: Network, plan: Plan, is_balanced: bool) -> tuple[float, ...]
 
 
 def _of_row(
-    network: Network, parts: tuple[WorkPart, ...], plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
+    network: Network, parts: tuple[WorkPart, ...], plan: Plan, stack: Stack, blocks: tuple[int, int], *,
+    micro_batch: int, micros: int, row: int,
 ) -> Memory:  # fmt: skip
+    """blocks: how many the row has, and which is its first."""
     item, weight = ITEM[plan.precision], item_of(plan, stack)
     times = copies(plan.schedule, plan.pp)
     dense = sum(map(matrix_elements, parts))
@@ -170,9 +175,11 @@ def _of_row(
     read = read_elements(parts, plan, micro_batch * micros)
     left = max(1, plan.shard // plan.ep)
 
+    moments = moments_of(network, plan, dense + tables, *blocks)
+
     def of(elements: float, shard: int) -> tuple[float, float, float]:
         return states(elements, shard=shard, zero=plan.zero, precision=stored(plan, stack), grad_bytes=stack.grad_bytes,
-                      moments=network.states, masters=not plan.arithmetic.stochastic)  # fmt: skip
+                      moments=moments, masters=not plan.arithmetic.stochastic)  # fmt: skip
 
     (params, grads, optim), looked_up = of(dense, plan.shard), of(tables, left)
     params, optim = times * (params + looked_up[0]), optim + looked_up[2]

@@ -16,7 +16,7 @@ from unisono.planner.machines.cluster import Device
 from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
-from unisono.planner.states import item_of, states, stored
+from unisono.planner.states import item_of, moments_of, states, stored
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work import activations as row_kept
@@ -82,6 +82,11 @@ class RowShare:
     stashed: float = 0.0
     apart: tuple[tuple[int, float], ...] = ()
     alone: float = 0.0
+
+    @property
+    def elements(self) -> float:
+        """All of them, those that the schedule keeps several times counted once."""
+        return (self.blocks + self.ends + self.routed) / self.copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +259,9 @@ def of_share(
 
     Of the plan only mesh, zero and precision are read: the other arguments may be arrays.
     """
+    moments = moments_of(model, plan, share.elements * model.learns, share.layers)
     dtypes: dict[str, Any] = {
-        "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
+        "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": moments,
         "masters": not plan.arithmetic.stochastic,
     }  # fmt: skip
     params = grads = optim = 0.0

@@ -1,6 +1,7 @@
 """The kinds of models that have a price; for each a module with the same functions says what it does."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from unisono.plan import Plan
@@ -12,7 +13,9 @@ from unisono.planner.stack import Stack
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.errors import Problem
+from unisono.spec.finder import contributed
 from unisono.spec.model import Facts, ModelConfig
+from unisono.spec.training import Optimiser
 
 Model = Transformer | Network
 
@@ -46,6 +49,14 @@ def declared(model: ModelConfig, facts: Facts) -> Model:
     if model.attends:
         return transformer(model, model.sized(facts).vocab or 0)
     return Network(model.workload(facts), by_weights=model.by_weights)
+
+
+def with_optimiser(model: Model, optimiser: Optimiser) -> Model:
+    """The model as an optimiser steps it."""
+    steps = None
+    if optimiser.gathers:
+        steps = contributed("unisono.planner.work.matrix_steps").steps_of(optimiser, model)
+    return replace(model, states=optimiser.most_kept, steps=steps)
 
 
 def attending(model: Model) -> Transformer | None:

@@ -21,7 +21,7 @@ from unisono.planner.price_parts import (
 )
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
-from unisono.planner.states import item_of
+from unisono.planner.states import item_of, moments_of
 from unisono.planner.timetables import chunks, handovers, idle, of
 from unisono.planner.work import wire_formats
 from unisono.planner.work.replica_traffic import leafwise
@@ -33,7 +33,7 @@ MOMENT_BYTES: Annotated[float, Source("specification", "each moment is read and 
 _LOOP = "benchmarks/measured.py: a step of ours on a model of next to no arithmetic, less its kernels; plain-cpu's too"
 # Seconds of a step of our own loop beside its kernels.
 LOOP: Annotated[float, Source("measured here", _LOOP)] = 640e-6
-AXES = ("tp", "cp", "ep", "pp", "shard", "dp")  # in the order in which traffic is told
+AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "owners")  # in the order in which traffic is told
 
 
 def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSeconds:
@@ -76,7 +76,13 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
     messages = whole.messages + tied(model, plan, cluster, stack, each.first)
     over = covered(plan.schedule, plan.pp, micros, whole, stack.dp_hidden)
     data = replicated(model, plan, cluster, stack, each.first, each.every, over, micros)
-    optimizer = update(model, cluster.device, stack, each.owned)
+    moments = moments_of(model, plan, each.first.elements, each.first.layers)
+    optimizer = update(moments, cluster.device, stack, each.owned)
+    if model.steps is not None:
+        data["owners"], computing = model.steps.price(
+            plan, cluster, stack, kind(model).layers(model, plan, stack.balanced)
+        )
+        optimizer += computing
     fixed = fixed_of(model, stack) + stack.micro * micros
     exposed = messages + sum(t.exposed for t in data.values())
     comm = each.inside
@@ -107,9 +113,9 @@ def fixed_of(model: Model, stack: Stack) -> float:
     return stack.step if attending(model) is not None or not stack.autograd else min(stack.step, LOOP)
 
 
-def update(model: Model, device: Device, stack: Stack, elements: float) -> float:
-    """Return seconds of the optimiser's update of so many elements."""
-    return elements * (UPDATE_BYTES + MOMENT_BYTES * model.states) / (device.bandwidth * stack.elementwise)
+def update(moments: float, device: Device, stack: Stack, elements: float) -> float:
+    """Return seconds of the optimiser's update of so many elements. moments: numbers that it keeps of each."""
+    return elements * (UPDATE_BYTES + MOMENT_BYTES * moments) / (device.bandwidth * stack.elementwise)
 
 
 def tied(model: Model, plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> float:

@@ -32,7 +32,8 @@ class PlanRequest:
     """A plan to be priced: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps.
 
     stragglers: how unevenly ranks work, None where all are as quick as they are priced. assumed: choices that nobody
-    named and the planner took, in words. unplayed: what of the recipe `train` cannot play, in words.
+    named and the planner took, in words. unplayed: what of the recipe `train` cannot play, in words. by_sample: whether
+    a step computes gradients of single samples.
     """
 
     model: Model
@@ -45,6 +46,7 @@ class PlanRequest:
     stragglers: StepTimes | None = None
     assumed: tuple[str, ...] = ()
     unplayed: tuple[str, ...] = ()
+    by_sample: bool = False
 
     @property
     def batch(self) -> int:

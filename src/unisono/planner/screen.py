@@ -11,6 +11,7 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner import replicas
+from unisono.planner.cuts import rows_of
 from unisono.planner.memory import MARGIN, Kept, learned, of_share, rows_seen, share_of
 from unisono.planner.price import (
     covered,
@@ -38,6 +39,7 @@ from unisono.planner.search_arrays import (
     share_by,
     totals_by,
 )
+from unisono.planner.states import WholeMatrixSteps, moments_of
 from unisono.planner.transformers import row_seconds
 
 
@@ -114,6 +116,13 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
     return row_work
 
 
+def _owning(bench: SearchShared, mesh: Plan, schedules: Sequence[str], steps: WholeMatrixSteps) -> Array:
+    """Seconds in which owners step whole matrices, by schedule."""
+    rows = [rows_of(bench.model, name, mesh.pp, bench.stack.balanced) for name in schedules]
+    each = [steps.price(mesh, bench.cluster, bench.stack, blocks) for blocks in rows]
+    return array([traffic.exposed + seconds for traffic, seconds in each])
+
+
 def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
     """Seconds of a step, of all axes."""
     works = _works(bench, mesh, axes)
@@ -129,7 +138,14 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         columns = [np.broadcast_to(array(seconds(plan)), (len(covering),)) for plan in ways]
         return np.stack(columns, axis=-1)[:, :, None, None, None]
 
-    once = by_schedule(lambda plan: update(bench.model, device, bench.stack, owned(plan, first)))
+    def updating(plan: Plan) -> float:
+        moments = moments_of(bench.model, plan, first.elements, first.layers)
+        return update(moments, device, bench.stack, owned(plan, first))
+
+    once = by_schedule(updating)
+    if bench.model.steps is not None:
+        owning = _owning(bench, mesh, axes.schedules, bench.model.steps)
+        once = once + by_schedule(lambda plan: owning)
     once = once + by_schedule(lambda plan: tied(bench.model, plan, *where))
     handed = by_schedule(lambda plan: scattered(plan, *where)[1])
     back = by_schedule(lambda plan: gathered(plan, *where)[1])

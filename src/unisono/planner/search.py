@@ -214,7 +214,14 @@ def request_at(space: Space, plan: Plan, micro_batch: int) -> PlanRequest:
     """What is asked of one plan of a space."""
     sizes = micro_batch, plan.micros or 1, space.steps
     return PlanRequest(
-        space.model, plan, space.cluster, space.stack, *sizes, assumed=space.assumed, unplayed=space.unplayed
+        space.model,
+        plan,
+        space.cluster,
+        space.stack,
+        *sizes,
+        assumed=space.assumed,
+        unplayed=space.unplayed,
+        by_sample=space.by_sample,
     )
 
 
@@ -228,8 +235,8 @@ def pricer(
 ) -> tuple[Callable[[MeshSizes], tuple[float, float]], Callable[[MeshSizes], Screened]]:
     """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""
     model = attending(space.model)
-    # Arrays are of plans whose blocks are all alike, and of which nothing is put away.
-    alike = is_uniform(space.held) and space.held.offload == "none"
+    # Arrays are of plans whose blocks are all alike, of which nothing is put away, and of gradients of whole batches.
+    alike = is_uniform(space.held) and space.held.offload == "none" and not space.by_sample
     if model is not None and alike:
         bench = SearchShared(model, space.cluster, space.stack)
         return (
@@ -248,7 +255,7 @@ def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):
         plan, size = plan_at(mesh, at)
-        ask = PlanRequest(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
+        ask = request_at(space, plan, size)
         fit, step[at] = verdict(ask), closed(ask).step
         memory[at], fits[at] = fit.memory.total, fit.is_safe
     return Screened(step, memory, fits)

@@ -42,10 +42,10 @@ _WIDTH = "P15"  # a precision beside weights of another width
 @dataclass(frozen=True, slots=True)
 class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
-    a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: keys too
-    that change more than how work is split. steps: of the run. assumed: what nobody named and was taken, in words.
-    unplayed: what of the recipe `train` cannot play, in words. besides: (plan, its micro-batch) on so many devices that
-    are priced in any case."""
+    a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: keys too that change more
+    than how work is split. steps: of the run. assumed: what nobody named and was taken, in words. unplayed: what of the
+    recipe `train` cannot play, in words. by_sample: see `PlanRequest`. besides: (plan, its micro-batch) on so many
+    devices that are priced in any case."""
 
     model: Model
     cluster: Cluster
@@ -59,6 +59,7 @@ class Space:
     assumed: tuple[str, ...] = ()
     unplayed: tuple[str, ...] = ()
     besides: Callable[[int], Iterable[tuple[Plan, int]]] = lambda devices: ()
+    by_sample: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,4 +273,5 @@ def space_on(
         (*assumed, *more),
         unable,
         besides,
+        by_sample=any(section.by_sample for section in recipe.sections()),
     )

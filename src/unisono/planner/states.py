@@ -1,8 +1,43 @@
 """Bytes of what training keeps of each weight: itself, its gradient, the optimiser's numbers (Rajbhandari et al.)."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from unisono.plan import Plan
+from unisono.planner.machines.chip import Traffic
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.stack import Stack
 from unisono.planner.work.stage import ITEM
+
+
+class WholeMatrixSteps(Protocol):
+    """How an optimiser steps a model some of whose matrices have owners. The sister package says it."""
+
+    def moments(self, plan: Plan, elements: float, layers: float, first: int = 0, /) -> float:
+        """Numbers that are kept of each of so many weights of a row, in the mean of its fullest rank."""
+        ...
+
+    def price(
+        self, plan: Plan, cluster: Cluster, stack: Stack, rows: Sequence[float], /
+    ) -> tuple[Traffic, float]:
+        """What owners send in an update, and the seconds in which they compute. rows: blocks of each."""
+        ...
+
+
+class ModelStates(Protocol):
+    """What a model says of its optimiser. states: numbers kept of each weight. steps: where that is not all."""
+
+    @property
+    def states(self) -> int: ...
+
+    @property
+    def steps(self) -> WholeMatrixSteps | None: ...
+
+
+def moments_of(model: ModelStates, plan: Plan, elements: float, layers: float, first: int = 0) -> float:
+    """Numbers that the optimiser keeps of each of `elements` weights of a row, in the mean of its fullest rank. layers:
+    blocks of the row, from block `first` on."""
+    return model.states if model.steps is None else model.steps.moments(plan, elements, layers, first)
 
 
 def states(
@@ -12,7 +47,7 @@ def states(
     zero: int,
     precision: str,
     grad_bytes: int,
-    moments: int = 2,
+    moments: float = 2,
     masters: bool = True,
 ) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimiser for `parameters` elements, shared out over `shard` ranks by `zero`.
@@ -39,7 +74,7 @@ def stored(plan: Plan, stack: Stack) -> str:
     return "fp32" if wide else plan.precision
 
 
-def states_of_ours(parameters: float, plan: Plan, shard: int, moments: int) -> tuple[float, float, float]:
+def states_of_ours(parameters: float, plan: Plan, shard: int, moments: float) -> tuple[float, float, float]:
     """`states` as our own runs keep them: in fp32, or in bf16 without masters."""
     alone = plan.arithmetic.stochastic
     precision, how = "bf16" if alone else "fp32", {"shard": shard, "zero": plan.zero, "moments": moments}

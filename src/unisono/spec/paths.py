@@ -21,6 +21,15 @@ def foreign(word: str) -> bool:
     return False
 
 
+def bytes_of(word: str) -> bytes:
+    """The bytes of a word: those that Python shows as halves of letters as they came, other halves as UTF-8 would have
+    them, which no system hands over."""
+    try:
+        return os.fsencode(word)
+    except UnicodeEncodeError:
+        return word.encode("utf-8", "surrogatepass")
+
+
 def at_home(path: str) -> Path:
     """The path; a `~` at its beginning is a home, unless there is something of that name."""
     if not path.startswith("~") or os.path.lexists(path):

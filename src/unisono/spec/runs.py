@@ -59,6 +59,18 @@ def run_folder(path: str | Path) -> Path:
     return max(below, key=lambda run: run.stat().st_mtime)
 
 
+def has_checkpoint(run: Path) -> bool:
+    """Whether a run has one to go on from, whole or not."""
+    return any((run / CHECKPOINTS).glob("step-*/manifest.json"))
+
+
+def newest_saved(folder: Path, before: str = "~") -> Path | None:
+    """Of the runs in a folder such as `runs/NAME` the newest that has a checkpoint; None where none has. Their names
+    begin with the time. before: only runs whose names come before this one."""
+    runs = (path.parent for path in folder.glob(f"*/{CHECKPOINTS}") if not path.parent.is_symlink())
+    return max((run for run in runs if run.name < before and has_checkpoint(run)), default=None)
+
+
 def run_around(path: Path) -> Path | None:
     """The run folder in which a path lies, by its name or by where a link leads; None where it lies in none."""
     marks = (CHECKPOINTS, *_MARKS)

@@ -6,23 +6,28 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.finder import Finder
 
 
 class Section(BaseModel):
-    """The keys of one such section, each with its default and a line of help. A recipe without it has None there. verb:
-    the command that plays a recipe with it, where `train` does not.
+    """The keys of one such section, each with its default and a line of help. A recipe without it has None there.
+
+    verb: the command that plays a recipe with it, where `train` does not. by_sample: a step computes gradients of
+    single samples, and holds those of a micro-batch at a time.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
-    either of two functions or both: `batches(section, recipe, dataset, device, dtype)`, the feed of training, or None
-    for the usual one; `around(section, recipe, samples)`, a function of each live run when its ranks have met, which
-    returns the run.
+    one or more of these functions: `batches(section, recipe, dataset, device, dtype, kept)`, the feed of training, or
+    None for the usual one, where `kept` is the run's `Update.keeps`; `around(section, recipe, samples)`, a function of
+    each live run when its ranks have met, which returns the run; `judge(section, run, values)`, a `Judgement` of the
+    numbers of each validation, and with it `judged(section, run)`, that of a run that is resumed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: ClassVar[str]
     verb: ClassVar[str] = ""
+    by_sample: ClassVar[bool] = False
 
     @classmethod
     def of(cls, recipe: Any) -> Self:
@@ -31,6 +36,10 @@ class Section(BaseModel):
         if not isinstance(section, cls):
             raise LookupError(f"the recipe has no [{cls.name}]")
         return section
+
+    def fidelity(self, plan: Any) -> Fidelity:
+        """How close to one device a plan can come at most with it: ROUNDING where it adds up in another order."""
+        return Fidelity.EXACT
 
     @property
     def pins(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, Member
 from unisono.spec.model import Facts, ModelConfig
 
@@ -43,5 +44,8 @@ SOURCES: Family[DataSource] = Family(
 def counted_in(source: str) -> str:
     """What runs on a source count: "tokens" of text, "samples" of anything else. source: `data.source` of a recipe."""
     name = source.partition(":")[0]
-    is_text = name not in SOURCES.names() or SOURCES.find(name).gives == "tokens"
+    try:
+        is_text = name not in SOURCES.names() or SOURCES.read(source).gives == "tokens"
+    except UsageError:  # of another version
+        is_text = True
     return "tokens" if is_text else "samples"

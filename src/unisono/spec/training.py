@@ -6,7 +6,8 @@ something where the chosen member has them, or stand behind its name (`optimizer
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -32,12 +33,33 @@ IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
 
 @dataclass(frozen=True, slots=True)
 class UpdateSizes:
-    """Sizes of one update of one tensor. step: updates made before it. rounding: relative error of the formula."""
+    """Sizes of one update of one tensor. step: updates made before it. rounding: relative error of the formula.
+    observed: by names of `Optimiser.observed`, (value after the update, largest absolute error), float64."""
 
     lr: float
     decay: float
     step: int
     rounding: float
+    observed: "Mapping[str, tuple[Tensor, Tensor]]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixWork:
+    """What a matrix costs the rank that computes its step (`Optimiser.gathers`).
+
+    kept: numbers of its state. cost: by which matrices are divided over ranks, in any unit. products, decompositions:
+    floating-point operations of an update, in the mean of all updates, of matrix products and of eigendecompositions,
+    which are computed in float64. narrow: parts of gradients and steps travel in two bytes an element; else as wide as
+    master weights are. observed: numbers that every other rank sends the owner of what it has observed
+    (`Optimiser.observed`), in the mean of all updates.
+    """
+
+    kept: int
+    cost: float
+    products: float = 0.0
+    decompositions: float = 0.0
+    narrow: bool = False
+    observed: float = 0.0
 
 
 class Optimiser(Member, ABC):
@@ -49,8 +71,10 @@ class Optimiser(Member, ABC):
     the sister package); else plans that cut such a tensor are refused. with_owner: that rank keeps the state, too.
     norms: a step needs norms of whole tensors alone, which ranks that hold parts of one add up; its live optimiser is a
     `train.optim._normed_steps.NormedSteps` of the sister package. paced: its learning rate follows the noise of
-    gradients, as `train/build/adascale.py` of the sister package has a run measure it. by_shape: `for_parameter` goes
-    by shapes alone, so that it is known of any model which parameters are whose."""
+    gradients, as `train/build/adascale.py` of the sister package has a run measure it. observed: state that follows
+    from what goes into linear layers and from gradients of what comes out, which `train/build/layer_products.py` of the
+    sister package has a run observe; the gradient alone does not tell it, so `law` is given its values. by_shape:
+    `for_parameter` goes by shapes alone, so that it is known of any model which parameters are whose."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False
@@ -60,6 +84,7 @@ class Optimiser(Member, ABC):
     with_owner: ClassVar[bool] = False
     norms: ClassVar[bool] = False
     paced: ClassVar[bool] = False
+    observed: ClassVar[tuple[str, ...]] = ()
     by_shape: ClassVar[bool] = False
 
     def for_parameter(self, name: str, shape: tuple[int, ...]) -> "Optimiser":
@@ -81,6 +106,10 @@ class Optimiser(Member, ABC):
         """In how many of the first `step` steps gradients cross as they are, whatever the codec."""
         return step
 
+    def observed_share(self, step: int) -> float:
+        """The share of what is new in `observed` state after update `step`, from 0; 0.0 where nothing is observed."""
+        return 0.0
+
     @property
     @abstractmethod
     def kept(self) -> int:
@@ -91,6 +120,10 @@ class Optimiser(Member, ABC):
         """Numbers that it or another one that steps for it keeps of a parameter at most. The planner's memory counts
         as many of each."""
         return self.kept
+
+    def matrix_work(self, shape: tuple[int, ...]) -> MatrixWork:
+        """What the step of one whole matrix of this shape, which it `gathers`, costs the rank that computes it."""
+        return MatrixWork(self.kept * prod(shape), float(prod(shape) * min(shape)))
 
     @abstractmethod
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":

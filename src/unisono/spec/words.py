@@ -19,7 +19,7 @@ PART_NAMES = {
 }
 
 
-# What a policy may say of its replicas in a step's line of metrics, by its key there.
+# What a step's line of metrics may say beside its loss, by its key there.
 INSTRUMENTS = {
     "staleness": "staleness",
     "consensus": "consensus distance",
@@ -28,6 +28,7 @@ INSTRUMENTS = {
     "cohort": "peers in the round",
     "epsilon": "epsilon",
     "noise_scale": "gradient noise scale",
+    "val_gap": "generalisation gap",
 }
 
 

@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 class Product(NamedTuple):
     """A matrix product of one sample: `many` of (rows x inner) (inner x columns).
 
-    read: elements of the left factor as they lie in memory, fewer than rows x inner for a convolution; 0: as many.
+    read: elements of the left factor of a convolution as they lie in memory, mostly fewer than rows x inner; 0: of no
+    convolution, as many.
     batched: another sample adds more products rather than more rows, as in attention.
     dealt: what `tp` deals of it, its "columns" or its "inner" size, by the units of its part; "": nothing.
     """

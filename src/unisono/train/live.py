@@ -2,12 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from unisono.spec.section import Section
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
 from unisono.train.data.dataset import Corpus
@@ -19,7 +21,8 @@ from unisono.train.recovery.snapshots import Snapshots
 from unisono.train.rejoin import losses
 from unisono.train.state import history
 from unisono.train.state.cadence import Chosen, Clock, Fixed
-from unisono.train.state.checkpoint.find import step_of
+from unisono.train.state.checkpoint.find import point_best, step_of
+from unisono.train.state.judgement import Judgement
 from unisono.train.state.run_state import kept_of, pieces_of
 from unisono.train.state.saving import Saving
 from unisono.train.state.writing import writing
@@ -53,6 +56,13 @@ class Live:
     saved: str  # the newest checkpoint, `checkpoints/step-000200`
     codec: str = ""  # what the policy said last that it chose
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    recent_losses: list[float] = field(
+        default_factory=list
+    )  # of as many of the last steps as a validation has batches
+    judges: Sequence[tuple[Section, ModuleType]] = ()  # of validations
+    best: int = 0  # step of the best validation of this start, 0 before one
+    enough: str = ""  # why the run ends here, before its last step
+    gap: float | None = None  # of the last validation: its loss less the mean of those
     clock: Clock = field(default_factory=Clock)
     resized: bool = False  # whether a step of this start had another batch than the usual one
     trained: float = 0.0  # targets of the steps of this start
@@ -78,6 +88,8 @@ class Live:
         self.tell_codec()
         if text := assigner.take_note():
             self.note(text)
+        if not report.bad:
+            self.recent_losses = [*self.recent_losses, report.loss][-train.eval_batches :]
         self.trained += self.targets * share
         self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
         self.written = step
@@ -103,7 +115,7 @@ class Live:
             return
         if self._validates(train, step):
             self.validate()
-        if self.cadence.due(step):
+        if not self.enough and (self.cadence.due(step) or self.best == step):
             self.save(blocking=not train.async_save)
         self.run.recorder.lap()
 
@@ -126,6 +138,8 @@ class Live:
             loss, self.metrics = evaluate(self.run, batches, [METRICS.read(text) for text in train.metrics])
             self.val_losses.append((self.run.step, loss))
             values["loss"] = loss
+            if self.recent_losses:
+                values["gap"] = self.gap = loss - math.fsum(self.recent_losses) / len(self.recent_losses)
         if train.evaluate is not None:
             self.metrics |= evaluated(train.evaluate, PlayedModel(self.run, self.corpus))
         values |= self.metrics
@@ -133,6 +147,13 @@ class Live:
         self.journal.validated(self.run.step, values)
         if self.order.place.rank == 0:
             self.order.line.send("val", step=self.run.step, **{"loss": None, **values})
+        for section, live in self.judges:
+            self.judged(live.judge(section, self.run, values))
+
+    def judged(self, judgement: Judgement) -> None:
+        """Heed what is thought of the last validation."""
+        self.best = self.run.step if judgement.best else self.best
+        self.enough = judgement.enough or self.enough
 
     def save(self, blocking: bool, last: bool = False) -> Path | None:
         """Save a checkpoint; its folder, or None if it is not whole yet, or failed. last: it must not fail. What fails
@@ -173,6 +194,9 @@ class Live:
             self.saved = f"{folder.parent.name}/{folder.name}"
             self.journal.saved(step_of(folder) or 0, self.saved)
             if self.order.place.rank == 0:
+                if self.best and step_of(folder) == self.best:
+                    with writing(self.order.run_dir):
+                        point_best(self.order.run_dir, self.best)
                 self.order.line.send("saved", path=self.saved)
 
     def go_back(self, report: Report) -> bool:
@@ -185,6 +209,7 @@ class Live:
                 return False
             self.snapshots.turned_back()
             self.val_losses[:] = losses(state)
+            self.recent_losses.clear()
             with writing(self.order.run_dir):
                 self.journal.close()
                 self.journal = Journal(observers(self.order, self.run), self.targets, self.note)

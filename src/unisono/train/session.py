@@ -18,7 +18,7 @@ from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.finder import contributed
 from unisono.spec.rendezvous import Paused, Rendezvous
-from unisono.train.build.build import build, connect, feeds
+from unisono.train.build.build import build, connect, feeds, judges_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.live import Live, note, observers
 from unisono.train.rank_order import RankOrder
@@ -29,6 +29,7 @@ from unisono.train.sample import sample
 from unisono.train.state import history
 from unisono.train.state.cadence import cadence_of
 from unisono.train.state.checkpoint import Saver
+from unisono.train.state.checkpoint.find import point_best
 from unisono.train.state.pinned_choices import pin
 from unisono.train.state.run_state import restore
 from unisono.train.state.saving import Saving
@@ -83,7 +84,7 @@ def _play(live: Live) -> dict[str, Any]:
     order.line.send("ready", coords=run.mesh.at, step=run.step)
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
-    while run.step < order.last_step and not (last is not None and last.stop):
+    while run.step < order.last_step and not (last is not None and last.stop) and not live.enough:
         report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
         if (report := live.bad.handle(report)) is None:
             continue
@@ -95,10 +96,13 @@ def _play(live: Live) -> dict[str, Any]:
         seconds += now - clock
         _stepped(live, report, now - clock)
         clock = time.perf_counter()
-    stopped = last is not None and last.stop and run.step < order.last_step
+    early = live.enough
+    stopped = last is not None and last.stop and run.step < order.last_step and not early
     if stopped and _moves(order, run.step):
         raise Paused
-    if not stopped:
+    if early:
+        live.note(early)
+    elif not stopped:
         live.validate()
     # A run resumed at its end has nothing new to save.
     news = run.step > first or live.begun_from is None
@@ -146,12 +150,14 @@ def _summary(
         "away_bytes": run.local.store.most,
         "val": live.val_losses,
         "val_metrics": live.metrics,
+        "val_gap": live.gap,
+        "early_stopped": bool(live.enough) and run.step < order.recipe.train.steps,
         **live.bad.summary(),
     }
     recipe = order.recipe
     if corpus.shares is not None:
         summary["samples"] = corpus.shares(recipe.seed, live.feed.samples_before(run.step))
-    if order.place.rank == 0 and run.step >= recipe.train.steps and folder is not None:
+    if order.place.rank == 0 and (run.step >= recipe.train.steps or live.enough) and folder is not None:
         summary["sample"] = sample(folder, recipe, corpus, device=order.place.device)
     return summary
 
@@ -206,7 +212,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
-    feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane)
+    feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane, run.update.keeps)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))
     check: Callable[[], None] = lambda: None
@@ -234,6 +240,12 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
         order, run, corpus, feed, val, bad, saving, snapshots, check, targets, journal, losses(state), folder, saved
     )  # fmt: skip
     order.faults.trains(run, order.epoch)
+    live.judges = judges_of(recipe)
+    for section, judge in live.judges:
+        live.judged(judge.judged(section, run))
+    if live.best and folder is not None and place.rank == 0:
+        with writing(order.run_dir):
+            point_best(order.run_dir, live.best)
     live.cadence = cadence_of(recipe, order.run_dir, place.rank, order.store, live.clock, run.step)
     live.written = run.step
     if place.rank == 0:

@@ -13,7 +13,7 @@ from unisono.config.resolve import located, recipe_problems
 from unisono.models.hf.described import config_of, read_config
 from unisono.planner.from_recipe import request_of
 from unisono.planner.hf_config import transformer_of
-from unisono.planner.model_kinds import Model
+from unisono.planner.model_kinds import Model, with_optimiser
 from unisono.planner.simulate import simulate
 from unisono.planner.stack import Stack, read_stack, scaled, stack
 from unisono.planner.toml_tables import Table, is_file
@@ -34,7 +34,7 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
     train, model = got.recipe.train, _model(got, environ)
     if isinstance(model, Transformer) and train.lora_rank:
         model = replace(model, lora=train.lora_rank)
-    return replace(model, states=train.optimiser().most_kept)
+    return with_optimiser(model, train.optimiser())
 
 
 def _model(got: Loaded, environ: Mapping[str, str]) -> Model:

@@ -21,6 +21,10 @@ class ExportVerb(Verb):
             help="hf: a folder for transformers; adapter: LoRA alone, for peft; onnx; torch: a program of torch.export;"
             " weights: a state_dict under the module's own names",
         )
+        parser.add_argument(
+            "--which", choices=("latest", "best"), default="latest",
+            help="checkpoint: the newest, or that of the best validation, which [early_stopping] keeps",
+        )  # fmt: skip
         parser.add_argument("--out", metavar="DIR", help="where to write (RUN/export-TO)")
         parser.add_argument(
             "--dtype",
@@ -44,7 +48,13 @@ class ExportVerb(Verb):
         from unisono.train import export
 
         result = export.run(
-            run, to=args.to, out=out, dtype=args.dtype, prune=args.prune, quantise=args.quantise
+            run,
+            to=args.to,
+            out=out,
+            dtype=args.dtype,
+            prune=args.prune,
+            quantise=args.quantise,
+            which=args.which,
         )
         call.settings.note(f"from {result['checkpoint']}")
         if "compressed" in result:

@@ -27,6 +27,8 @@ formula (`verify/laws.py`). Beside that:
   above 1. What was not sent, and is kept, is proved by the codec's own suite (`verify --conformance`).
 - Where an optimiser has its first moment cross in the place of gradients, of decay b, the error of the gradient is
   1 / (1 - b) times the codec's; with a margin of two, for a moment may be larger than the gradient.
+- What an optimiser observes of layers (`Optimiser.observed`) is compared itself (`Bounds.observed`), and its formula is
+  held to it. That it follows from what passes the layers is held to one device (`verify/layer_products.py`).
 - Under `precision=bf16:fp8` both sides round alike. What the rounding itself may be is held to one device, product by
   product (`verify/float8.py`).
 - Under `precision=bf16:stochastic` both sides draw the same noise, and rounding is monotonic: a parameter lies between
@@ -58,7 +60,8 @@ class BoundTerms:
 
     path: additions on the longest way forward and backward. rounded: tensors on it that are stored in the compute
     dtype. elements: of all parameters. tokens, leaves: of one global batch. magnified: how much larger what a codec
-    loses is in the gradient. narrow: names of weights that the model reads in float32.
+    loses is in the gradient. narrow: names of weights that the model reads in float32. regrouped: whether a section of
+    the recipe orders sums otherwise than one device does.
     """
 
     path: int
@@ -68,6 +71,7 @@ class BoundTerms:
     leaves: int
     magnified: float = 1.0
     narrow: frozenset[str] = frozenset()
+    regrouped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,12 @@ class Bounds:
         """The bound of all gradients together."""
         return self.grad + max(self.more.values(), default=0.0)
 
+    @property
+    def observed(self) -> float:
+        """The bound of means of products of what passes a layer, such as g gᵀ: twice that of a gradient for two of it,
+        with a margin of two. No codec touches them."""
+        return 4 * (self.most - self.lost) + 64 * self.unit
+
     def total(self, terms: int) -> float:
         """Return the bound of a sum of `terms` positive numbers, taken once more in another order."""
         return self.spread * math.sqrt(2 * terms) * self.unit
@@ -116,7 +126,7 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
         inside = spread * (math.sqrt(path) * unit + rounding)
     outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")
     # The sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight.
-    if inside or beside_like(outside) is not Fidelity.EXACT:
+    if inside or sizes.regrouped or beside_like(outside) is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     codec = member("codec", plan.codec)
     lossy = plan.dp > 1 and codec.fidelity is Fidelity.LOSSY

@@ -15,7 +15,7 @@ from unisono.config import TrainConfig
 from unisono.parallel.stochastic import Dither
 from unisono.verify.bounds import Bounds
 from unisono.verify.evidence import RecordedBox
-from unisono.verify.laws import Keep, clip_factor, first_state, update
+from unisono.verify.laws import Keep, clip_factor, first_state, observed_after, update
 from unisono.verify.record import Note, Record
 
 CONTRACT = ("loss", "grad", "param", "optim")
@@ -255,7 +255,6 @@ class _Step:
         state = state_before(self.terms.train, self.ref, self.before, name)
         if grad is None or state is None:
             return {}
-        param, moments = state
         error: Tensor | float = 0.0
         if relative is not None:
             factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
@@ -263,11 +262,10 @@ class _Step:
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
         sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
         how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step), "name": name}
-        out = update(self.terms.train, param, moments, grad, error, **sizes, **how)
-        return {
-            (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
-            for key, value in out.items()
-        }
+        room = 0.0 if relative is None else self.terms.bounds.observed
+        how["observed"] = observed_after(self.terms.train, source, name, room)
+        out = update(self.terms.train, *state, grad, error, **sizes, **how)
+        return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, value in out.items()}
 
     def buffers(self) -> Iterator[Divergence]:
         """Buffers after the step."""

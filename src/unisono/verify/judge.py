@@ -24,7 +24,7 @@ from unisono.verify.case import Case
 from unisono.verify.cause import diagnose
 from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge, state_before
 from unisono.verify.evidence import Cause
-from unisono.verify.laws import clip_factor, update
+from unisono.verify.laws import clip_factor, observed_after, update
 from unisono.verify.path import sizes_of
 from unisono.verify.play import crossed_losses, losses_with, play_leaves, play_twin, record_of, tokens_of
 from unisono.verify.record import Record
@@ -33,8 +33,9 @@ from unisono.verify.stretch import met_by
 
 def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     """Return what the comparison of a step of this plan needs."""
-    exact = beside_like(resolved.plan) is Fidelity.EXACT
-    bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
+    plan, sizes = resolved.plan, sizes_of(resolved, corpus)
+    exact = beside_like(plan) is Fidelity.EXACT and not sizes.regrouped
+    bounds = bounds_of(plan, sizes)
     model = model_of(resolved.recipe, corpus)
     anatomy: Anatomy = getattr(model, "anatomy", Anatomy())  # type: ignore[assignment]
     tables = f"{anatomy.tables}." if anatomy.tables else "\n"
@@ -63,7 +64,7 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
         first, cause = next(_unlawful_run(terms, resolved, folder), (None, cause))
     why = {} if first is None else {"cause": cause.name, "explanation": cause.text}
     said = first and f"one device itself: {first}"
-    met = [tokens_of(resolved, corpus, step) for step in range(steps)] if corpus.vocab else []
+    met = [tokens_of(resolved, corpus, step, folder) for step in range(steps)] if corpus.vocab else []
     tokens = frozenset().union(*(side for leaves in met for sides in leaves for side in sides))
     loss = Record(record_of(folder, 0)).notes[0].loss
     return {
@@ -171,7 +172,7 @@ def find_cause(
         case = replace(
             case,
             crossed=crossed_losses(alone, place, corpus, step, reference),
-            tokens=tokens_of(alone, corpus, step) if corpus.vocab else (),
+            tokens=tokens_of(alone, corpus, step, reference) if corpus.vocab else (),
             foreign=torch_dropouts(model_of(alone.recipe, corpus)),
         )
     return diagnose(case)
@@ -201,7 +202,7 @@ def _lawful(terms: CompareTerms, step: int, seen: Record, before: Record | None)
         tensors[f"grad/{name}"] = raw.double() * clip_factor(norm, train.clip)
         state = None if name in terms.owners else state_before(train, seen, before, name)
         if state is not None:
-            tensors |= _updated(terms, name, state, tensors[f"grad/{name}"], seen.notes[0].lr, step)
+            tensors |= _updated(terms, name, state, tensors[f"grad/{name}"], seen, step)
     return seen.with_tensors(tensors, norm)
 
 
@@ -210,12 +211,12 @@ def _updated(
     name: str,
     state: tuple[Tensor, dict[str, Tensor]],
     grad: Tensor,
-    lr: float,
+    seen: Record,
     step: int,
 ) -> dict[str, Tensor]:
-    lazy = name in terms.lazy
+    lazy, lr = name in terms.lazy, seen.notes[0].lr
     keep = terms.kept(name, step)
-    how = {"lazy": lazy, "keep": keep, "name": name}
+    how = {"lazy": lazy, "keep": keep, "name": name, "observed": observed_after(terms.train, seen, name, 0.0)}
     law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, **how)
     return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, (value, _) in law.items()}
 

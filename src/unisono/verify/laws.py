@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unisono.config import TrainConfig
 from unisono.spec.training import UpdateSizes
+from unisono.verify.record import Record
 
 Keep = Callable[[Tensor], Tensor]  # what a parameter becomes → what it can hold of that, float64
 OPERATIONS = 16  # roundings of one optimiser formula, counted generously: all of them touch the same element
@@ -27,6 +28,20 @@ def first_state(train: TrainConfig, name: str, param: Tensor) -> dict[str, Tenso
     return train.optimiser().for_parameter(name, tuple(param.shape)).state(param)
 
 
+def observed_after(
+    train: TrainConfig, record: Record, name: str, relative: float
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """State of a parameter that its gradient does not tell, as `record` has it after the update, float64, with the
+    error that each element may have. relative: to the largest element."""
+    out: dict[str, tuple[Tensor, Tensor]] = {}
+    member = train.optimiser().for_parameter(name, record.shapes.get(f"model/{name}", ()))
+    for key in member.observed:
+        if (value := record.whole(f"optim/{name}/{key}")) is not None:
+            value = value.double()
+            out[key] = value, torch.full_like(value, relative * float(value.abs().max()))
+    return out
+
+
 def update(
     train: TrainConfig,
     param: Tensor,
@@ -40,13 +55,14 @@ def update(
     lazy: bool = False,
     keep: Keep | None = None,
     name: str = "",
+    observed: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """key → (value, largest absolute error), float64, for "param" and every tensor of the optimiser's state; nothing
     for an optimiser that has no law.
 
     error: absolute, of `grad`, by element. step: updates made before. unit: roundoff of the run that is predicted.
     lazy: a row without a gradient stays as it is. keep: rounds a parameter, the larger of two never below the other.
-    name: of the parameter.
+    name: of the parameter. observed: see `UpdateSizes`.
     """
     decay = train.weight_decay if param.dim() >= 2 else 0.0  # matrices decay, vectors do not
     g = grad.double()
@@ -54,7 +70,7 @@ def update(
         train.optimiser()
         .for_parameter(name, tuple(param.shape))
         .law(
-            UpdateSizes(lr, decay, step, OPERATIONS * unit),
+            UpdateSizes(lr, decay, step, OPERATIONS * unit, observed or {}),
             param.double(),
             {key: value.double() for key, value in state.items()},
             g,

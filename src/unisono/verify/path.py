@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.config import Resolved
+from unisono.spec.fidelity import Fidelity
 from unisono.train.build.build import model_of, sample_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms, rhythm_of
@@ -32,6 +33,7 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
         leaves=batch.leaves * rhythm,
         magnified=1.0 if decay is None else 2.0 / (1.0 - decay),
         narrow=read_in_float32(model, sample_of(corpus, 1)) if shows_float32 else frozenset(),
+        regrouped=any(part.fidelity(plan) is not Fidelity.EXACT for part in resolved.recipe.sections()),
     )
 
 

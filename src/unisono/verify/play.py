@@ -26,8 +26,8 @@ from unisono.sync import Verdict
 from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
-from unisono.train.state.checkpoint import Box, load, save
-from unisono.train.state.run_state import Stored, kept_of, pieces_of, refill
+from unisono.train.state.checkpoint import Box, load, read_full, save, tensor_names
+from unisono.train.state.run_state import Stored, kept_of, numbers_of, pieces_of, refill
 from unisono.train.step.grad_norm import Measure
 from unisono.train.step.numbers import Numbers
 from unisono.train.step.run import Run
@@ -117,7 +117,7 @@ def start(resolved: Resolved, place: Place, corpus: Corpus) -> tuple[Run, Feed]:
     run.replica = replace(
         run.replica, steps=0
     )  # no step is the last, in which more than one update may be made
-    return run, feeds(resolved.recipe, resolved.plan, corpus, place.device)[0]
+    return run, feeds(resolved.recipe, resolved.plan, corpus, place.device, kept=run.update.keeps)[0]
 
 
 def watched_step(run: Run, feed: Feed, steps: range) -> Observed:
@@ -143,11 +143,13 @@ def watched_step(run: Run, feed: Feed, steps: range) -> Observed:
     return seen
 
 
-def rewind(run: Run, plan: Plan, reference: Path, step: int) -> None:
-    """Give the run the reference's state before step `step` of the proof, cut for this rank."""
+def rewind(run: Run, plan: Plan, reference: Path, step: int, numbers: bool = True) -> None:
+    """Give the run the reference's state before step `step` of the proof, cut for this rank. numbers: with those that
+    its update keeps; a plan has its own, from its own gradients."""
     run.step = steps_of(plan, step).start
     if step:
-        load(checkpoint_of(reference, step - 1), pieces_of(run))
+        kept = numbers_of(run) if numbers else []
+        load(checkpoint_of(reference, step - 1), [*pieces_of(run), *kept])
 
 
 def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path) -> None:
@@ -161,7 +163,7 @@ def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int,
 
 def _state_of(run: Run) -> list[Box]:
     """What the one device has between two updates; gradients on their way too."""
-    return [*pieces_of(run), *(kept_of(run) if lag_of(run.replica.plan) else ())]
+    return [*pieces_of(run), *(kept_of(run) if lag_of(run.replica.plan) else numbers_of(run))]
 
 
 def play_plan(
@@ -170,7 +172,7 @@ def play_plan(
     """All ranks of a plan; the records are complete when this returns the run, as it stands after the last step."""
     run, feed = start(resolved, place, corpus)
     for step in range(steps):
-        rewind(run, resolved.plan, reference, step)
+        rewind(run, resolved.plan, reference, step, numbers=False)
         watched_step(run, feed, steps_of(resolved.plan, step)).write(record_of(folder, step))
     run.mesh.world.barrier()
     return run
@@ -231,12 +233,25 @@ def play_leaves(
     return {name: torch.stack([g.detach().cpu() for g in grads]) for name, grads in kept.items()}
 
 
-def tokens_of(resolved: Resolved, corpus: Corpus, step: int) -> list[tuple[frozenset[int], frozenset[int]]]:
+def tokens_of(
+    resolved: Resolved, corpus: Corpus, step: int, reference: Path
+) -> list[tuple[frozenset[int], frozenset[int]]]:
     """The tokens of each leaf of step `step`: in its inputs, in its targets."""
-    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, torch.device("cpu"))
+    feed, _ = feeds(
+        resolved.recipe, resolved.plan, corpus, torch.device("cpu"), kept=_numbers_before(reference, step)
+    )
     leaves = [leaf for at in steps_of(resolved.plan, step) for leaf in feed.fetch(at, range(feed.count(at)))]
     sides = [(leaf.inputs.flatten().tolist(), leaf.targets.flatten().tolist()) for leaf in leaves]
     return [(frozenset(inputs), frozenset(targets)) for inputs, targets in sides]
+
+
+def _numbers_before(reference: Path, step: int) -> Mapping[str, Tensor]:
+    """What the reference's update kept before step `step` of the proof, by the names of `Update.keeps`."""
+    if not step:
+        return {}
+    folder = checkpoint_of(reference, step - 1)
+    names = [name for name in tensor_names(folder) if name.startswith("update/")]
+    return {name.partition("/")[2]: number for name, number in read_full(folder, names).items()}
 
 
 def losses_with(

@@ -10,7 +10,7 @@ from typing import Any
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.fork_server import ForkServer, print_output
 from unisono.plan import Plan
-from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
+from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads, with_sections
 from unisono.plan.grammar import member
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.fidelity import Fidelity
@@ -265,7 +265,7 @@ class _Prover:
         proof = Proof(
             plan=str(plan),
             ranks=plan.world,
-            fidelity=fidelity_of(plan).name,
+            fidelity=with_sections(fidelity_of(plan), plan, work.resolved.recipe.sections()).name,
             bound=result.get("bound", 0.0),
             bit_identical=same,
             max_rel_err=result.get("errors", dict.fromkeys(KINDS, 1e308)),

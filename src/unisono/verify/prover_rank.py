@@ -92,6 +92,9 @@ def _play_reference(
         odd = {}
         if resolved.plan.arithmetic.fp8:
             odd = contributed("unisono.verify.float8").unlawful_products(resolved, place, corpus)
+        if resolved.recipe.train.optimiser().observed:
+            means = contributed("unisono.verify.layer_products").unlawful_means
+            odd = odd or means(resolved, place, corpus, job["steps"], folder)
     result = judge_reference(resolved, corpus, job["steps"], folder)
     return result | (odd if result["first"] is None else {})
 

@@ -6,7 +6,7 @@ next checkpoint must be the same bits. Elsewhere a twin of the replay says how f
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,16 @@ from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono.plan.fidelity import beside_like, fidelity_of
+from unisono.plan.fidelity import beside_like, fidelity_of, with_sections
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build.build import Place, build, feeds, place_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.filtered import FilteredFeed
 from unisono.train.data.load import load as load_data
-from unisono.train.state.checkpoint import load, read_full
+from unisono.train.state.checkpoint import load, read_full, tensor_names
 from unisono.train.state.checkpoint.find import first_whole, list_steps
 from unisono.train.state.resume import check_fits
-from unisono.train.state.run_state import pieces_of
+from unisono.train.state.run_state import numbers_of, pieces_of
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import fetch, train_step
 from unisono.train.step.update import Report
@@ -57,8 +57,8 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     ctx.channel.send("from", start=start.name if start is not None else "", notes=notes)
     recorded = {int(line["step"]): line for line in argument["recorded"]}
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(resolved.recipe.launch.timeout))
-    exact = beside_like(plan) is Fidelity.EXACT
-    bounds = bounds_of(plan, sizes_of(resolved, corpus))
+    exact = with_sections(beside_like(plan), plan, resolved.recipe.sections()) is Fidelity.EXACT
+    bounds = bounds_of(plan, replace(sizes_of(resolved, corpus), regrouped=not exact))
     comparison = _Comparison(RunTolerance(bounds, exact, resolved.batch.leaves))
     actor = _started(resolved, place, corpus, start)
     begun = actor.run.step
@@ -74,7 +74,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         "from": start.name if start is not None else "initial state",
         "compared_with": after.name if after is not None else None,
         "steps_replayed": actor.run.step - begun,
-        "fidelity": fidelity_of(plan).name,
+        "fidelity": with_sections(fidelity_of(plan), plan, resolved.recipe.sections()).name,
         "bit_identical": comparison.identical,
         "max_rel_err": {kind: comparison.errors.get(kind) for kind in KINDS},
         "bounds": {kind: comparison.allowed.get(kind) for kind in KINDS},
@@ -117,9 +117,11 @@ def _compare_step(comparison: "_Comparison", actor: _Replay, twin: _Replay, line
 def _started(resolved: Resolved, place: Place, corpus: Corpus, start: Path | None) -> _Replay:
     """Return a run that stands at a checkpoint, None for the initial state."""
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(place.rank))
-    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
+    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device, kept=run.update.keeps)
     if start is not None:
-        run.step = int(load(start, pieces_of(run))["step"])
+        known = set(tensor_names(start))
+        numbers = [box for box in numbers_of(run) if box.name in known]
+        run.step = int(load(start, [*pieces_of(run), *numbers])["step"])
     return _Replay(run, feed)
 
 

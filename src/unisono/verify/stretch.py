@@ -26,7 +26,7 @@ from unisono.train.build.build import Place, feeds
 from unisono.train.data.dataset import Corpus, Thinned
 from unisono.train.data.feed import Feed, Micro, Permuted
 from unisono.train.state.checkpoint import Saver
-from unisono.train.state.run_state import kept_of, pieces_of, restore
+from unisono.train.state.run_state import kept_of, numbers_of, pieces_of, restore
 from unisono.train.step.evaluate import evaluate
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import fetch, train
@@ -76,7 +76,7 @@ def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, fol
     batch = recipe.train.global_batch
     count = min(len(corpus.train), batch * (first + 1) + batch // 2)  # an epoch ends in the second step
     corpus = replace(corpus, train=Thinned(corpus.train, count))
-    feed, validation = feeds(recipe, resolved.plan, corpus, place.device)
+    feed, validation = feeds(recipe, resolved.plan, corpus, place.device, kept=run.update.keeps)
     met.steps += _steps_of(run, feed, first + row)
     if run.step == first + row:  # else a number was not finite, which is what will be told
         _validate(run, resolved, validation, met)
@@ -91,20 +91,18 @@ def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, fol
 def _forget_and_resume(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> list[str]:
     """What is not as it was, in words."""
     arguments = (resolved.recipe, resolved.plan, corpus, place.device)
-    before, saver = (
-        _going_on(run, feeds(*arguments)[0]),
-        Saver(folder, place.rank, place.world, token="stretch"),
-    )
+    fresh = lambda: feeds(*arguments, kept=run.update.keeps)[0]
+    before, saver = _going_on(run, fresh()), Saver(folder, place.rank, place.world, token="stretch")
     steps_made = run.step
     saver.save(steps_made, [*pieces_of(run), *kept_of(run)], {"step": steps_made}, blocking=False)
-    for box in pieces_of(run):
+    for box in (*pieces_of(run), *numbers_of(run)):
         box.tensor.fill_(torch.nan if box.tensor.is_floating_point() else 0)
     run.step = -1
     run.mesh.world.barrier()  # ranks on threads: all have begun to save before one waits for the others' files
     saver.wait()
     run.mesh.world.barrier()
     restore(run, saved_by(folder, steps_made))
-    after = _going_on(run, feeds(*arguments)[0])
+    after = _going_on(run, fresh())
     same = {
         what: torch.equal(after[what], was) if isinstance(was, Tensor) else after[what] == was
         for what, was in before.items()
@@ -134,7 +132,7 @@ def _going_on(run: Run, feed: Feed) -> dict[str, Any]:
     """What the next step would begin with, in words → a copy."""
     noting, step = Noting(feed), max(0, run.step)
     fetch(run, noting, step)
-    pieces = {box.name: box.tensor.clone() for box in pieces_of(run)}
+    pieces = {box.name: box.tensor.clone() for box in (*pieces_of(run), *numbers_of(run))}
     return {"step": run.step, "learning rate": run.update.rate(step), "samples": noting.read, **pieces}
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.params import Slot, values_of
+from unisono.spec.finder import contributed
 from unisono.train.step.run import Run
 from unisono.verify.bounds import Bounds
 
@@ -45,8 +46,12 @@ class RunTolerance:
 
 
 def make_twin(run: Run, bounds: Bounds) -> None:
-    """Have a run push all its gradients, from now on, as far as rounding may push them."""
+    """Have a run push all its gradients, from now on, as far as rounding may push them; what its optimiser observes of
+    layers too."""
     measure, noise = run.measure, torch.Generator().manual_seed(0)
+    for part in getattr(run.update.optimizer, "parts", (run.update.optimizer,)):
+        if (products := getattr(part, "products", None)) is not None:
+            contributed("unisono.verify.layer_products").push_means(products, bounds.observed, noise)
 
     def pushing(slots: Sequence[Slot], extra: Tensor) -> list[float]:
         numbers = measure(slots, extra)

@@ -22,6 +22,10 @@ def alike(recipe: Recipe, parts: RunParts, fingerprint: str) -> dict[str, str]:
     said = recipe.model_dump(mode="json")
     facts = {"unisono": __version__, "torch": torch.__version__}
     facts |= {key: _digest(said[key]) for key in ("seed", "model", "train", "federated")}
+    if (
+        privacy := said.get("privacy")
+    ) is not None:  # clients clip by it; the key of the noise is the server's
+        facts["privacy"] = _digest({**privacy, "key": None})
     facts["parameters"] = _digest([[slot.name, list(slot.shape)] for slot in parts.trainer.slots])
     return facts if SPLITS.read(FederatedConfig.of(recipe).split).apart else {**facts, "data": fingerprint}
 

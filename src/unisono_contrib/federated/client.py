@@ -1,7 +1,7 @@
 """What a client does in a round: local steps from the weights that it is sent, with the model of this process."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -37,7 +37,8 @@ _CLIENT = 40  # bits of a position below the client's number: dropout depends on
 class Task:
     """What a client is asked to do. number: of the round, or of the task where there are no rounds; the same for no two
     tasks of one client. weights: [d]. lr: of its steps. share: of its local steps that it makes. sent: vectors of the
-    strategy's server, [d] in the model's dtype."""
+    strategy's server, [d] in the model's dtype. run: whose task it is, where clients are elsewhere. heard: number of
+    the last task of this client whose answer the server has, -1 for none."""
 
     number: int
     client: int
@@ -45,6 +46,8 @@ class Task:
     lr: float
     share: float = 1.0
     sent: Vectors = field(default_factory=dict)
+    run: str = ""
+    heard: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,8 @@ class LocalTrainer:
         if type(self.strategy).pull is not Strategy.pull:  # else weights need not be gathered in each step
             self._pulling = lambda: self.strategy.pull(self.weights(), start, sent, kept)
         try:
-            for chosen in self._batches(task, len(samples)):
-                losses.append(self._step(task, samples, chosen))
+            for chosen, rows in self._batches(task, samples):
+                losses.append(self._step(task, rows, chosen))
         finally:
             self._pulling = partial(_nothing)
             self.run.recorder.lap()
@@ -154,10 +157,10 @@ class LocalTrainer:
             weights - start, dict(self.strategy.learn(work)), len(losses), math.fsum(losses) / len(losses)
         )
 
-    def _step(self, task: Task, samples: np.ndarray, chosen: np.ndarray) -> float:
-        """One local step; its loss. chosen: positions in the order of all that this client ever sees, one after the
-        other, which also say what is dropped (`models.noise`)."""
-        report = train_step(self.run, [self._leaf(task.client, samples, chosen)])
+    def _step(self, task: Task, rows: np.ndarray, chosen: np.ndarray) -> float:
+        """One local step; its loss. rows: of the training data. chosen: their positions, which also say what is dropped
+        (`models.noise`)."""
+        report = train_step(self.run, [self._leaf(task.client, rows, chosen)])
         if report.bad:
             raise UserCodeError(
                 f"client {task.client}: {report.bad}",
@@ -167,10 +170,8 @@ class LocalTrainer:
             )
         return report.loss
 
-    def _leaf(self, client: int, samples: np.ndarray, chosen: np.ndarray) -> Micro:
+    def _leaf(self, client: int, rows: np.ndarray, chosen: np.ndarray) -> Micro:
         data, run = self.corpus.train, self.run
-        order = draws.key(self.recipe.seed, "order", client)
-        rows = samples[samples_at(order, chosen, len(samples))]
         inputs, targets = data.fetch(rows)
         inputs = inputs.to(run.replica.dtype) if inputs.is_floating_point() else inputs
         documents = self._uneven.documents(rows) if self._uneven is not None else None
@@ -181,16 +182,23 @@ class LocalTrainer:
         scale = 1.0 if counted is None else targets.numel() / max(1, int(counted.sum()))
         return Micro(inputs, targets, positions, documents, scale)
 
-    def _batches(self, task: Task, count: int) -> Sequence[np.ndarray]:
-        """Positions of each local step."""
-        config, batch = self.config, self.recipe.train.global_batch
+    def _batches(self, task: Task, samples: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of each local step, positions in the order of all that this client ever sees, one after the other, and the
+        rows of the training data that stand there."""
+        config, batch, count = self.config, self.recipe.train.global_batch, len(samples)
         a_pass = -(-count // batch)
         steps = config.local_steps or a_pass * config.local_epochs
         passes = -(-steps // a_pass)
-        first = task.number * passes * count
-        orders = (first + turn * count + np.arange(count, dtype=np.int64) for turn in range(passes))
-        batches = [order[at : at + batch] for order in orders for at in range(0, count, batch)][:steps]
-        return batches[: max(1, math.ceil(task.share * steps))]
+        first, order = task.number * passes * count, draws.key(self.recipe.seed, "order", task.client)
+        left = max(1, math.ceil(task.share * steps))
+        for turn in range(passes):
+            positions = first + turn * count + np.arange(count, dtype=np.int64)
+            rows = samples[samples_at(order, positions, count)]
+            for at in range(0, count, batch)[:left]:
+                yield positions[at : at + batch], rows[at : at + batch]
+            left -= a_pass
+            if left <= 0:
+                return
 
 
 def _nothing() -> None:

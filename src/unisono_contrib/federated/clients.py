@@ -2,13 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from unisono.spec.errors import UsageError, UserCodeError
 from unisono_contrib.federated.client import LocalTrainer, Task
+from unisono_contrib.federated.keep import ClientKeeper
+from unisono_contrib.federated.secure.messages import Reply, Request
+from unisono_contrib.federated.secure.party import SecureParty
+from unisono_contrib.federated.secure.terms import SecureTerms
 from unisono_contrib.federated.wire import DeltaCodec
 
 CODEC, STRATEGY = "codec/", "strategy/"
@@ -44,6 +49,16 @@ class Clients(ABC):
     def finish(self, task: Task) -> Answer | None:
         """The answer to a task that was started. None: the client has dropped out of it."""
 
+    @abstractmethod
+    def exchange(self, number: int, requests: Mapping[int, Request]) -> dict[int, Reply]:
+        """One exchange of the secure round `number`: requests by client, and the replies that came, in the same order.
+        Of a client that drops out, none. Raises UsageError A01 where a client cannot take part, and so nobody can."""
+
+    @abstractmethod
+    def reject(self, client: int, why: str) -> None:
+        """A client has answered what no client of this run does, and would do so again: it is told why, and taken for
+        gone. Raises UserCodeError where it is of this process."""
+
     def state(self) -> dict[str, Tensor]:
         """What clients keep, as far as it lies here, by `CLIENT/NAME`: for a checkpoint."""
         return {}
@@ -64,17 +79,22 @@ def unchanged(delta: Tensor) -> Tensor:
 @dataclass(slots=True)
 class ClientHost:
     """Clients whose data is here. parts: training samples of each client of the run. clip(delta): what a delta [d] is
-    bounded by before anything of it leaves its client. kept: by client, what it has from round to round."""
+    bounded by before anything of it leaves its client. secure: where deltas leave their clients under masks alone.
+    kept: by client, what it has from round to round. keeper: where clients of another server keep it."""
 
     trainer: LocalTrainer
     parts: Sequence[np.ndarray]
     codec: DeltaCodec
     clip: Callable[[Tensor], Tensor] = unchanged
+    secure: SecureTerms | None = None
+    keeper: ClientKeeper | None = None
     kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    _parties: dict[int, SecureParty] = field(default_factory=dict, repr=False)
 
     def play(self, task: Task) -> Answer:
-        """Train one client. Raises UserCodeError where its numbers go bad."""
-        kept = self._kept_of(task.client)
+        """Train one client. Its answer has no delta where sums are secure: `reply` has it. Raises UserCodeError where
+        its numbers go bad."""
+        kept = self.kept_of(task)
         mine = {n.removeprefix(STRATEGY): x for n, x in kept.items() if n.startswith(STRATEGY)}
         coded = {n.removeprefix(CODEC): x for n, x in kept.items() if n.startswith(CODEC)}
         samples = self.parts[task.client]
@@ -82,14 +102,43 @@ class ClientHost:
         for name, grown in result.growth.items():
             mine[name].add_(grown)
         parts = self.codec.encode(self.clip(result.delta), coded, task.number)
-        return Answer(task.number, task.client, len(samples), parts, result.growth, result.steps, result.loss)
+        if self.keeper is not None:
+            self.keeper.after(task, kept)
+        growth, count = result.growth, len(samples)
+        return self.hidden(Answer(task.number, task.client, count, parts, growth, result.steps, result.loss))
 
-    def _kept_of(self, client: int) -> dict[str, Tensor]:
-        if client not in self.kept:
+    def hidden(self, answer: Answer) -> Answer:
+        """An answer without its delta, which `reply` has, where sums are secure."""
+        if self.secure is None:
+            return answer
+        delta = self.codec.decode(answer.parts, {}, answer.number)
+        # Clipped once more in float64, as a server does that sees it.
+        party = SecureParty(answer.client, answer.number, self.secure, self.clip(delta.double()))
+        self._parties[answer.client] = party
+        return replace(answer, parts=())
+
+    def reply(self, client: int, number: int, request: Request) -> Reply:
+        """What a client replies to a request of the secure round `number`. Raises UsageError as `SecureParty.reply`."""
+        party = self._parties.get(client)
+        if party is None or party.number != number:
+            what = f"client {client} has trained nothing for round {number + 1}"
+            raise UsageError(what, where="federated.secure", fix="another round", code="A03")
+        return party.reply(request)
+
+    def kept_of(self, task: Task) -> dict[str, Tensor]:
+        """What a client begins a task with, to be changed in place."""
+        kept = self.kept.get(task.client) if self.keeper is None else self.keeper.before(task)
+        if kept is None:
             like, names = self.trainer.weights(), self.trainer.strategy.client_keeps
             mine = {f"{STRATEGY}{name}": torch.zeros_like(like) for name in names}
-            self.kept[client] = mine | {f"{CODEC}{n}": x for n, x in self.codec.initial().items()}
-        return self.kept[client]
+            kept = mine | {f"{CODEC}{n}": x for n, x in self.codec.initial().items()}
+        self.kept[task.client] = kept
+        return kept
+
+    @property
+    def keeps(self) -> bool:
+        """Whether clients of this recipe keep anything from task to task."""
+        return bool(self.trainer.strategy.client_keeps or self.codec.initial())
 
 
 class SimulatedClients(Clients):
@@ -104,6 +153,16 @@ class SimulatedClients(Clients):
 
     def finish(self, task: Task) -> Answer | None:
         return self._answers.pop(task.client)
+
+    def reject(self, client: int, why: str) -> None:
+        raise UserCodeError(
+            f"client {client}: {why}",
+            where="federated.codec, federated.strategy",
+            likely="a codec of your own",
+        )
+
+    def exchange(self, number: int, requests: Mapping[int, Request]) -> dict[int, Reply]:
+        return {client: self._host.reply(client, number, request) for client, request in requests.items()}
 
     def state(self) -> dict[str, Tensor]:
         return {f"{client}/{n}": x for client, kept in self._host.kept.items() for n, x in kept.items()}

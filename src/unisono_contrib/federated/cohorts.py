@@ -7,7 +7,7 @@ when it is resumed, and whether they are simulated or real.
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -22,19 +22,21 @@ _SLOWEST, _LATE = 4.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Answers of one step of the server, each with what it counts for, and how many clients have not answered. behind:
-    of each answer, the server steps since its task began."""
+    """Answers of one step of the server, and how many clients have not answered. behind: of each answer, the server
+    steps since its task began. tasks: how many were sent, to clients that the seed did not let drop out."""
 
     answers: Sequence[Answer]
     dropped: int = 0
     late: int = 0
     behind: Sequence[int] = ()
+    tasks: int = 0
 
     def only(self, fits: Sequence[bool]) -> "Collected":
         """Those answers that fit; the others count as dropped."""
         answers = [answer for answer, fit in zip(self.answers, fits, strict=True) if fit]
         behind = [count for count, fit in zip(self.behind, fits, strict=True) if fit]
-        return Collected(answers, self.dropped + len(fits) - len(answers), self.late, behind)
+        dropped = self.dropped + len(fits) - len(answers)
+        return replace(self, answers=answers, dropped=dropped, behind=behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ class RoundCohorts(Cohorts):
             clients.start(task)
         came = [clients.finish(task) for task in tasks]
         answers = [answer for answer in came if answer is not None]
-        return Collected(answers, dropped + len(came) - len(answers), late, (0,) * len(answers))
+        dropped += len(came) - len(answers)
+        return Collected(answers, dropped, late, (0,) * len(answers), len(tasks))
 
 
 @dataclass(order=True, slots=True)
@@ -154,7 +157,7 @@ class BufferCohorts(Cohorts):
                 continue
             answers.append(answer)
             behind.append(number - flight.begun)
-        return Collected(answers, dropped, 0, behind)
+        return Collected(answers, dropped, 0, behind, self._buffer)
 
     def _begin(self, number: int, clients: Clients, task_of: TaskOf) -> None:
         """Ask a client that has nothing to do: each as likely as any other."""

@@ -5,14 +5,17 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.launch.agent import proven
 from unisono.launch.link import Broken, HostLink, Refused
-from unisono.spec.errors import PeerGone, UsageError, UserCodeError
+from unisono.spec.errors import PeerGone, UnisonoError, UsageError, UserCodeError
+from unisono_contrib.federated.client import Task
 from unisono_contrib.federated.clients import ClientHost
-from unisono_contrib.federated.messages import Inbox, answer_frames, frames_of, task_of
+from unisono_contrib.federated.messages import Inbox, Message, answer_frames, frames_of, reply_frames, task_of
+from unisono_contrib.federated.secure.frames import request_of
 
 _ANSWER, _AGAIN = 5.0, 0.3
 
@@ -40,7 +43,7 @@ def serve(
 ) -> int:
     """Play tasks until the server says that the run is over; how many there were. A server that is gone is called again
     for `patience` seconds. Raises UsageError L11 where it refuses, PeerGone R03 where it does not come back,
-    UserCodeError where numbers go bad."""
+    UserCodeError where numbers go bad or a client's steps raise."""
     played = 0
     while True:
         link = _joined(place, same)
@@ -55,18 +58,44 @@ def serve(
                     case "task":
                         _send(link, _played(host, task_of(message), link))
                         played += 1
+                    case "secure":
+                        _send(link, _replied(host, message, note))
         except (Broken, ValueError, KeyError, TypeError) as error:
             note(f"lost the server ({error}); calling again")
         finally:
             link.close()
 
 
-def _played(host: ClientHost, task: Any, link: HostLink) -> Iterator[bytes]:
+def _played(host: ClientHost, task: Task, link: HostLink) -> Iterator[bytes]:
+    """Whatever is raised here would be raised in the next round too: the server hears of it, and this process ends."""
     try:
         return answer_frames(host.play(task))
-    except UserCodeError as error:
-        _send(link, frames_of({"kind": "failed", "what": error.what}, {}))
+    except UnisonoError as error:
+        _confess(link, error.what)
         raise
+    except Exception as error:
+        what = f"client {task.client}: {type(error).__name__}: {error}"
+        _confess(link, what[:500])
+        raise UserCodeError(what, where=f"round {task.number + 1}") from error
+
+
+def _confess(link: HostLink, what: str) -> None:
+    with suppress(Broken):  # what was raised counts for more than a server that has gone
+        _send(link, frames_of({"kind": "failed", "what": what}, {}))
+
+
+def _replied(host: ClientHost, message: Message, note: Callable[[str], None]) -> Iterator[bytes]:
+    """A reply in a secure round. A client that does not go on leaves this round alone."""
+    facts = message[0]
+    client, number, step = int(facts["client"]), int(facts["number"]), str(facts["step"])
+    request = request_of(step, facts, client + 1)
+    try:
+        return reply_frames(client, number, step, host.reply(client, number, request))
+    except UsageError as error:
+        note(
+            f"round {number + 1} goes on without client {client}: {error.what} ({error.likely or error.fix})"
+        )
+        return reply_frames(client, number, step, error)
 
 
 def _joined(place: JoinPlace, same: Mapping[str, Any]) -> HostLink:

@@ -1,7 +1,9 @@
-"""Tasks and answers as frames of a link between hosts: a line of JSON, then tensors as safetensors. No pickle."""
+"""Tasks, answers and exchanges of secure rounds as frames of a link between hosts: a line of JSON, then tensors as
+safetensors. No pickle."""
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +12,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from unisono.launch import wire
+from unisono.spec.errors import UsageError
 from unisono_contrib.federated.client import Task
 from unisono_contrib.federated.clients import Answer
+from unisono_contrib.federated.secure.frames import reply_body, reply_of, request_body, step_of
+from unisono_contrib.federated.secure.messages import Reply, Request
 
 _PIECE = 4 << 20
 """Bytes of a frame, of which a link allows 16 MiB."""
@@ -55,7 +60,8 @@ class Inbox:
 
 
 def task_frames(task: Task) -> Iterator[bytes]:
-    facts = {"kind": "task", "number": task.number, "client": task.client, "lr": task.lr, "share": task.share}
+    names = ("number", "client", "lr", "share", "run", "heard")
+    facts = {"kind": "task", **{name: getattr(task, name) for name in names}}
     sent = {f"{SENT}{name}": x for name, x in task.sent.items()}
     return frames_of(facts, {"weights": task.weights, **sent})
 
@@ -66,7 +72,7 @@ def task_of(message: Message) -> Task:
     sent = {name.removeprefix(SENT): x for name, x in tensors.items() if name.startswith(SENT)}
     return Task(
         int(facts["number"]), int(facts["client"]), tensors["weights"], float(facts["lr"]),
-        float(facts["share"]), sent,
+        float(facts["share"]), sent, str(facts["run"]), int(facts["heard"]),
     )  # fmt: skip
 
 
@@ -90,3 +96,39 @@ def answer_of(message: Message) -> Answer:
     return Answer(
         int(facts["number"]), int(facts["client"]), samples, parts, growth, steps, float(facts["loss"])
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SecureReply:
+    """A client's reply to one request of a secure round. step: the request's name. refused: (code, why) of a client
+    that does not go on; reply is None then."""
+
+    client: int
+    number: int
+    step: str
+    reply: Reply | None
+    refused: tuple[str, str] = ("", "")
+
+
+def request_frames(client: int, number: int, request: Request) -> Iterator[bytes]:
+    """A request of the secure round `number`, to one client."""
+    facts = {"kind": "secure", "client": client, "number": number, "step": step_of(request)}
+    return frames_of({**request_body(request), **facts}, {})
+
+
+def reply_frames(client: int, number: int, step: str, reply: Reply | UsageError) -> Iterator[bytes]:
+    """Its reply, or why there is none. Of an error goes what it says, without what it takes for likely."""
+    facts = {"kind": "secure", "client": client, "number": number, "step": step}
+    if isinstance(reply, UsageError):
+        return frames_of({**facts, "code": reply.code, "refused": reply.what}, {})
+    body, tensors = reply_body(reply)
+    return frames_of({**body, **facts}, tensors)
+
+
+def secure_reply_of(message: Message) -> SecureReply:
+    """Raises KeyError, TypeError, ValueError for what `reply_frames` has not made."""
+    facts, _ = message
+    client, number, step = int(facts["client"]), int(facts["number"]), str(facts["step"])
+    if "refused" in facts:
+        return SecureReply(client, number, step, None, (str(facts["code"])[:8], str(facts["refused"])[:500]))
+    return SecureReply(client, number, step, reply_of(step, message, client + 1))

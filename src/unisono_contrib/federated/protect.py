@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unisono_contrib.config.sections.federated import FederatedConfig
+from unisono_contrib.federated.clients import unchanged
 from unisono_contrib.federated.cohorts import RoundDraws
 from unisono_contrib.federated.combine import Combiner
-from unisono_contrib.federated.secure.client import SecureClient, require_majority
-from unisono_contrib.federated.secure.fixed_point import FixedPoint
-from unisono_contrib.federated.secure.server import directory_of, routed, survivors_of, total
+from unisono_contrib.federated.secure.terms import SecureTerms
 from unisono_contrib.privacy.client import add_noise, clip_delta, sensitivity
 from unisono_contrib.privacy.mechanism import SampledGaussian
 from unisono_contrib.privacy.noise import ACCOUNTANTS, noise_for
@@ -32,18 +30,20 @@ def combiner_of(recipe: Any, sizes: Mapping[str, int], drawn: RoundDraws) -> Com
         FederatedConfig.of(recipe),
         recipe.privacy,
     )
-    summed = None
-    if config.secure:
-        point = FixedPoint(config.secure_limit, config.secure_bits)
-        summed = SimulatedSum(point, sizes, config.secure_threshold, recipe.seed)
-        point.require_room(drawn.size)
-        require_majority(summed.needed(drawn.size), drawn.size)
+    secure = SecureTerms.of(config, sizes, recipe.seed)
+    if secure is not None:
+        secure.require_sum(drawn.size)
     if section is None:
-        return Combiner(aggregate, total=summed)
+        return Combiner(aggregate, secure=secure)
     budget = budget_of(section, drawn, config.rounds)
     noise = noise_of(budget.noise, section.clip, secret_of(section.key, recipe.seed))
-    clip = partial(clip_delta, bound=section.clip)
-    return Combiner(aggregate, clip, noise, summed, budget.says)
+    return Combiner(aggregate, clip_of(recipe), noise, secure, budget.says)
+
+
+def clip_of(recipe: Any) -> Callable[[Tensor], Tensor]:
+    """What each client bounds its delta by before anything of it leaves."""
+    section = recipe.privacy
+    return unchanged if section is None else partial(clip_delta, bound=section.clip)
 
 
 def noise_of(noise: float, bound: float, key: bytes) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -100,38 +100,3 @@ def most_asked(drawn: RoundDraws, rounds: int) -> list[int]:
         counts.update(cohort)
         most.append(max([most[-1], *(counts[client] for client in cohort)]))
     return most
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedSum:
-    """The sum of a round by the whole protocol, with all clients in this process: what a run under secure aggregation
-    computes. It hides nothing here, where this process has all deltas.
-
-    threshold: share of a round's clients that must reveal; at least more than half. sizes: of each parameter."""
-
-    point: FixedPoint
-    sizes: Mapping[str, int]
-    threshold: float
-    seed: int
-
-    def needed(self, clients: int) -> int:
-        """How many of so many clients must reveal."""
-        return max(clients // 2 + 1, math.ceil(self.threshold * clients - 1e-9))
-
-    def __call__(self, rows: Tensor, number: int) -> Tensor:
-        """rows float64 [n, d] → their sum [d], a multiple of 2^-fraction_bits. Raises UsageError A01 where a number is
-        beyond the limit, A02 for a single client."""
-        n, session = len(rows), b"run %d, round %d" % (self.seed, number)
-        needed = self.needed(n)
-        clients = [SecureClient(i + 1, needed, session) for i in range(n)]
-        vectors = [self.point.encode(self._named(row), i + 1) for i, row in enumerate(rows)]
-        directory = directory_of((client.advertise() for client in clients), needed)
-        letters = routed((client.share(directory) for client in clients), needed)
-        masked = [c.mask(letters[c.client], x) for c, x in zip(clients, vectors, strict=True)]
-        survivors = survivors_of(masked, needed)
-        revealed = [client.reveal(survivors) for client in clients]
-        return torch.from_numpy(self.point.decode(total(masked, revealed, directory, needed, session)))
-
-    def _named(self, row: Tensor) -> dict[str, Any]:
-        parts = row.split(list(self.sizes.values()))
-        return {name: part.numpy() for name, part in zip(self.sizes, parts, strict=True)}

@@ -5,9 +5,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from unisono.launch.host_listener import MOST_PENDING, HostListener
 from unisono.launch.link import Broken, HostLink, Refused
@@ -15,10 +18,21 @@ from unisono.spec.errors import HangError, UsageError
 from unisono.spec.words import listed
 from unisono_contrib.federated.client import Task
 from unisono_contrib.federated.clients import Answer, Clients
-from unisono_contrib.federated.messages import Inbox, answer_of, frames_of, task_frames
+from unisono_contrib.federated.messages import (
+    Inbox,
+    SecureReply,
+    answer_of,
+    frames_of,
+    request_frames,
+    secure_reply_of,
+    task_frames,
+)
 from unisono_contrib.federated.organisations import Organisation, numbers_in
+from unisono_contrib.federated.secure.frames import step_of
+from unisono_contrib.federated.secure.messages import Reply, Request
 
-_LOOK = 0.5  # seconds
+_LOOK, _FAREWELL = 0.5, 5.0  # seconds
+HEARD = "heard"
 
 
 @dataclass(slots=True, eq=False)
@@ -75,16 +89,25 @@ class FederationListener(HostListener):
 
 class RemoteClients(Clients):
     """Clients that join by themselves and may leave at any time. One that has gone, or does not answer within
-    `patience` seconds of being asked, has dropped out of its task.
+    `patience` seconds of being asked, has dropped out of its task, or of its secure round. When all have gone, they are
+    waited for so long.
 
-    note(text): for people. Raises HangError H01 in `wait_for`.
+    note(text): for people. run: by which clients know what they keep for it, the same when it is resumed. Raises
+    HangError H01 in `wait_for` and `start`.
     """
 
-    def __init__(self, listener: FederationListener, patience: float, note: Callable[[str], None]) -> None:
-        self._listener, self._patience, self._note = listener, patience, note
+    def __init__(
+        self, listener: FederationListener, patience: float, note: Callable[[str], None], run: str = ""
+    ) -> None:
+        self._listener, self._patience, self._note, self._run = listener, patience, note, run
+        self._heard: dict[int, int] = {}  # by client: number of its last answer
         self._members: dict[int, ClientProcess] = {}  # by client
         self._answers: dict[int, Answer] = {}
         self._open: dict[int, tuple[int, float]] = {}  # by client: number of its task, and when it was sent
+        self._awaited: dict[int, tuple[int, str]] = {}  # by client: round and step of what it has to reply to
+        self._replies: dict[int, Reply] = {}
+        self._refusal: UsageError | None = None
+        self._over = False
         listener.refused = note
 
     def wait_for(self, count: int, patience: float) -> None:
@@ -95,39 +118,78 @@ class RemoteClients(Clients):
                 raise HangError(
                     f"{len(self._members)} of {count} clients have joined in {patience:.0f} s",
                     where="unisono federate --serve",
-                    likely="organisations that were not started, or that were refused",
+                    likely="organisations that were not started, that were refused, or whose clients have failed",
                     fix="unisono federate FILE --join on their hosts, or --expect with fewer",
                 )
             self._turn(_LOOK)
 
     def start(self, task: Task) -> None:
         self._turn(0.0)
+        if not self._members:
+            self._note("all clients have gone: waiting for one")
+            self.wait_for(1, self._patience)
         member = self._members.get(task.client)
         self._answers.pop(task.client, None)
         if member is None or member.silent:
             self._open.pop(task.client, None)
             return
         self._open[task.client] = (task.number, time.monotonic())
-        self._send(member, task_frames(task))
+        heard = self._heard.get(task.client, -1)
+        self._send(member, task_frames(replace(task, run=self._run, heard=heard)))
 
     def finish(self, task: Task) -> Answer | None:
         number, since = self._open.get(task.client, (-1, 0.0))
-        while number == task.number and task.client in self._members:
-            if (answer := self._answers.pop(task.client, None)) is not None:
-                return answer
+        while number == task.number and task.client in self._members and task.client not in self._answers:
             if (left := since + self._patience - time.monotonic()) <= 0.0:
                 self._members[task.client].silent = True
                 self._note(f"client {task.client} has not answered in {self._patience:g} s, and drops out")
                 return None
             self._turn(min(_LOOK, left))
-        return self._answers.pop(task.client, None)
+        answer = self._answers.pop(task.client, None)
+        if answer is not None:
+            self._heard[task.client] = answer.number
+        return answer
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{client}/{HEARD}": torch.tensor(number) for client, number in self._heard.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        parts = {key.partition("/")[::2]: x for key, x in state.items()}
+        self._heard = {int(client): int(x) for (client, name), x in parts.items() if name == HEARD}
+
+    def exchange(self, number: int, requests: Mapping[int, Request]) -> dict[int, Reply]:
+        self._awaited, self._replies, self._refusal = {}, {}, None
+        self._turn(0.0)
+        for client, request in requests.items():
+            member = self._members.get(client)
+            if member is not None and not member.silent:
+                self._awaited[client] = (number, step_of(request))
+                self._send(member, request_frames(client, number, request))
+        until = time.monotonic() + self._patience
+        while self._awaited and (left := until - time.monotonic()) > 0.0:
+            self._turn(min(_LOOK, left))
+            if self._refusal is not None:
+                raise self._refusal
+        for client, (_, step) in self._awaited.items():
+            self._members[client].silent = True
+            self._note(f"client {client} does not {step} in {self._patience:g} s, and drops out")
+        return {client: self._replies[client] for client in requests if client in self._replies}
+
+    def reject(self, client: int, why: str) -> None:
+        if (member := self._members.get(client)) is not None:
+            self._turn_away(member, why)
 
     def close(self) -> None:
-        for member in {id(member): member for member in self._members.values()}.values():
+        """The run is over. Clients leave by themselves: a link that ends with words of theirs unread would take ours
+        along."""
+        self._over = True
+        members = {id(member): member for member in self._members.values()}.values()
+        for member in members:
             self._send(member, frames_of({"kind": "over"}, {}))
-            until = time.monotonic() + 5.0
-            while member.link.owed and time.monotonic() < until and not member.silent:
-                self._turn(0.05)
+        until = time.monotonic() + _FAREWELL
+        while any(not member.silent for member in self._members.values()) and time.monotonic() < until:
+            self._turn(0.05)
+        for member in members:
             member.link.close()
         self._listener.close()
 
@@ -158,8 +220,15 @@ class RemoteClients(Clients):
             for frame in member.link.receive():
                 if (message := member.inbox.feed(frame)) is not None:
                     self._take(member, message)
-        except (Broken, ValueError, KeyError, TypeError) as error:
+        except Broken as error:
             self._lose(member, str(error))
+        except (ValueError, KeyError, TypeError) as error:
+            self._turn_away(member, f"what it sends is no message of this run: {error}")
+
+    def _turn_away(self, member: ClientProcess, why: str) -> None:
+        """Say why before the link ends, so that its process ends too and does not come again with the same."""
+        self._send(member, frames_of({"kind": "refused", "why": why}, {}))
+        self._lose(member, why)
 
     def _take(self, member: ClientProcess, message: Any) -> None:
         """An answer in time; what comes later than that is not counted, and shows that its client lives."""
@@ -167,11 +236,31 @@ class RemoteClients(Clients):
         if message[0]["kind"] == "failed":
             self._lose(member, str(message[0].get("what"))[:500])
             return
+        if message[0]["kind"] == "secure":
+            self._take_reply(member, secure_reply_of(message))
+            return
         answer = answer_of(message)
         if answer.client not in member.clients:
             raise ValueError(f"an answer for client {answer.client}")
         if self._open.get(answer.client, (-1,))[0] == answer.number:
             self._answers[answer.client] = answer
+
+    def _take_reply(self, member: ClientProcess, came: SecureReply) -> None:
+        """One that is not waited for any more is not counted. Who refuses by itself is a drop-out; a number beyond the
+        limit loses the round, since a sum without it would look like a right one."""
+        if came.client not in member.clients:
+            raise ValueError(f"a reply for client {came.client}")
+        if self._awaited.get(came.client) != (came.number, came.step):
+            return
+        del self._awaited[came.client]
+        code, why = came.refused
+        if came.reply is not None:
+            self._replies[came.client] = came.reply
+        elif code == "A01":
+            fix = "a larger federated.secure_limit, or bound deltas by [privacy] clip"
+            self._refusal = UsageError(why, where="federated.secure_limit", fix=fix, code=code)
+        else:
+            self._note(f"client {came.client} leaves round {came.number + 1}: {why}")
 
     def _send(self, member: ClientProcess, frames: Iterator[bytes]) -> None:
         try:
@@ -186,8 +275,10 @@ class RemoteClients(Clients):
         for client in member.clients:
             self._members.pop(client, None)
             self._open.pop(client, None)  # who joins in its place knows nothing of its task
+            self._awaited.pop(client, None)
         member.link.close()
-        self._note(f"{member.organisation} has left with clients {_ranges(member.clients)}: {why}")
+        if not self._over:
+            self._note(f"{member.organisation} has left with clients {_ranges(member.clients)}: {why}")
 
 
 def listen(

@@ -18,7 +18,7 @@ from unisono.observe.files import lock_now
 from unisono.observe.metrics import read_steps
 from unisono.spec.doubtful import TEXT, read_regular, read_text, toml_of
 from unisono.spec.errors import UsageError
-from unisono.spec.runs import CHECKPOINTS, CONFIG, HISTORY, PARENT, run_around
+from unisono.spec.runs import CHECKPOINTS, CONFIG, HISTORY, PARENT, newest_saved, run_around
 from unisono.spec.words import is_number
 
 STATES = ("running", "done", "stopped", "failed", "lost")
@@ -120,6 +120,7 @@ def parent_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None
     for text in texts:
         if isinstance(text, str) and ("/" in text or os.sep in text):
             path = Path(text.partition(":")[2] or text)
+            path = newest_saved(path, folder.name) or path
             if path.exists() and (run := run_around(path / CONFIG)) is not None and run != folder.absolute():
                 name = path.name if path.parent.name == CHECKPOINTS else ""
                 return os.path.relpath(run), name

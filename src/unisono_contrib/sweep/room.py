@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.config import Loaded, resolve
-from unisono.verbs.train.room import SHARE, has_gpus, host_bytes, ledger
+from unisono.verbs.train.room import SHARE, has_gpus, host_bytes, rank_bytes
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_RANK = 300 << 20
-"""Bytes of a rank beside what the ledger counts: Python and torch, measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +61,9 @@ def need_of(trial: Loaded, room: TrialRoom) -> Need:
     """What a trial takes on this machine. Raises ConfigProblems where its plan does not fit its recipe."""
     resolved = resolve(trial.recipe, trial.plan, None, trial.origins)
     world, launch = resolved.plan.world, trial.recipe.launch
-    counted = ledger(resolved.recipe, resolved.plan)
-    ours = 0.0 if counted is None else counted[1].total
+    nbytes, _ = rank_bytes(resolved.recipe, resolved.plan)
     on_gpus = bool(room.gpus) and launch.backend != "gloo"
-    return Need(world * (launch.threads_per_rank or 1), world * (ours + _RANK), world if on_gpus else 0)
+    return Need(world * (launch.threads_per_rank or 1), world * nbytes, world if on_gpus else 0)
 
 
 def free_gpus(room: TrialRoom, taken: Iterable[str], count: int) -> tuple[str, ...]:

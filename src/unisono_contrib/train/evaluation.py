@@ -21,6 +21,7 @@ from unisono.train.build.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load
+from unisono.train.export import checkpoint_of
 from unisono.train.state.checkpoint.find import latest, list_steps, step_of
 from unisono.train.state.run_state import restore
 from unisono.train.step.evaluate import evaluate
@@ -72,24 +73,17 @@ class RunEvaluator:
         return {"step": self.run.step, **{f"val_{name}": value for name, value in values.items()}}
 
 
-def evaluate_newest(run_dir: Path) -> dict[str, Any]:
-    """The newest checkpoint of a run, evaluated. Raises UsageError F03 where there is none."""
-    folder = _newest(run_dir)
+def evaluate_one(run_dir: Path, which: str = "latest") -> dict[str, Any]:
+    """A checkpoint of a run, evaluated. which: latest or best. Raises UsageError F03 where there is none."""
+    folder = checkpoint_of(run_dir, which)
     return {"checkpoint": str(folder), **RunEvaluator.of(run_dir).evaluate(folder)}
 
 
-def _newest(run_dir: Path) -> Path:
-    folder = latest(run_dir)
-    if folder is None:
-        fix = "wait for the first one: --follow"
-        raise UsageError(f"no checkpoint in {run_dir}", where=str(run_dir), fix=fix, code="F03")
-    return folder
-
-
-def evaluate_ensemble(run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """The newest checkpoints of several runs on the held-out samples of the first: calibration of each, and of their
-    mean. Raises UsageError F03 where one has no checkpoint, K05 where they were trained on different data."""
-    newest = [_newest(run_dir) for run_dir in run_dirs]
+def evaluate_ensemble(run_dirs: Sequence[Path], which: str = "latest") -> dict[str, Any]:
+    """The newest, or best, checkpoints of several runs on the held-out samples of the first: calibration of each, and
+    of their mean. Raises UsageError F03 where one has no checkpoint, K05 where they were trained on different
+    data."""
+    folders = [checkpoint_of(run_dir, which) for run_dir in run_dirs]
     evaluators = [RunEvaluator.of(run_dir) for run_dir in run_dirs]
     first = evaluators[0]
     for other in evaluators[1:]:
@@ -98,7 +92,7 @@ def evaluate_ensemble(run_dirs: Sequence[Path]) -> dict[str, Any]:
                 f"{first.run_dir} and {other.run_dir} were trained on different data", where=str(other.run_dir),
                 likely="what is held out of the one may be in the other", fix="runs of the same data", code="K05",
             )  # fmt: skip
-    for evaluator, folder in zip(evaluators, newest, strict=True):
+    for evaluator, folder in zip(evaluators, folders, strict=True):
         restore(evaluator.run, folder)
     models = [PlayedModel(evaluator.run, evaluator.corpus) for evaluator in evaluators]
     sums = EnsembleCalibration([Calibration() for _ in models])

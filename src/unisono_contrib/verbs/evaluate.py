@@ -10,7 +10,7 @@ from unisono.verbs import CommandCall, Parser, Result, Verb
 
 
 class EvaluateVerb(Verb):
-    """Evaluate a run's newest checkpoint on held-out data, or several runs' as an ensemble, on one process.
+    """Evaluate a run's newest or best checkpoint on held-out data, or several runs' as an ensemble, on one process.
 
     Of several runs the probabilities are averaged; NLL, accuracy and calibration error are of each and of the mean.
     With --follow, also each checkpoint that the run saves from now on, until the run has ended.
@@ -27,6 +27,10 @@ class EvaluateVerb(Verb):
             "--calibration", action="store_true", help="of one run too: NLL, accuracy and calibration error"
         )
         parser.add_argument(
+            "--which", choices=("latest", "best"), default="latest",
+            help="checkpoint: the newest, or that of the best validation, which [early_stopping] keeps",
+        )  # fmt: skip
+        parser.add_argument(
             "--follow", action="store_true", help="wait for more checkpoints, until the run ends"
         )
 
@@ -36,16 +40,22 @@ class EvaluateVerb(Verb):
         if call.args.follow and (several or averaged):
             raise UsageError("--follow watches one run", where="--follow", fix="unisono evaluate RUN --follow",
                              code="C04")  # fmt: skip
+        which = call.args.which
+        if call.args.follow and which == "best":
+            raise UsageError("--follow evaluates each new checkpoint", where="--follow, --which",
+                             fix="one of the two", code="C04")  # fmt: skip
         if call.settings.dry_run:
             names = " and ".join(map(str, runs))
             facts = {"run_dirs": [*map(str, runs)]} if several else {"run_dir": str(run)}
-            return call.would(facts, f"would evaluate the newest checkpoint of {names}")
+            return call.would(
+                facts, f"would evaluate the {'newest' if which == 'latest' else which} checkpoint of {names}"
+            )
         from unisono_contrib.train import evaluation
 
         if several or averaged:
-            return _ensemble(call, evaluation.evaluate_ensemble(runs))
+            return _ensemble(call, evaluation.evaluate_ensemble(runs, which))
         if not call.args.follow:
-            record = evaluation.evaluate_newest(run)
+            record = evaluation.evaluate_one(run, which)
             call.settings.say(in_words(record))
             return {"run_dir": str(run), **record}
         records = []

@@ -34,6 +34,9 @@ class FederateVerb(RecipeVerb):
         parser.add_argument(
             "--resume", metavar="RUN", help="continue the run in this folder, or from this checkpoint of it"
         )
+        parser.add_argument(
+            "--workers", type=int, default=1, metavar="N", help="processes that train simulated clients (1)"
+        )
         server, client = parser.add_argument_group("server"), parser.add_argument_group("clients")
         server.add_argument(
             "--serve", metavar="ADDRESS:PORT", help="wait here for clients to join; port 0: any"
@@ -53,6 +56,9 @@ class FederateVerb(RecipeVerb):
         client.add_argument("--token", metavar="FILE", help="file with the organisation's token")
         client.add_argument("--authority", metavar="PEM", help="certificate by which the server is known")
         client.add_argument("--clients", metavar="0-4,7", help="which clients these are")
+        client.add_argument(
+            "--state", metavar="DIR", help="folder for what these clients keep from round to round"
+        )
         parser.add_argument(
             "--no-tls", action="store_true", help="in a network that is trusted: nothing is encrypted"
         )
@@ -66,7 +72,7 @@ class FederateVerb(RecipeVerb):
             file = str(resume / CONFIG)
         resolved = resolved_for_clients(loaded(call, file, demo=args.demo))
         self._check_split(call, resolved)
-        self._check_secure(call, resolved)
+        self._check_workers(call, resolved)
         if call.settings.dry_run:
             return _would_federate(call, resolved)
         if args.join:
@@ -75,7 +81,7 @@ class FederateVerb(RecipeVerb):
         from unisono.verbs.train.folder import make_run_dir, unmake
         from unisono_contrib.federated import play
 
-        clients_of = _clients_of(call, resolved) if args.serve else None
+        clients_of = _clients_of(call, resolved) if args.serve else _workers_of(call, resolved)
         run_dir = resume or make_run_dir(resolved.recipe, resolved_toml(resolved))
         try:
             record = play.play(
@@ -100,14 +106,17 @@ class FederateVerb(RecipeVerb):
             )  # fmt: skip
 
     @staticmethod
-    def _check_secure(call: CommandCall, resolved: "Resolved") -> None:
-        if _section(resolved.recipe).secure and (call.args.serve or call.args.join):
-            raise UsageError(
-                "federated.secure is simulated, and these clients are elsewhere: this server would see their deltas",
-                where="federated.secure",
-                fix="federated.secure = false; or unisono_contrib.federated.secure over a transport of yours",
-                code="P42",
+    def _check_workers(call: CommandCall, resolved: "Resolved") -> None:
+        workers = call.args.workers
+        if workers < 1 or (workers > 1 and (call.args.serve or call.args.join)):
+            raise _usage(
+                f"--workers {workers} is of simulated clients, one or more", "--workers 2, or without it"
             )
+        if workers > 1 and (resolved.recipe.launch.threads_per_rank or 1) > 1:
+            raise UsageError(
+                "processes of simulated clients compute with one thread each",
+                where="--workers, launch.threads_per_rank", fix="launch.threads_per_rank = 1", code="C06",
+            )  # fmt: skip
 
 
 def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str, Path], Any]":
@@ -134,13 +143,29 @@ def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str,
         listener = listen(address, port, organisations, same, config.clients, most, tls)
         write_whole(run_dir / PLACE, json.dumps({"address": address, "port": listener.port}) + "\n")
         call.settings.note(f"serves at {address}:{listener.port}")
-        clients = RemoteClients(listener, config.patience, call.settings.note)
+        clients = RemoteClients(
+            listener, config.patience, call.settings.note, f"{recipe.name}/{run_dir.name}"
+        )
         try:
             clients.wait_for(args.expect or config.clients, config.patience)
         except BaseException:
             clients.close()
             raise
         return clients
+
+    return clients_of
+
+
+def _workers_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str, Path], Any] | None":
+    """What makes simulated clients of several processes; None for those of this one."""
+    if call.args.workers == 1:
+        return None
+
+    def clients_of(parts: "Any", fingerprint: str, run_dir: Path) -> "Any":
+        from unisono_contrib.federated.server import client_host
+        from unisono_contrib.federated.workers import WorkerClients
+
+        return WorkerClients(client_host(resolved, parts), call.args.workers)
 
     return clients_of
 
@@ -158,9 +183,9 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     token, (address, port) = token_in(args.token), _place(args.join)
     from unisono.train.data.load import load
     from unisono_contrib.federated.alike import alike, most_bytes
-    from unisono_contrib.federated.clients import ClientHost
     from unisono_contrib.federated.joined import JoinPlace, serve
-    from unisono_contrib.federated.server import RunParts
+    from unisono_contrib.federated.keep import ClientKeeper
+    from unisono_contrib.federated.server import RunParts, client_host
 
     recipe = resolved.recipe
     place = JoinPlace(
@@ -168,7 +193,11 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
     )  # fmt: skip
     corpus = load(recipe.data, recipe.model)
     parts = RunParts.of(resolved, corpus)
-    host = ClientHost(parts.trainer, parts.samples, parts.codec)
+    host = client_host(resolved, parts)
+    if host.keeps:
+        host.keeper = ClientKeeper(None if args.state is None else Path(args.state), call.settings.note)
+        if args.state is None:
+            call.settings.note("what these clients keep is lost with this process: --state DIR would keep it")
     played = serve(
         place, alike(recipe, parts, corpus.fingerprint), host, most_bytes(parts), call.settings.note
     )

@@ -28,7 +28,7 @@ def test_the_mean_is_right_for_any_number_of_clients(n: int) -> None:
 @pytest.mark.parametrize("value", [8.0000001, -9.0, math.inf, -math.inf, math.nan])
 def test_a_value_out_of_range_is_refused_by_client_and_parameter(value: float) -> None:
     values = {"stem.weight": np.zeros((2, 2)), "head.bias": np.array([1.0, value])}
-    with pytest.raises(UsageError, match=r"client 17: head\.bias has .* beyond the limit 8") as caught:
+    with pytest.raises(UsageError, match=r"client 17: head\.bias is beyond the limit 8") as caught:
         FixedPoint().encode(values, 17)
     assert caught.value.code == "A01"
 

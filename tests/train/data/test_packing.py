@@ -19,7 +19,8 @@ from unisono.spec.training import IGNORED
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load
-from unisono.train.data.packing import PackedWindows, packed
+from unisono.train.data.packing import PackedWindows
+from unisono.train.data.pieces import packed
 from unisono.train.sample import _question
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
@@ -77,7 +78,7 @@ def test_windows_are_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def again(*_: object) -> None:
         raise AssertionError("packed again")
 
-    monkeypatch.setattr("unisono.train.data.packing.packed", again)
+    monkeypatch.setattr("unisono.train.data.pieces.packed", again)
     mapped = opened(source, tmp_path, val_fraction=0.2)
     assert isinstance(mapped.train, PackedWindows) and isinstance(mapped.train.order, np.memmap)
     for ours, theirs in ((mapped.train, made.train), (mapped.val, made.val)):

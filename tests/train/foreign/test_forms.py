@@ -19,6 +19,7 @@ from unisono.models.weights import read_box
 from unisono.spec.errors import UsageError
 from unisono.train.build.pretrained import layout_of
 from unisono.train.foreign import open_weights
+from unisono.train.state.checkpoint import Box, save
 
 FIELDS = {
     "n_layer": 4, "n_head": 4, "n_kv_head": 2, "d_model": 16, "context": 8, "vocab": 64, "positions": "rotary",
@@ -316,3 +317,17 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps({"a": 1}))
     refused(tmp_path / "dcp", "no metadata")
+
+
+def test_a_name_of_runs_means_the_newest_that_has_a_checkpoint(
+    tmp_path: Path, state: dict[str, torch.Tensor]
+) -> None:
+    for run, more in (("20260101-000000-ffff", 1.0), ("20260102-000000-aaaa", 0.0)):
+        boxes = [Box(f"model/{n}", tuple(x.shape), (0,) * x.dim(), x + more) for n, x in state.items()]
+        save(tmp_path / "mine" / run, 3, boxes, {"step": 3})
+    (tmp_path / "mine" / "20260103-000000-aaaa" / "checkpoints").mkdir(parents=True)  # it has just begun
+    (tmp_path / "mine" / "latest").symlink_to("20260101-000000-ffff")
+    assert holds(tmp_path / "mine", state)
+    with pytest.raises(UsageError) as caught:
+        open_weights(tmp_path)
+    assert caught.value.code == "W01"

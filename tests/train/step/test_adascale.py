@@ -123,7 +123,7 @@ def test_what_contradicts_itself_is_refused(
     assert raised.value.code == code
 
 
-@pytest.mark.parametrize("plan", ["shard=2", "dp=2 sync=canonical", "dp=2 codec=int8"])
+@pytest.mark.parametrize("plan", ["cp=2", "dp=2 sync=canonical", "dp=2 codec=int8"])
 def test_plans_without_gradients_of_micro_batches_are_refused(tmp_path: Path, plan: str) -> None:
     with pytest.raises((ConfigProblems, UsageError)) as raised:
         resolve(recipe(tmp_path, **HOW), plan, 2)

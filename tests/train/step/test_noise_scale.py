@@ -8,6 +8,7 @@ import torch
 
 from tests.train.small import recipe, started
 from unisono.config import DataConfig, ModelConfig, resolve
+from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.train.state.checkpoint import save
 from unisono.train.state.run_state import kept_of, pieces_of, restore
@@ -15,12 +16,19 @@ from unisono.train.step.train_step import train_step
 from unisono_contrib.config.sections.noise_scale import NoiseScaleConfig
 from unisono_contrib.train.step.noise_scale import NoiseScale, estimate
 
+OTHERS = {
+    "mlp": {"model": ModelConfig(kind="mlp"), "data": DataConfig(source="digits")},
+    "dlrm": {
+        "model": ModelConfig(
+            kind="dlrm", d_table=8, n_dense=4, bottom=(16,), top=(16,), tables=(200, 50), lookups=2
+        ),
+        "data": DataConfig(source="clicks:samples=200"),
+    },
+}
 
-def measured(ctx: Any, folder: str, plan: str, steps: int = 3, **train: Any) -> Any:
-    whole = recipe(Path(folder), **train)
-    if "pp" in plan:  # a GPT has a tied weight
-        model, data = ModelConfig(kind="mlp"), DataConfig(source="digits")
-        whole = whole.model_copy(update={"model": model, "data": data})
+
+def measured(ctx: Any, folder: str, plan: str, model: str = "gpt", steps: int = 3, **train: Any) -> Any:
+    whole = recipe(Path(folder), **train).model_copy(update=OTHERS.get(model, {}))
     whole = whole.model_copy(update={"noise_scale": NoiseScaleConfig(smoothing=0.5)})
     run, feed, _ = started(ctx, whole, "pp=1" if ctx.world == 1 else plan)
     reports = [train_step(run, feed.fetch(run.step, run.leaves)) for _ in range(steps)]
@@ -78,10 +86,18 @@ def test_it_is_that_of_the_micro_batches_gradients(threads: Any, tmp_path: Path)
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("plan", ["dp=2", "dp=4", "dp=2 sync=canonical", "pp=2 schedule=1f1b"])
-def test_ranks_change_nothing(threads: Any, tmp_path: Path, plan: str) -> None:
-    (alone,) = threads(measured, 1, group=False, folder=str(tmp_path), plan=plan)
-    ends = threads(measured, int(plan[3]), folder=str(tmp_path), plan=plan)
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("gpt", "dp=2"), ("gpt", "dp=4"), ("gpt", "dp=2 sync=canonical"), ("mlp", "pp=2 schedule=1f1b"),
+        ("gpt", "shard=2 zero=1"), ("gpt", "shard=2 zero=2"), ("gpt", "shard=2 zero=3"), ("gpt", "tp=2"),
+        ("gpt", "shard=2 tp=2"), ("dlrm", "shard=2"),
+    ],
+)  # fmt: skip
+def test_ranks_change_nothing(threads: Any, tmp_path: Path, model: str, plan: str) -> None:
+    """A GPT has a tied weight; under tp its norms see some positions on each rank. A dlrm has sparse tables."""
+    (alone,) = threads(measured, 1, group=False, folder=str(tmp_path), plan=plan, model=model)
+    ends = threads(measured, Plan.parse(plan).world, folder=str(tmp_path), plan=plan, model=model)
     for end in ends:
         assert end == ends[0]
         for got, want in zip(end, alone, strict=True):
@@ -113,7 +129,10 @@ def test_one_micro_batch_has_nothing_to_compare_with(threads: Any, tmp_path: Pat
         threads(measured, 1, group=False, folder=str(tmp_path), plan="dp=1", micro_batch=8)
 
 
-@pytest.mark.parametrize("plan", ["shard=2", "dp=2 codec=int8", "dp=2 sync=period:2", "pp=2 schedule=zb1p"])
+@pytest.mark.parametrize(
+    "plan",
+    ["cp=2", "shard=2 zero=2:scatter=int8", "dp=2 codec=int8", "dp=2 sync=period:2", "pp=2 schedule=zb1p"],
+)
 def test_what_has_no_gradients_of_micro_batches_is_refused(tmp_path: Path, plan: str) -> None:
     whole = recipe(tmp_path).model_copy(update={"noise_scale": NoiseScaleConfig()})
     with pytest.raises((ConfigProblems, UsageError)) as raised:

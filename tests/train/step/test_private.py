@@ -1,6 +1,7 @@
 """DP-SGD: without bound and noise it is plain training, and with them one device's, whoever computes what."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,8 @@ from unisono_contrib.privacy.prv import prv_epsilon
 from unisono_contrib.privacy.rdp import rdp_epsilon
 from unisono_contrib.privacy.stream import key_of_seed
 from unisono_contrib.train.data.poisson import Poisson
-from unisono_contrib.train.step.private import Budget, budget_of, clipping, made_private, weighted_sum
+from unisono_contrib.train.step.by_sample import clipping, squares_of, weighted_sum
+from unisono_contrib.train.step.private import Budget, budget_of, made_private
 
 pytest.importorskip("cryptography", reason="the extra `privacy` is not installed")
 
@@ -87,6 +89,42 @@ def test_ranks_and_micro_batches_change_nothing(threads: Any, tmp_path: Path, ke
         weights_after, 1, group=False, folder=str(tmp_path), plan="dp=1", keys=keys, micro_batch=1
     )
     alike(alone, smaller)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "plan, micro_batch", [("tp=2", 2), ("tp=2 pp=2", 2), ("shard=2 pp=2", 2), ("dp=2 shard=2 zero=1", 1)]
+)
+def test_no_cut_changes_anything(threads: Any, tmp_path: Path, plan: str, micro_batch: int) -> None:
+    """Of gradients that are clipped by their whole norm, tied weights included, nor of noise, nor of Poisson batches
+    whose leaves are larger and smaller than micro_batch, and empty in one step."""
+    usual = {"folder": str(tmp_path), "keys": USUAL, "global_batch": 4, "micro_batch": micro_batch}
+    usual["begin"] = empty_step(tmp_path, 4) - 1
+    ((alone, losses, norms),) = threads(parts_after, 1, group=False, plan="dp=1", **usual)
+    world = math.prod(int(size) for size in re.findall(r"(?:dp|pp|tp|shard)=(\d)", plan))
+    for parts, *numbers in threads(parts_after, world, plan=plan, **usual):
+        assert numbers[0] == pytest.approx(losses, rel=1e-11) and numbers[1] == pytest.approx(
+            norms, rel=1e-11
+        )
+        for name, (start, part) in parts.items():
+            box = tuple(slice(a, a + size) for a, size in zip(start, part.shape, strict=True))
+            assert torch.allclose(part, alone[name][1][box], rtol=1e-11, atol=1e-13), name
+
+
+def empty_step(folder: Path, batch: int) -> int:
+    feed, _ = poisson(folder, batch, seed=3)
+    return next(step for step in range(1, 2000) if not len(feed.chosen(step)))
+
+
+def parts_after(
+    ctx: Any, folder: str, plan: str, keys: dict[str, Any], begin: int, **train: Any
+) -> tuple[dict[str, Any], list[float], list[float]]:
+    """Of a rank that may hold a part of each weight: ({name: (where it begins, the part)}, losses, norms)."""
+    run, feed, _ = started(ctx, private(Path(folder), keys, **train), plan)
+    run.step = begin
+    said = [train_step(run, feed.fetch(run.step, run.leaves)) for _ in range(3)]
+    parts = {slot.name: (slot.start, slot.master.detach().clone()) for slot in run.local.slots}
+    return parts, [report.loss for report in said], [report.norm for report in said]
 
 
 def one_run(folder: Path, keys: dict[str, Any], **train: Any) -> tuple[Run, Any]:
@@ -164,10 +202,11 @@ def test_a_sample_moves_the_sum_by_the_bound_at_most(tmp_path: Path) -> None:
 
 def test_gradients_that_are_no_numbers_add_nothing() -> None:
     grads = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [0.0, 0.0], [math.inf, 0.0], [0.3, 0.4]])
-    factors = clipping([grads], 1.0)
+    squares = squares_of([grads], 5, grads.device)
+    factors = clipping(squares, 1.0)
     assert factors.tolist() == pytest.approx([0.2, 0.0, 1.0, 0.0, 1.0])
     assert weighted_sum(factors, grads).tolist() == pytest.approx([0.9, 1.2])
-    assert clipping([grads], math.inf).tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert clipping(squares, math.inf).tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
 
 
 # Poisson batches ------------------------------------------------------------------------------------------
@@ -283,7 +322,17 @@ def test_a_target_holds_for_its_steps_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["pp=2", "tp=2", "shard=2", "dp=2 codec=int8", "dp=2 sync=local_sgd:h=2", "recompute=full"]
+    "plan",
+    [
+        "cp=2",
+        "tp=2:chunks=2",
+        "shard=2 zero=3:wire=int8",
+        "pp=2 schedule=dualpipe micros=4",
+        "pp=2 schedule=pipedream",
+        "dp=2 codec=int8",
+        "dp=2 sync=local_sgd:h=2",
+        "recompute=full",
+    ],
 )
 def test_plans_whose_ranks_lack_gradients_are_refused(tmp_path: Path, plan: str) -> None:
     with pytest.raises(ConfigProblems) as caught:

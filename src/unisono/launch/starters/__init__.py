@@ -40,9 +40,11 @@ class Started:
 
 
 class Starter(Member, ABC):
-    """What starts ranks, by what it leaves in their environment. turn: lower ones are asked first."""
+    """What starts ranks, by what it leaves in their environment. turn: lower ones are asked first. one_a_host: it
+    starts one rank on each of several hosts, and on a single one none."""
 
     turn: ClassVar[int]
+    one_a_host: ClassVar[bool] = False
 
     @abstractmethod
     def detect(self, environ: Environ) -> Started | None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from unisono.launch.starters import Environ, Started, Starter, number, required
+from unisono.spec.errors import UsageError
+from unisono.spec.hostlist import hosts_in
 from unisono.spec.words import whole
 
 _NODES = 1 << 20
@@ -34,6 +36,9 @@ class Slurm(Starter):
         if len(counts) > 1:
             meet = "MASTER_ADDR" if "MASTER_ADDR" in ours else nodes
             required(ours, ["SLURM_NODEID", meet], "Slurm on several nodes")
+            if not ours.get("MASTER_ADDR") and not first_host(ours[nodes]):
+                raise UsageError(f"{nodes} is no list of nodes: {ours[nodes]!r}", code="L02",
+                                 where="process environment", fix="set MASTER_ADDR to the first node")  # fmt: skip
         index = number(ours, "SLURM_NODEID", default=0)
         job = number(ours, "SLURM_JOB_ID")
         return Started(
@@ -71,9 +76,8 @@ class Slurm(Starter):
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a Slurm node list: `gpu[07-09,12],login` gives gpu07."""
-    match = re.match(r"([^\[,]*)(?:\[(\d+))?", nodes)
-    return (match[1] + (match[2] or "")) if match else ""
+    """The first host of a Slurm node list: `gpu[07-09,12],login` gives gpu07; "" of what is none."""
+    return next(iter(hosts_in(nodes, most=1)), "")
 
 
 def counts_of(per_node: str) -> list[int]:

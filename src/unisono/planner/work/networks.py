@@ -7,6 +7,7 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.source import Source
+from unisono.planner.states import WholeMatrixSteps
 from unisono.planner.work.sample import UNSAID, Sample
 from unisono.planner.work.stage import ITEM, MatrixProduct, PartPass, Transfer
 from unisono.programs.balance import balance
@@ -92,13 +93,14 @@ class Network:
     """A model as a workload of parts. It is spread by dp, shard and pp, and by tp where its parts have channels.
 
     tokens: tokens of one sample. states: numbers that the optimiser keeps of each parameter: 2 for Adam, 1 for
-    momentum. by_weights: pp gives rows equal weights, as `train` does, instead of equal arithmetic. sample: bytes of
-    a sample, 0 where unknown.
+    momentum. steps: of an optimiser whose matrices have owners. by_weights: pp gives rows equal weights, as `train`
+    does, instead of equal arithmetic. sample: bytes of a sample, 0 where unknown.
     """
 
     workload: Workload
     tokens: int = 1
     states: int = 2
+    steps: WholeMatrixSteps | None = None
     by_weights: bool = False
     sample: Sample = UNSAID
 

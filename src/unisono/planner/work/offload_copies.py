@@ -12,6 +12,7 @@ from unisono.plan import Plan
 from unisono.plan.blocks import away_of
 from unisono.planner.machines.order import dealers, virtual_of
 from unisono.planner.memory import RowShare, share_of
+from unisono.planner.states import moments_of
 from unisono.planner.work import activations
 from unisono.planner.work.layouts import virtual_kept
 from unisono.planner.work.passes import each_block
@@ -46,10 +47,11 @@ def copied(model: Transformer, plan: Plan, micro_batch: int, row: int, composed:
     blocks = each_block(model, plan, wide * (share.blocks + share.routed), row)
     if not any(away_of(way) for way in (plan, *(way for way, _ in blocks))):
         return Copied()
-    of_ends = _stepped(model, plan, wide * share.ends) + _of_ends(model, plan, share, micro_batch, composed)
+    moments = moments_of(model, plan, share.elements, share.layers)
+    of_ends = _stepped(moments, plan, wide * share.ends) + _of_ends(model, plan, share, micro_batch, composed)
     times, parts = share.layers / len(blocks), [of_ends]
     for way, nbytes in blocks:
-        parts.append(_stepped(model, way, nbytes))
+        parts.append(_stepped(moments, way, nbytes))
         if away_of(way).params:
             # Biases are added, and no gradient needs them; a block that is computed again has its weights until it is
             # done.
@@ -61,10 +63,10 @@ def copied(model: Transformer, plan: Plan, micro_batch: int, row: int, composed:
     return sum(parts, Copied())
 
 
-def _stepped(model: Transformer, plan: Plan, weights: float) -> Copied:
-    """Return what an update copies of so many bytes of weights."""
+def _stepped(moments: float, plan: Plan, weights: float) -> Copied:
+    """Return what an update copies of so many bytes of weights. moments: numbers of state for each of them."""
     away, ranks = away_of(plan), dealers(plan)
-    state = model.states * weights / ranks if away.optimizer else 0.0
+    state = moments * weights / ranks if away.optimizer else 0.0
     return Copied(step=state + (weights if away.params else 0.0))
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from unisono.plan.grid import Grid
+from unisono.planner.states import WholeMatrixSteps
 from unisono.planner.work.experts import (
     Experts,
     Latent,
@@ -29,9 +30,10 @@ class Transformer:
     one head where it is not d_model / n_head. qkv_bias: biases of queries, keys and values where they are not like the
     others; proj_bias: of attention's last product. head_norms: queries and keys have norms of a head's width. rows: of
     the table of positions where it is longer than the context. states: numbers that the optimiser keeps of each
-    parameter, 2 of Adam, 1 of a velocity. apart: queries, keys and values are products of their own, as transformers
-    has them, and what tp deals is gathered once before gate and up. lora: rank of the adapters that learn in the place
-    of weights, beside every product of the blocks; 0 where all weights learn.
+    parameter, 2 of Adam, 1 of a velocity. steps: of an optimiser whose matrices have owners. apart: queries, keys and
+    values are products of their own, as transformers has them, and what tp deals is gathered once before gate and up.
+    lora: rank of the adapters that learn in the place of weights, beside every product of the blocks; 0 where all
+    weights learn.
     """
 
     n_layer: int
@@ -55,6 +57,7 @@ class Transformer:
     head_norms: bool = False
     rows: int = 0
     states: int = 2
+    steps: WholeMatrixSteps | None = None
     apart: bool = False
     lora: int = 0
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import numpy as np
 import torch
@@ -182,9 +182,17 @@ def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...
         for section, live in _live_sections(recipe)
         if hasattr(live, "around")
     ]
-    if recipe.train.optimiser().paced:
+    chosen = recipe.train.optimiser()
+    if chosen.observed:
+        changes.append(contributed("unisono.train.build.layer_products").observe)
+    if chosen.paced:
         changes.append(contributed("unisono.train.build.adascale").around(recipe))
     return tuple(changes)
+
+
+def judges_of(recipe: Recipe) -> list[tuple[Section, ModuleType]]:
+    """Sections that judge validations, each with the module that does so."""
+    return [(section, live) for section, live in _live_sections(recipe) if hasattr(live, "judge")]
 
 
 def _norms_of(
@@ -258,9 +266,15 @@ def sample_of(corpus: Corpus, micro_batch: int) -> Tensor:
 
 
 def feeds(
-    recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device, lane: SampleLane = SampleLane()
+    recipe: Recipe,
+    plan: Plan,
+    corpus: Corpus,
+    device: torch.device,
+    lane: SampleLane = SampleLane(),
+    kept: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[FilteredFeed, Permuted]:
-    """(training, validation) batches. lane: which ones are this run's; validation is the same for all."""
+    """(training, validation) batches. lane: which ones are this run's; validation is the same for all. kept: the run's
+    `Update.keeps`, for batches whose sizes a run decides; without them these have the first size."""
     train = recipe.train
     of = partial(
         Permuted,
@@ -275,7 +289,7 @@ def feeds(
         of, corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place
     )
     special = (
-        live.batches(section, recipe, corpus.train, device, dtype_of(plan.precision))
+        live.batches(section, recipe, corpus.train, device, dtype_of(plan.precision), kept)
         for section, live in _live_sections(recipe)
         if hasattr(live, "batches")
     )

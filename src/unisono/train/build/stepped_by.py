@@ -1,6 +1,7 @@
 """Which optimiser steps which parameters of a model, where there are several."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -27,7 +28,22 @@ def stepped_by(train: TrainConfig, model: nn.Module) -> list[str]:
             fix="a model with stem, blocks and head, whose blocks have weights of two dims; or --train.optimizer adamw",
             code="P28",
         )
+    if chosen.observed:
+        _need_layers(chosen.name, model, [name for name, member in names.items() if member == chosen.name])
     if len(tensors) == 1:
         return []
     shares = (f"{name} steps {count} tensors of {weights[name]:,} weights" for name, count in tensors.items())
     return [f"optimizer: {', '.join(shares)}"]
+
+
+def _need_layers(optimiser: str, model: nn.Module, names: Sequence[str]) -> None:
+    """Raises UsageError P28 for a parameter that is not the weight of a linear layer."""
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        if leaf != "weight" or not isinstance(model.get_submodule(owner), nn.Linear):
+            raise UsageError(
+                f"optimizer={optimiser} observes what passes linear layers, and {name} is not the weight of one",
+                where="model.kind, train.optimizer",
+                fix="torch.nn.Linear in its place; or --train.optimizer soap",
+                code="P28",
+            )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.train.data.dataset import Dataset, Ordered, Uneven
+from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven
 from unisono.train.data.order import samples_at
 
 BLOCK = 1000
@@ -28,6 +28,11 @@ def shared_out(weights: Sequence[float]) -> list[int]:
     while sum(counts) > BLOCK:  # those that were given their one
         counts[counts.index(max(counts))] -= 1
     return counts
+
+
+def _seed_of(seed: int, part: int) -> int:
+    """The seed of a part's order."""
+    return seed ^ (_APART + (part + 1 << 40))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Blend:
         for i, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
             mine = owner == i
             nth = positions[mine] // BLOCK * count + within[mine]
-            part_seed = seed ^ (_APART + (i + 1 << 40))
+            part_seed = _seed_of(seed, i)
             order = (
                 part.numbers_at(part_seed, nth)
                 if isinstance(part, Ordered)
@@ -55,6 +60,17 @@ class Blend:
             )
             numbers[mine] = self._first(i) + order
         return numbers
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether one of the parts is."""
+        return any(isinstance(part, Foreseen) and part.is_slow for part in self.parts)
+
+    def expect(self, seed: int, position: int) -> None:
+        """Begin to read what the parts give from this position on."""
+        for i, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
+            if isinstance(part, Foreseen):
+                part.expect(_seed_of(seed, i), position // BLOCK * count)
 
     def _first(self, part: int) -> int:
         return sum(map(len, self.parts[:part]))

@@ -19,7 +19,7 @@ from unisono.spec.paths import at_home
 
 META = "meta.json"
 _PAGES, _PAGE = 64, 4096  # of each file, what is read for its identity
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EFBIG)
 
 
 def identity(path: Path) -> list[Any]:
@@ -43,9 +43,8 @@ def kept(
 ) -> tuple[Path, dict[str, Any]]:
     """(folder, what `make` said of it) of what these facts decide. make(folder): writes into an empty folder, if nobody
     has before. wait: called once if another process is making it. Raises UsageError D15 where it cannot be written."""
-    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
-    place = at_home(cache)
-    folder = place / f"{kind}-{digest}"
+    folder = folder_of(cache, kind, key)
+    place = folder.parent
     if not os.path.exists(folder / META):  # whatever keeps one from looking
         with writable(place):
             place.mkdir(parents=True, exist_ok=True)
@@ -53,6 +52,12 @@ def kept(
                 if not (folder / META).exists():
                     _build(folder, make, is_alone)
     return folder, json.loads((folder / META).read_text())
+
+
+def folder_of(cache: str, kind: str, key: Mapping[str, Any]) -> Path:
+    """Where `kept` keeps what these facts decide; it is whole if META is in it."""
+    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
+    return at_home(cache) / f"{kind}-{digest}"
 
 
 def _build(folder: Path, make: Callable[[Path], Mapping[str, Any]], is_alone: bool) -> None:
@@ -106,7 +111,7 @@ def writable(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL and not _leads_to(error.filename, place):
+        if error.errno not in FULL and not _leads_to(error.filename, place):
             raise
         raise unwritable(place, error.strerror or str(error)) from error
 

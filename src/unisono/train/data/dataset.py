@@ -44,6 +44,21 @@ class Ordered(Dataset, Protocol):
         ...
 
 
+@runtime_checkable
+class Foreseen(Ordered, Protocol):
+    """Samples that take long to read, and can be read before they are asked for.
+
+    is_slow: whether a thread shall read a step ahead.
+    """
+
+    @property
+    def is_slow(self) -> bool: ...
+
+    def expect(self, seed: int, position: int) -> None:
+        """Begin to read the samples from this position on. Returns at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Thinned:
     """Every few samples of a dataset: `count` of them."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unisono.comm.device import adopt, is_apart, numbered
-from unisono.train.data.dataset import Dataset, Ordered, Uneven, require_samples
+from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven, require_samples
 from unisono.train.data.order import samples_at
 
 _BLOCK = 4096  # positions whose samples are looked up together
@@ -72,7 +72,7 @@ class Permuted(Feed):
     `samples` tells.
     every, first: of each `every` batches of the order, a step is the one numbered `first`; others read the rest.
     shift: positions by which a step begins later in the order than at step * global_batch.
-    prefetch: read one step ahead in a thread; by itself only towards a GPU.
+    prefetch: read one step ahead in a thread; by itself towards a GPU, and where the dataset is slow.
     Raises UsageError D05 where the dataset has fewer samples than a step, unless `repeat`.
     """
 
@@ -102,7 +102,8 @@ class Permuted(Feed):
         self._device, self._dtype = torch.device(device), dtype
         self._stretch = self._whole = _Stretch(range(0), np.zeros(0, dtype=np.int64))
         self._pinned, self._device = is_apart(self._device), numbered(self._device)
-        ahead = self._pinned if prefetch is None else prefetch
+        slow = isinstance(dataset, Foreseen) and dataset.is_slow
+        ahead = (self._pinned or slow) if prefetch is None else prefetch
         self._read: Callable[[int, range], _Rows] = (
             _Ahead(self._gather, self._enter) if ahead else self._gather
         )
@@ -173,6 +174,8 @@ class Permuted(Feed):
             self._stretch = self._stretch_of(leaves)
         begin = (step * self._every + self._first) * self._global_batch + self._shift
         positions = self._stretch.offsets + begin
+        if isinstance(self._dataset, Foreseen):
+            self._dataset.expect(self._seed, begin)
         chosen = self._numbers(self._stretch, step)
         inputs, targets = self._dataset.fetch(chosen)
         if self._dtype is not None and inputs.is_floating_point():

@@ -23,7 +23,7 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
     Raises UsageError, codes C06 (unknown source), D02 (missing), D03 (unreadable), D04 (empty), D05 (too small),
     D06 (not text), D07 (odd length), D08 (vocabulary), D09 (token out of range), D10 (extra missing),
     D11 (tokenizer), D12 (source and model do not fit), D13 (broken index), D14 (bad record), D15 (cache), D16 (worker),
-    D17 (packing).
+    D17 (packing), D18 (a store that does not answer).
     """
     source = SOURCES.read(data.source, "data.source")
     if model.reads not in ("", source.gives):  # a user's own model may read what it likes

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from unisono.config import DataConfig
 from unisono.spec.errors import UsageError
 from unisono.spec.model import ModelConfig
@@ -39,8 +41,8 @@ def token_corpus(
     )
     tokens = tokenised(order, places, data.cache, data.workers)
     check_vocab(model, tokens.vocab)
-    packing = _packing(data, model, tokens)
-    text = _text(data.tokenizer, tokens)
+    packing = packing_of(data, model, tokens.marks is not None)
+    text = text_of(data.tokenizer, tokens.tokens, tokens.vocab, tokens.letters)
     corpus = _stream(tokens, origin, data, model, text) if packing == "stream" else _windows(
         tokens, origin, data, model, text, packing == "documents"
     )  # fmt: skip
@@ -48,12 +50,13 @@ def token_corpus(
     return replace(corpus, notes=(*notes, *tokens.notes, *corpus.notes))
 
 
-def _packing(data: DataConfig, model: ModelConfig, tokens: Tokens) -> str:
-    """How documents become windows. Raises UsageError D17 where that is not possible."""
+def packing_of(data: DataConfig, model: ModelConfig, masked: bool) -> str:
+    """How documents become windows. masked: whether a record says which targets count. Raises UsageError D17 where that
+    is not possible."""
     if data.packing == "auto":
         whole = "documents" if model.packs else "none"
-        return "stream" if tokens.marks is None else whole
-    if data.packing == "stream" and tokens.marks is not None:
+        return whole if masked else "stream"
+    if data.packing == "stream" and masked:
         raise UsageError(
             "a stream of tokens cuts through documents, and here only the answers of chats count",
             code="D17",
@@ -135,19 +138,16 @@ def _loaded(file: str) -> Any:
     return Tokenizer.from_file(file)
 
 
-def _text(tokenizer: str, tokens: Tokens) -> Tokenized:
-    """How its tokens are written and read."""
+def text_of(tokenizer: str, tokens: np.ndarray, vocab: int, letters: str = "") -> Tokenized:
+    """Tokens, and how they are written and read. letters: the vocabulary of `char`."""
     folder = folder_of(tokenizer)
     if folder is not None:
         spoken = _Spoken(str(folder.file))
-        return Tokenized(tokens.tokens, tokens.vocab, spoken.decode, spoken.encode)
+        return Tokenized(tokens, vocab, spoken.decode, spoken.encode)
     if tokenizer == "byte":
-        return Tokenized(tokens.tokens, 256, _read_bytes, lambda text: list(text.encode()))
-    letters = tokens.letters
+        return Tokenized(tokens, 256, _read_bytes, lambda text: list(text.encode()))
     index = {letter: n for n, letter in enumerate(letters)}
-    return Tokenized(
-        tokens.tokens, tokens.vocab, _joined(letters), lambda text: [index[letter] for letter in text]
-    )
+    return Tokenized(tokens, vocab, _joined(letters), lambda text: [index[letter] for letter in text])
 
 
 def _joined(letters: str) -> Callable[[Sequence[int]], str]:

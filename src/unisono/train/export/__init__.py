@@ -19,6 +19,7 @@ from unisono.train.export.card import write_card
 from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
 from unisono.train.state.checkpoint import latest, load
+from unisono.train.state.checkpoint.find import best
 
 # Of the sister package.
 _ADAPTER, _COMPRESS, _GRAPH = (f"unisono.train.export.{name}" for name in ("adapter", "compress", "graph"))
@@ -80,12 +81,13 @@ def run(
     dtype: str | None = None,
     prune: str | None = None,
     quantise: str | None = None,
+    which: str = "latest",
 ) -> dict[str, Any]:
-    """Write the weights of the run's latest checkpoint into `out` (RUN/export-TO, or more).
+    """Write the weights of the run's latest checkpoint, or of its best one, into `out` (RUN/export-TO, or more).
 
     to: "hf", a folder as `transformers` loads it, adapters merged; "adapter", the adapters alone as `peft` loads them;
     "onnx"; "torch", a program of `torch.export`; "weights", a state_dict under the model's own names.
-    dtype: of the weights; as trained when None.
+    dtype: of the weights; as trained when None. which: see `checkpoint_of`.
     prune: a share, "0.5", or "2:4"; quantise: "int8" or "int4": of "hf" alone, see `compress`.
     Returns run_dir, checkpoint, step, to, out and what was written. Raises UsageError: F01 no layout fits, F02 not
     writable, F03 no checkpoint, F04 unknown target, F06 no adapters, F07 no graph, F08 nothing to compress so, E01 a
@@ -97,7 +99,7 @@ def run(
     compress = contributed(_COMPRESS) if prune or quantise else None
     if compress:
         compress.check(to, prune, quantise)
-    folder = checkpoint_of(Path(run_dir))
+    folder = checkpoint_of(Path(run_dir), which)
     state = load(folder, [])
     recipe = state["recipe"]
     model = restored(recipe["model"])
@@ -137,11 +139,19 @@ def ending(prune: str | None, quantise: str | None) -> str:
     return ("-pruned" if prune else "") + (f"-{quantise}" if quantise else "")
 
 
-def checkpoint_of(run_dir: Path) -> Path:
-    """The run's latest checkpoint. Raises UsageError F03."""
-    folder = latest(run_dir)
+def checkpoint_of(run_dir: Path, which: str = "latest") -> Path:
+    """The run's latest checkpoint; which = "best": that of its best validation. Raises UsageError F03."""
+    folder = best(run_dir) if which == "best" else latest(run_dir)
     if folder is not None and folder.is_dir():
         return folder
+    if which == "best" and latest(run_dir) is not None:
+        raise UsageError(
+            f"no best checkpoint in {run_dir}",
+            code="F03",
+            where=f"{run_dir}, --which",
+            likely="the run was trained without [early_stopping], which keeps it",
+            fix="leave --which out for the newest one",
+        )
     raise UsageError(
         f"no checkpoint in {run_dir}",
         code="F03",

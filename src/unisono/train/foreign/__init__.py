@@ -12,7 +12,7 @@ from unisono.models.weights import Shape, Weights
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import sister
 from unisono.spec.frames import is_memory
-from unisono.spec.runs import CHECKPOINTS
+from unisono.spec.runs import CHECKPOINTS, newest_saved
 from unisono.train.state.checkpoint import Box, latest, load
 from unisono.train.state.checkpoint.read import MODEL, parameters_of
 from unisono.train.state.checkpoint.tensorfile import DTYPES
@@ -21,13 +21,16 @@ Form = tuple[Callable[[Path], bool], Callable[[Path], Weights]]
 
 
 def _is_own(path: Path) -> bool:
-    return (path / CHECKPOINTS).is_dir() or (path.is_dir() and path.parent.name == CHECKPOINTS)
+    is_one = (path / CHECKPOINTS).is_dir() or (path.is_dir() and path.parent.name == CHECKPOINTS)
+    return is_one or newest_saved(path) is not None
 
 
 class _OwnWeights(Weights):
-    """The parameters of a checkpoint of ours, or of the latest of a run; every byte is verified as it is read."""
+    """The parameters of a checkpoint of ours, of the latest of a run, or of that of the newest run in a folder of runs;
+    every byte is verified as it is read."""
 
     def __init__(self, folder: Path) -> None:
+        folder = newest_saved(folder) or folder
         checkpoint = folder if folder.parent.name == CHECKPOINTS else latest(folder)
         if checkpoint is None:
             raise unreadable(folder, ValueError("the run has no checkpoint"))

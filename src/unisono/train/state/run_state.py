@@ -93,10 +93,10 @@ def kept_of(run: Run) -> list[Box]:
     """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own; and
     the loss's scale, as `scaler/KEY`, and what the update keeps, as `update/KEY`."""
     run.sync.await_transfers()
-    return [*_scale_of(run), *(box for _, box in _kept(run, run.sync.state()))]
+    return [*numbers_of(run), *(box for _, box in _kept(run, run.sync.state()))]
 
 
-def _scale_of(run: Run) -> list[Box]:
+def numbers_of(run: Run) -> list[Box]:
     """The scale of the loss and numbers of the update: all ranks have the same ones, and the first writes them."""
     first = not any(run.mesh.at.values())
     kept = (("scaler", run.update.scaler.state()), ("update", run.update.keeps))
@@ -149,7 +149,7 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
         for key, box in _kept(run, state)
         if box.name in known and not (dealt and run.sync.is_private(key))
     ]
-    scale = [box for box in _scale_of(run) if box.name in known]
+    scale = [box for box in numbers_of(run) if box.name in known]
     second = [] if dealt else _second_uses(run, state, known)
     saved = source.load([*_wanted(run, known), *scale, *(box for _, box in (*kept, *second))])
     if not run.sync.equal:

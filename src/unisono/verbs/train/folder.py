@@ -20,7 +20,7 @@ from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.spec.doubtful import toml_of
 from unisono.spec.errors import Interrupted, Stopped, UsageError
-from unisono.spec.runs import CHECKPOINTS, CONFIG
+from unisono.spec.runs import CHECKPOINTS, CONFIG, has_checkpoint
 from unisono.spec.settings import Settings
 from unisono.train.state import history
 from unisono.train.state.writing import writing
@@ -200,11 +200,6 @@ def newest(recipe: Recipe) -> Newest:
             break
         open_.append(run)
     return Newest(next((run for run in open_ if has_checkpoint(run)), open_[0] if open_ else None))
-
-
-def has_checkpoint(run_dir: Path) -> bool:
-    """Whether it has one to go on from, whole or not."""
-    return any((run_dir / CHECKPOINTS).glob("step-*/manifest.json"))
 
 
 def _by_age(parent: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from unisono.launch.inspect_folder import ALIVE
 from unisono.launch.pace import margin
 from unisono.plan import Batch, Plan
 from unisono.spec.frames import is_memory
+from unisono.spec.runs import has_checkpoint
 from unisono.sync import POLICIES
 from unisono.train.build.build import Place, model_of, place_of
 from unisono.train.data.dataset import Corpus
@@ -32,7 +33,7 @@ from unisono.train.state.checkpoint.find import by_age
 from unisono.train.state.pinned_choices import COLLECTIVE, SYNC, pinned
 from unisono.train.state.resume import choose, identity
 from unisono.train.state.writing import locked
-from unisono.verbs.train.folder import Newest, has_checkpoint, make_run_dir, newest
+from unisono.verbs.train.folder import Newest, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 

@@ -16,6 +16,7 @@ from unisono.planner import grouping, predict
 from unisono.planner.alive import chosen, fullest
 from unisono.planner.from_recipe import serving
 from unisono.planner.memory import Memory
+from unisono.planner.model_kinds import attending, with_optimiser
 from unisono.planner.remedies import remedies
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec import words
@@ -26,6 +27,8 @@ from unisono.verbs._sizes import model_of
 
 SHARE = 0.9
 """Of a rank's memory, what a choice may fill: allocators hold some beside what is asked for."""
+PROCESS = 300 << 20
+"""Bytes of a rank beside what the ledger counts: Python and torch, measured."""
 _SHARED = 512.0
 """MiB of a rank that may be Python's and torch's own, which forked ranks share."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -110,6 +113,13 @@ def ledger(recipe: Recipe, plan: Plan, vocab: int | None = None) -> tuple[int, M
     if sizes is None or batch is None:
         return None
     return fullest(sizes, plan, micro_batch=batch.micro_batch, micros=batch.micros)
+
+
+def rank_bytes(recipe: Recipe, plan: Plan) -> tuple[float, bool]:
+    """(bytes that a rank of a resolved plan takes of its host, by the fullest rank of the ledger; whether it has one).
+    Without one they are those of the process alone."""
+    counted = ledger(recipe, plan)
+    return PROCESS + (0.0 if counted is None else counted[1].total), counted is not None
 
 
 def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None) -> tuple[Plan, str]:
@@ -236,4 +246,4 @@ def _sizes(recipe: Recipe, vocab: int | None) -> Transformer | None:
     if not recipe.model.attends:
         return None
     known = recipe.model.sized(Facts(vocab=vocab)).vocab or 256  # bytes, where only the data knows
-    return replace(transformer(recipe.model, known), states=recipe.train.optimiser().most_kept)
+    return attending(with_optimiser(transformer(recipe.model, known), recipe.train.optimiser()))

@@ -28,12 +28,13 @@ from unisono.observe.files import write_whole
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.finder import contributed
+from unisono.spec.runs import has_checkpoint
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES, counted_in
 from unisono.train.state import history
 from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
-from unisono.verbs.train.folder import Watched, finished, has_checkpoint, make_run_dir, newest
+from unisono.verbs.train.folder import Watched, finished, make_run_dir, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.planning import Replanner, best_for
 from unisono.verbs.train.room import expected, require_room

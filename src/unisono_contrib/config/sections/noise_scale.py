@@ -31,10 +31,13 @@ class NoiseScaleConfig(Section):
 
 def unmeasurable(plan: Any, where: str) -> Iterator[Problem]:
     """Why gradients of micro-batches have no norms of their own under this plan. where: the key that wants them."""
-    for key in ("shard", "tp", "cp", "ep"):
+    for key in ("cp", "ep"):
         if getattr(plan, key) != 1:
             what = f"with {key}={getattr(plan, key)} no rank has the gradient of a micro-batch by itself"
-            yield Problem("P44", what, f"plan.{key}, {where}", "dp=N micros=M, with pp=P if needed")
+            yield Problem("P44", what, f"plan.{key}, {where}", "dp=N shard=S tp=T, with pp=P if needed")
+    if plan.shard > 1 and plan.wires.scatter:
+        what = f"zero={plan.text('zero')} changes the norm of the sum, not those of its parts"
+        yield Problem("P44", what, f"plan.zero, {where}", "leave wire and scatter out")
     plain = Plan()
     if plan.text("codec") != plain.text("codec"):
         what = f"codec={plan.text('codec')} changes the norm of the sum, not those of its parts"
@@ -43,7 +46,11 @@ def unmeasurable(plan: Any, where: str) -> Iterator[Problem]:
     if policy is not None and (policy.fidelity is Fidelity.LOSSY or policy.rhythm != 1 or policy.update_lag):
         what = f"under sync={plan.sync} an update is not the mean of the gradients of one step"
         yield Problem("P44", what, f"plan.sync, {where}", f"sync={plain.text('sync')}")
-    if plan.pp > 1 and plan.text("schedule") not in ("1f1b", "gpipe"):
+    schedule = named("schedule", plan.schedule)
+    whole = (
+        schedule and schedule.flushed and not schedule.halves and len(schedule.placement(plan.pp)) == plan.pp
+    )
+    if plan.pp > 1 and not whole:
         what = f"schedule={plan.text('schedule')} computes gradients of a micro-batch in parts"
         yield Problem("P44", what, f"plan.schedule, {where}", "schedule=1f1b")
 

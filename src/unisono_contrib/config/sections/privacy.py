@@ -7,7 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from unisono.plan import Plan
+from unisono.plan.grammar import named
+from unisono.plan.grid import Grid
 from unisono.spec.errors import Problem
+from unisono.spec.fidelity import Fidelity
 from unisono.spec.section import Section
 from unisono.spec.training import LOSSES, NotNegative, Positive
 
@@ -17,6 +20,7 @@ class PrivacyConfig(Section):
     noise hides it."""
 
     name: ClassVar[str] = "privacy"
+    by_sample: ClassVar[bool] = True
 
     noise: NotNegative | None = Field(
         default=None, description="standard deviation of the noise over `clip`; or say target_epsilon"
@@ -50,6 +54,10 @@ class PrivacyConfig(Section):
     def pins(self) -> tuple[str, ...]:
         return ("privacy", "train.steps") if self.target_epsilon is not None else ("privacy",)
 
+    def fidelity(self, plan: Any) -> Fidelity:
+        """Stages add up the squares of a sample's norm, each its own first."""
+        return Fidelity.EXACT if plan.pp == 1 else Fidelity.ROUNDING
+
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
         if (self.noise is None) == (self.target_epsilon is None):
             what = (
@@ -75,7 +83,7 @@ def _training_problems(train: Any) -> Iterator[Problem]:
         ("on_bad", train.on_bad != "stop", "leaves steps out by what the data are"),
         ("spike", train.spike > 0, "judges steps by what the data are"),
         ("quarantine", train.quarantine, "leaves micro-batches out by what the data are"),
-        ("optimizer", train.optimiser().paced, "follows norms of gradients without noise"),
+        ("optimizer", _looks(train.optimiser()), "follows gradients that have no noise yet"),
         ("compile", train.compile, "compiles blocks that have no gradients by sample"),
         (
             "loss",
@@ -88,17 +96,30 @@ def _training_problems(train: Any) -> Iterator[Problem]:
             yield Problem("P40", what, f"train.{key}, privacy", f"leave train.{key} out")
 
 
+def _looks(optimiser: Any) -> bool:
+    return optimiser.paced or bool(optimiser.observed)
+
+
 def _plan_problems(plan: Any) -> Iterator[Problem]:
-    """Axes and options under which a rank does not hold the whole gradient of a sample."""
-    plain = Plan()
-    for key in ("pp", "tp", "cp", "ep", "shard"):
+    """Axes and options under which the norm of a sample's gradient is known nowhere, or another."""
+    plain, schedule = Plan(), named("schedule", plan.schedule)
+    for key in ("cp", "ep"):
         if getattr(plan, key) != 1:
-            what = f"a rank of {key}={getattr(plan, key)} does not hold the whole gradient of a sample, by which it is"
-            yield Problem("P40", f"{what} clipped", f"plan.{key}, privacy", "dp=N micros=M")
-    for key in ("sync", "codec", "schedule", "recompute", "offload"):
+            what = f"{key}={getattr(plan, key)} leaves each rank with a part of a sum over a sample's positions, and"
+            yield Problem("P40", f"{what} its norm with nobody", f"plan.{key}, privacy", f"{key}=1")
+    for key in ("sync", "codec", "recompute", "offload"):
         if plan.text(key) != plain.text(key):
             what = f"{key}={plan.text(key)} is not available with [privacy]: {_WHY[key]}"
             yield Problem("P40", what, f"plan.{key}, privacy", f"{key}={plain.text(key)}")
+    if schedule is not None and (not schedule.flushed or schedule.chains > 1):
+        what = f"schedule={plan.text('schedule')} is not available with [privacy]: {_WHY['schedule']}"
+        yield Problem("P40", what, "plan.schedule, privacy", f"schedule={plain.text('schedule')}")
+    if isinstance(plan.tp, Grid) or plan.chunks > 1:
+        what = f"tp={plan.text('tp')} is not available with [privacy]: {_WHY['tp']}"
+        yield Problem("P40", what, "plan.tp, privacy", f"tp={int(plan.tp)}")
+    if plan.wires.gather or plan.wires.scatter:
+        what = f"zero={plan.text('zero')} rounds gradients before they have noise"
+        yield Problem("P40", what, "plan.zero, privacy", f"zero={plan.zero}")
     if plan.precision not in ("fp32", "fp64"):
         what = f"precision={plan.precision} rounds gradients of samples before they are clipped"
         yield Problem("P40", what, "plan.precision, privacy", "precision=fp32 or fp64")
@@ -107,7 +128,8 @@ def _plan_problems(plan: Any) -> Iterator[Problem]:
 _WHY = {
     "sync": "replicas must add noise once to one sum, in each step",
     "codec": "it would look at gradients that have no noise yet",
-    "schedule": "a sample's gradient is computed by one rank at once",
+    "schedule": "a sample's norm is the sum over stages of one copy of the model, with weights of one step",
+    "tp": "samples are computed one after the other, of one row of ranks",
     "recompute": "gradients of samples are computed by torch.func, which keeps what it needs",
     "offload": "gradients of samples are computed by torch.func, on weights that are here",
 }

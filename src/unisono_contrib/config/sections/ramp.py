@@ -1,8 +1,9 @@
 """`[ramp]`: a global batch that grows while a run trains."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,22 +13,45 @@ from unisono.plan.grammar import named
 from unisono.spec.errors import Problem
 from unisono.spec.section import Section
 from unisono.spec.training import Count
+from unisono_contrib.config.sections.noise_scale import NoiseScaleConfig, computed_otherwise, unmeasurable
+
+GRID = 1024
+"""A noise scale is rounded to 1/1024 of a sample before it is compared with a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRamp:
-    """Samples of each step. first, last: of the first steps, and of those after the ramp. growth: samples by which a
-    batch is larger than the one of the stage before. steps: of the ramp, which its stages share evenly."""
+class BatchSizes:
+    """The sizes that a batch may have, in samples: first, first + growth, first + 2 * growth ... last."""
 
     first: int
     last: int
     growth: int
-    steps: int
 
     @property
     def stages(self) -> int:
-        """Stages before the batch has its last size."""
+        """Sizes below the last one."""
         return (self.last - self.first) // self.growth
+
+    def at_most(self, samples: float) -> int:
+        """The largest size of at most so many samples; the first one where all are larger."""
+        stage = math.floor((samples - self.first) / self.growth)
+        return self.first + self.growth * min(self.stages, max(0, stage))
+
+    def after(self, size: int, noise_scale: float | None) -> int:
+        """The size that follows `size`: the largest that is not above the noise scale in samples; never a smaller one,
+        and at most twice as large, or one stage more. None: noise hides the signal, so that the scale is far above."""
+        most = max(self.at_most(2 * size), min(self.last, size + self.growth))
+        if noise_scale is None or math.isinf(noise_scale):
+            return most
+        # Rounded: two plans whose estimates differ by rounding alone do not differ at a size itself.
+        return min(most, max(size, self.at_most(round(noise_scale * GRID) / GRID)))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRamp(BatchSizes):
+    """Samples of each step, known from the beginning. steps: of the ramp, which its sizes share evenly."""
+
+    steps: int
 
     def samples(self, step: int) -> int:
         """Samples of a step, from 0."""
@@ -50,6 +74,10 @@ class RampConfig(Section):
 
     name: ClassVar[str] = "ramp"
 
+    by: Literal["steps", "noise_scale"] = Field(
+        default="steps",
+        description="what a batch grows with: steps, or the gradient noise scale that the run measures",
+    )
     first: Count = Field(
         default=1, description="samples of the first steps; train.global_batch is the last size"
     )
@@ -57,21 +85,42 @@ class RampConfig(Section):
         default=None, description="samples by which a batch grows each time; `first` when absent"
     )
     steps: Count | None = Field(
-        default=None, description="steps over which it grows; a fifth of train.steps when absent"
+        default=None, description="by steps: over which it grows; a fifth of train.steps when absent"
+    )
+    every: Count | None = Field(
+        default=None, description="by noise_scale: steps between two looks at it; 20 when absent"
+    )
+    scale_lr: bool = Field(
+        default=False, description="scale each step's lr to its own batch, by the rule train.lr_scaling"
+    )
+
+    schedule: Literal["steps", "samples"] = Field(
+        default="steps", description="by steps: what the schedule of the learning rate counts"
     )
 
     @property
+    def measured(self) -> bool:
+        """Whether the run decides the sizes by what it measures."""
+        return self.by == "noise_scale"
+
+    @property
     def pins(self) -> tuple[str, ...]:
+        if self.measured:
+            return ("ramp", "noise_scale")
         return ("ramp",) if self.steps is not None else ("ramp", "train.steps")
 
-    def sizes(self, train: Any) -> BatchRamp:
-        """The batches of a resolved recipe's `[train]`."""
-        return BatchRamp(
-            self.first, train.global_batch, self.growth or self.first, self.steps or max(1, train.steps // 5)
-        )
+    def sizes(self, train: Any) -> BatchSizes:
+        """The sizes under a resolved recipe's `[train]`."""
+        return BatchSizes(self.first, train.global_batch, self.growth or self.first)
+
+    def ramp(self, train: Any) -> BatchRamp:
+        """The batches by steps under a resolved recipe's `[train]`."""
+        sizes = self.sizes(train)
+        return BatchRamp(sizes.first, sizes.last, sizes.growth, self.steps or max(1, train.steps // 5))
 
     def problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
         yield from _plan_problems(recipe, plan)
+        yield from self._key_problems(recipe, plan)
         batch = batch_of(plan, recipe.train)[0] if plan.dp != -1 else None
         if batch is None:
             return
@@ -97,6 +146,43 @@ class RampConfig(Section):
                 smaller = plain.model_copy(update={"train": recipe.train.model_copy(update=sizes)})
                 of_size = replace(plan, micros=size // unit).check(smaller)
                 yield from (problem for problem in of_size if problem not in usual)
+
+    def _key_problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
+        """Keys of the recipe that contradict each other, and what cannot be measured."""
+        other = {"ramp.steps": self.steps} if self.measured else {"ramp.every": self.every}
+        for key in (key for key, value in other.items() if value is not None):
+            yield Problem(
+                "C06", f"{key} says nothing where ramp.by is {self.by}", f"{key}, ramp.by", "leave it out"
+            )
+        if self.scale_lr and recipe.train.lr_scaling == "none":
+            what = "ramp.scale_lr scales lr by the rule train.lr_scaling, which is none"
+            yield Problem(
+                "C06",
+                what,
+                "ramp.scale_lr, train.lr_scaling",
+                "--train.lr_scaling sqrt, with train.lr_base_batch",
+            )
+        if not self.measured:
+            return
+        if self.schedule == "samples":
+            what = "ramp.schedule = samples wants the samples of all steps, which by = noise_scale does not know before"
+            yield Problem("C06", what, "ramp.schedule, ramp.by", "--ramp.schedule steps, or --ramp.by steps")
+        yield from unmeasurable(plan, "ramp.by")
+        yield from computed_otherwise(recipe, "ramp.by")
+        if recipe.train.optimiser().paced:
+            what = f"optimizer={recipe.train.optimizer} measures noise for a batch whose size is fixed"
+            yield Problem("C06", what, "train.optimizer, ramp.by", "--ramp.by steps, or another optimizer")
+        if recipe.train.micro_batch and self.first < 2 * recipe.train.micro_batch:
+            what = f"a first step of {self.first} samples is one micro-batch, to be compared with no other"
+            yield Problem(
+                "C06", what, "ramp.first, train.micro_batch", f"--ramp.first {2 * recipe.train.micro_batch}"
+            )
+
+
+def smoothing_of(recipe: Any) -> float:
+    """The decay of the means by which a ramp is decided: that of `[noise_scale]`, where the recipe has it."""
+    section = recipe.noise_scale
+    return (section if isinstance(section, NoiseScaleConfig) else NoiseScaleConfig()).smoothing
 
 
 def _plan_problems(recipe: Any, plan: Plan) -> Iterator[Problem]:

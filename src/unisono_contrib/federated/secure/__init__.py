@@ -2,6 +2,7 @@
 
 Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning" (2017), against a server and
 clients that follow the protocol and look at what they get. No transport here: both sides take and return messages.
+`secure_sum` plays a round with clients that are anywhere, `SecureParty` is one of them.
 
     client                              server
     advertise() ──── PublicKeys ──────▶ directory

@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 
 from unisono.spec.errors import UsageError
 from unisono_contrib.federated.secure import masks, shamir
-from unisono_contrib.federated.secure.messages import Masked, PublicKeys, Revealed, Sealed
+from unisono_contrib.federated.secure.messages import SHARE_BYTES, Masked, PublicKeys, Revealed, Sealed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-_SHARE_BYTES = 66  # 521 bits
 
 
 @dataclass(slots=True)
@@ -89,7 +87,7 @@ class SecureClient:
         )
 
     def _sealed(self, receiver: int, seed: int, key: int) -> Sealed:
-        text = b"".join(share.to_bytes(_SHARE_BYTES, "big") for share in (seed, key))
+        text = b"".join(share.to_bytes(SHARE_BYTES, "big") for share in (seed, key))
         about = self._about(self.client, receiver)
         secret = masks.agreed(self._sealing, self._others[receiver].sealing, about)
         return Sealed(self.client, receiver, masks.seal(secret, text, about))
@@ -101,7 +99,7 @@ class SecureClient:
         about = self._about(message.sender, self.client)
         secret = masks.agreed(self._sealing, self._others[message.sender].sealing, about)
         text = masks.opened(secret, message.body, about)
-        seed, key = text[:_SHARE_BYTES], text[_SHARE_BYTES:]
+        seed, key = text[:SHARE_BYTES], text[SHARE_BYTES:]
         return int.from_bytes(seed, "big"), int.from_bytes(key, "big")
 
     def _about(self, sender: int, receiver: int) -> bytes:

@@ -71,9 +71,9 @@ class FixedPoint:
         if not within.all():
             worst = float(x[int(np.argmin(within))])
             raise UsageError(
-                f"client {client}: {name} has {worst:g}, beyond the limit {self.limit:g} of secure aggregation",
-                where="federated.secure",
-                likely="a client that diverged, or a limit for smaller updates",
+                f"client {client}: {name} is beyond the limit {self.limit:g} of secure aggregation",
+                where="federated.secure",  # the number stays in `likely`, which no client sends to its server
+                likely=f"it has {worst:g}: a client that diverged, or a limit for smaller updates",
                 fix="a larger limit, or bound deltas by [privacy] clip",
                 code="A01",
             )

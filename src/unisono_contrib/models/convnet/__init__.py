@@ -128,7 +128,7 @@ def convnet(
             Product(size, 9 * after, after, read=after * size, dealt="inner"),
         ]
         if (before, stride) != (after, 1):
-            products.append(Product(size, before, after))
+            products.append(Product(size, before, after, read=before * size))
         parts.append(
             WorkPart(
                 f"blocks.{number}", weights + 2 * before + 2 * after, 2 * size * weights, kept, after * size,

@@ -5,9 +5,11 @@ The model of failures is `spec.interval`'s, by which runs choose how often to sa
 
 from typing import Annotated
 
+from unisono.plan import Plan
 from unisono.planner.formatting import Description, lasting, share
 from unisono.planner.simulate import PlanResult
 from unisono.planner.source import Source
+from unisono.planner.states import moments_of
 from unisono.spec.interval import daly, goodput, young
 
 _SAVED = Source(
@@ -20,7 +22,9 @@ def describe(answer: PlanResult, mtbf: float, rate: float, restart: float) -> De
     """The key `failures`. mtbf: of the whole job. rate: bytes/s of the storage, writing and reading. restart: from a
     failure to the next step, less reading. The interval is Daly's, in whole steps."""
     model, step = answer.request.model, answer.price.step
-    size = model.workload.parameters * CHECKPOINT_BYTES * (1 + model.states)
+    elements = model.workload.parameters
+    moments = moments_of(model, Plan(), elements, model.n_layer)
+    size = elements * CHECKPOINT_BYTES * (1 + moments)
     save = size / rate
     work = max(1, round(daly(save, mtbf) / step)) * step
     good = goodput(work, save, mtbf, restart + save)

@@ -7,8 +7,6 @@ also where a host of the cluster is lost.
 
 import contextlib
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from unisono.launch.signals import heard
-from unisono.spec.errors import UsageError
+from unisono_contrib.launch.ray_cluster import connected, library
 from unisono_contrib.sweep.places import TrialPlace
 from unisono_contrib.sweep.room import Need, only_gpus
 from unisono_contrib.sweep.trial import PieceOutcome, TrialJob, start
@@ -31,7 +28,7 @@ def piece(job: TrialJob, folder: str) -> PieceOutcome:
     """Train a piece, inside a worker of Ray. folder: where the sweep was started."""
     os.chdir(folder)
     stop = Path(job.folder, _STOP)
-    gpus = [str(gpu) for gpu in _ray().get_gpu_ids()]
+    gpus = [str(gpu) for gpu in library().get_gpu_ids()]
     process = start(replace(job, environ={**job.environ, **only_gpus(gpus)}))
     try:
         while (outcome := process.wait(_LOOK)) is None:
@@ -93,38 +90,9 @@ class RayPlace(TrialPlace):
 
     @contextmanager
     def open(self, grace: float) -> Iterator[RayWorkers]:
-        ray = _ray()
-        begun = not ray.is_initialized()
-        if begun:
-            with _same_handlers():
-                ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        workers = RayWorkers(ray)
-        try:
-            yield workers
-        finally:
-            workers.stop(grace)
-            if begun:
-                ray.shutdown()
-
-
-@contextmanager
-def _same_handlers() -> Iterator[None]:
-    """At its end signals have the handlers that they had: ray.init sets some by which SIGTERM aborts the process."""
-    before = {number: signal.getsignal(number) for number in heard()}
-    yield
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _ray() -> Any:
-    """The library, imported late. Raises UsageError E01 without it."""
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-        import ray.exceptions  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise UsageError(
-            "--on ray needs ray, which is not installed", where="unisono sweep", code="E01",
-            fix='pip install "unisono[ray]"; --on local does without',
-        ) from error  # fmt: skip
-    return ray
+        with connected("--on ray", "--on local does without", log_to_driver=False) as ray:
+            workers = RayWorkers(ray)
+            try:
+                yield workers
+            finally:
+                workers.stop(grace)

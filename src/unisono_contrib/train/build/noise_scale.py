@@ -6,13 +6,16 @@ from unisono.config import Recipe
 from unisono.spec.errors import UsageError
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.noise_scale import NoiseScaleConfig
+from unisono_contrib.config.sections.ramp import RampConfig
 from unisono_contrib.train.step.noise_scale import NoiseScale
 
 
 def around(section: NoiseScaleConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
     """Measures each step. Raises UsageError C06 where a step is one micro-batch, of which nothing can be learned."""
     train = recipe.train
-    if train.optimiser().paced:  # it measures by itself, and tells
+    ramp = getattr(recipe, "ramp", None)
+    # Both measure by themselves, and tell.
+    if train.optimiser().paced or (isinstance(ramp, RampConfig) and ramp.measured):
         return lambda run: run
     need_two(train.global_batch, train.micro_batch or 1, "noise_scale")
     return NoiseScale(section.smoothing).attach

@@ -1,6 +1,6 @@
 """What `[privacy]` of a recipe changes of a run: its batches and its player."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -15,7 +15,12 @@ from unisono_contrib.train.step.private import budget_of, made_private
 
 
 def batches(
-    section: PrivacyConfig, recipe: Recipe, dataset: Dataset, device: torch.device, dtype: torch.dtype
+    section: PrivacyConfig,
+    recipe: Recipe,
+    dataset: Dataset,
+    device: torch.device,
+    dtype: torch.dtype,
+    kept: Mapping[str, torch.Tensor],
 ) -> Poisson | None:
     """Poisson batches, if the section asks for them. Raises UsageError C03, D05."""
     if section.sampling == "shuffle":

@@ -1,16 +1,29 @@
-"""What `[ramp]` of a recipe changes of a run: its batches, which say how many leaves a step has."""
+"""What `[ramp]` of a recipe changes of a run: its batches, and where asked its learning rate."""
+
+from collections.abc import Callable, Mapping
 
 import torch
 
 from unisono.config import Recipe
 from unisono.train.data.dataset import Dataset
 from unisono.train.data.feed import Permuted
-from unisono_contrib.config.sections.ramp import RampConfig
+from unisono.train.step.run import Run
+from unisono_contrib.config.sections.ramp import RampConfig, smoothing_of
 from unisono_contrib.train.data.ramped import Ramped
+from unisono_contrib.train.step.noise_scale import NoiseScale
+from unisono_contrib.train.step.ramp import KnownSizes, NoiseRamp, count_samples, scale_rate
+
+EVERY = 20
+"""Steps between two looks where nobody says: as many as the default means of noise and signal go back."""
 
 
 def batches(
-    section: RampConfig, recipe: Recipe, dataset: Dataset, device: torch.device, dtype: torch.dtype
+    section: RampConfig,
+    recipe: Recipe,
+    dataset: Dataset,
+    device: torch.device,
+    dtype: torch.dtype,
+    kept: Mapping[str, torch.Tensor],
 ) -> Ramped:
     """Batches of growing size. Raises UsageError D05 where the dataset has fewer samples than one of them."""
     train = recipe.train
@@ -22,4 +35,21 @@ def batches(
         )  # fmt: skip
 
     of(train.global_batch, 0).close()  # too few samples are said at the start
-    return Ramped(section.sizes(train), of)
+    return Ramped(KnownSizes.among(kept, section.first) if section.measured else section.ramp(train), of)
+
+
+def around(section: RampConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
+    """Decides the sizes where these follow the noise scale, and scales the learning rate where asked."""
+    train = recipe.train
+    ramp = NoiseRamp(NoiseScale(smoothing_of(recipe)), section.sizes(train), section.every or EVERY)
+
+    def change(run: Run) -> Run:
+        run = ramp.attach(run) if section.measured else run
+        sizes = ramp.known if section.measured else section.ramp(train)
+        if section.schedule == "samples":
+            run = count_samples(run, sizes, train.steps)
+        if section.scale_lr:
+            run = scale_rate(run, sizes, lambda batch: train.lr_factor(batch / train.global_batch))
+        return run
+
+    return change

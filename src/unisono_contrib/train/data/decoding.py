@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from unisono.spec.errors import UsageError
@@ -41,6 +42,16 @@ def decoded(files: list[str], shape: list[int], out: str) -> dict[str, Any]:
 
 def picture(file: str, shape: list[int]) -> bytes:
     """One picture, cut to the wanted ratio around its middle and resized, [C, H, W]. Raises UsageError D10."""
+    import numpy as np
+
+    if not os.path.isfile(file):  # a pipe would be waited for
+        raise FileNotFoundError("no file, or a link to none")
+    return np.ascontiguousarray(pixels_of(file, shape)).tobytes()
+
+
+def pixels_of(file: Any, shape: Sequence[int]) -> Any:
+    """uint8 [C, H, W] of an encoded picture, in a file or in memory; cut and resized as `picture` says. Raises
+    UsageError D10, and whatever a decoder raises."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -48,12 +59,9 @@ def picture(file: str, shape: list[int]) -> bytes:
         raise UsageError(what, code="D10", where="data.source", fix="pip install pillow") from error
     import numpy as np
 
-    if not os.path.isfile(file):  # a pipe would be waited for
-        raise FileNotFoundError("no file, or a link to none")
     channels, height, width = shape
     with Image.open(file) as opened:
         upright = ImageOps.exif_transpose(opened) or opened
         whole = upright.convert("L" if channels == 1 else "RGB")
     fitted = ImageOps.fit(whole, (width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(fitted, dtype=np.uint8).reshape(height, width, -1)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)).tobytes()
+    return np.asarray(fitted, dtype=np.uint8).reshape(height, width, -1).transpose(2, 0, 1)

@@ -1,24 +1,37 @@
 """Batches that grow: the order of samples is that of a run without a ramp, cut at other places."""
 
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from unisono.train.data.feed import Feed, Micro, Permuted
-from unisono_contrib.config.sections.ramp import BatchRamp
+
+
+class StepSizes(Protocol):
+    """Which samples each step has."""
+
+    def samples(self, step: int) -> int:
+        """Samples of a step, from 0."""
+        ...
+
+    def before(self, step: int) -> int:
+        """Samples of all steps before this one, together."""
+        ...
 
 
 class Ramped(Feed):
-    """Each step begins where the one before has ended. ramp: samples of each step. of(global_batch, shift): a feed of
-    batches of one size, whose steps begin `shift` positions later in the order than at step * global_batch."""
+    """Each step begins where the one before has ended. sizes: of the steps. of(global_batch, shift): a feed of batches
+    of one size, whose steps begin `shift` positions later in the order than at step * global_batch."""
 
-    def __init__(self, ramp: BatchRamp, of: Callable[[int, int], Permuted]) -> None:
-        self._ramp, self._of = ramp, of
-        self._size, self._inner = -1, None
+    def __init__(self, sizes: StepSizes, of: Callable[[int, int], Permuted]) -> None:
+        self._sizes, self._of = sizes, of
+        self._at_shift, self._inner = (-1, 0), None
 
     def _at(self, step: int) -> Permuted:
-        size = self._ramp.samples(step)
-        if self._inner is None or size != self._size:
+        size = self._sizes.samples(step)
+        at = (size, self._sizes.before(step) - step * size)
+        if self._inner is None or at != self._at_shift:
             self.close()
-            self._size, self._inner = size, self._of(size, self._ramp.before(step) - step * size)
+            self._at_shift, self._inner = at, self._of(*at)
         return self._inner
 
     def fetch(self, step: int, leaves: range) -> list[Micro]:
@@ -34,7 +47,7 @@ class Ramped(Feed):
         return self._at(step).share(step, leaves)
 
     def samples_before(self, step: int) -> int:
-        return self._ramp.before(step)
+        return self._sizes.before(step)
 
     def close(self) -> None:
         if self._inner is not None:

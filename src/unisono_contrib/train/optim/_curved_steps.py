@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono_contrib.train.optim._matrices import decomposition_cost
 from unisono_contrib.train.optim._muon_steps import LEAST, RMS
 from unisono_contrib.train.optim._whole_steps import WholeSteps, gradient
 from unisono_contrib.train.step.owners import Owners
@@ -79,7 +80,7 @@ class CurvedSteps(WholeSteps):
         self.first, self.interval = first, interval
 
     def cost(self, shape: Sequence[int]) -> float:
-        return float(sum(edge**3 for edge in shape))
+        return decomposition_cost(shape)
 
     def share(self, owners: Owners, over_dp: bool) -> None:
         super().share(owners, over_dp)
@@ -134,12 +135,16 @@ class ShampooSteps(CurvedSteps):
 
     def advance(self, state: dict[str, Tensor], grad: Tensor, step: int) -> Tensor:
         momentum = state["momentum_buffer"].lerp_(grad, 1 - self.keep[0])
-        add_products(state, grad, self.keep[1])
+        self.learn(state, grad)
         if step % self.interval == 0:
             for side in (side for side in SIDES if side in state):
                 state[f"{side}_root"].copy_(inverse_root(state[side], self.power, self.damping))
         move = rotated(momentum, state.get("left_root"), state.get("right_root"))
         return to_rms(move) if self.rms else move
+
+    def learn(self, state: dict[str, Tensor], grad: Tensor) -> None:
+        """Bring the means of both sides up to date."""
+        add_products(state, grad, self.keep[1])
 
 
 class SoapSteps(CurvedSteps):

@@ -3,18 +3,29 @@
 A matrix' step depends on the whole of it. Where ranks hold parts or copies, one of them computes for all (`owners.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from unisono.plan.blocks import away_in, ranges_of
 from unisono.spec.errors import Problem
-from unisono.spec.training import Optimiser, Positive, Share
+from unisono.spec.training import MatrixWork, Optimiser, Positive, Share
 from unisono.train.optim.adamw import AdamW
 
 BLOCKS = "blocks."
 """Names of parameters between a model's embedding and its head begin so."""
+
+
+def product_cost(shape: Sequence[int]) -> float:
+    """Of a matrix' direction, to compare matrices: as products of it with its own gram matrix."""
+    return float(prod(shape) * min(shape))
+
+
+def decomposition_cost(shape: Sequence[int]) -> float:
+    """Of a matrix' direction, to compare matrices: as decompositions of both sides, cubic in an edge."""
+    return float(sum(edge**3 for edge in shape))
 
 
 class MatrixOptimiser(Optimiser):
@@ -36,6 +47,14 @@ class MatrixOptimiser(Optimiser):
     def for_parameter(self, name: str, shape: tuple[int, ...]) -> Optimiser:
         inside = name.startswith(BLOCKS) and len(shape) == 2
         return self if inside else AdamW(betas=self.betas, eps=self.eps)
+
+    def matrix_work(self, shape: tuple[int, ...]) -> MatrixWork:
+        if not self.with_owner:
+            return MatrixWork(self.kept * prod(shape), product_cost(shape))
+        import torch
+
+        state = self.state(torch.empty(shape, device="meta"))
+        return MatrixWork(sum(x.numel() for x in state.values() if x.dim()), decomposition_cost(shape))
 
     def problems(self, plan: Any, model: Any) -> Iterator[Problem]:
         if plan.arithmetic.stochastic:

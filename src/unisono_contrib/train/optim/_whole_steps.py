@@ -2,13 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unisono_contrib.train.optim._matrices import product_cost
 from unisono_contrib.train.step.owners import Owners
 
 
@@ -32,8 +32,8 @@ class WholeSteps(Optimizer):
         self.owned: dict[nn.Parameter, bool] = {}
 
     def cost(self, shape: Sequence[int]) -> float:
-        """Of one matrix' direction, to compare matrices: as products of it with its own gram matrix."""
-        return float(prod(shape) * min(shape))
+        """Of one matrix' direction, to compare matrices; `Optimiser.matrix_work` says the same."""
+        return product_cost(shape)
 
     def share(self, owners: Owners, over_dp: bool) -> None:
         """Let `owners` say who computes which matrix. over_dp: whether they are of several replicas."""

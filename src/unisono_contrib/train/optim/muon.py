@@ -7,11 +7,12 @@ all other parameters are stepped by AdamW.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.training import Count, Share, UpdateSizes
+from unisono.spec.training import Count, MatrixWork, Share, UpdateSizes
 from unisono_contrib.train.optim._matrices import MatrixOptimiser
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ class Muon(MatrixOptimiser):
     @property
     def kept(self) -> int:
         return 1
+
+    def matrix_work(self, shape: tuple[int, ...]) -> MatrixWork:
+        """An iteration has three products: of the matrix with itself, of that with itself, and of both."""
+        short, long = min(shape), max(shape)
+        products = self.muon_iterations * 2.0 * short * short * (2 * long + short)
+        return replace(super().matrix_work(shape), products=products, narrow=self.muon_bf16)
 
     def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
         from unisono_contrib.train.optim._muon_steps import MuonSteps

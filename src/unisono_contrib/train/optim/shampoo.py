@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from unisono.spec.training import Positive, Share, UpdateSizes
-from unisono_contrib.train.optim._curved import Curved, counted
+from unisono_contrib.train.optim._curved import Curved, Roots, counted
 
 if TYPE_CHECKING:
     import torch
@@ -62,35 +62,11 @@ class Shampoo(Curved):
         grad: "Tensor",
         error: "Tensor",
     ) -> "dict[str, tuple[Tensor, Tensor]]":
-        """Errors of the direction are bounded in the Frobenius norm, from which no element differs by more."""
-        import torch
-
-        from unisono_contrib.train.optim._curved_steps import inverse_root_within, rotated, to_rms
-
         keep, rounding, old = self.shampoo_momentum, update.rounding, state["momentum_buffer"]
         momentum = keep * old + (1 - keep) * grad
         off = (1 - keep) * error + rounding * (keep * old.abs() + (1 - keep) * grad.abs())
         law = {"step": counted(update.step), "momentum_buffer": (momentum, off)}
         law |= self.means(state, grad, error, rounding)
-        roots: list[Tensor | None] = []
-        length, most = float(momentum.norm()), float(momentum.norm() + off.norm())
-        for side in ("left", "right"):
-            if side not in state:
-                roots.append(None)
-                continue
-            root, apart = state[f"{side}_root"], 0.0
-            if update.step % self.curvature_interval == 0:
-                how = self.shampoo_power, self.shampoo_damping, rounding
-                root, apart = inverse_root_within(*law[side], *how)
-            law[f"{side}_root"] = root, torch.full_like(root, apart)
-            size = float(torch.linalg.matrix_norm(root, 2))
-            roots.append(root)
-            length, most = length * size, most * (size + apart) * (1 + rounding * len(root) ** 0.5)
-        move, apart = rotated(momentum, *roots), most - length + rounding * length
-        if self.shampoo_rms:
-            short = float(move.norm())
-            move, relative = to_rms(move), min(2.0, 2 * apart / short) if short else 2.0
-            apart = relative * float(move.norm())
-        left = weight * (1 - update.lr * update.decay)
-        moved = update.lr * apart + rounding * (weight.abs() + update.lr * move.abs())
-        return {**law, "param": (left - update.lr * move, moved)}
+        return self.between(
+            Roots(self.shampoo_power, self.shampoo_damping, self.shampoo_rms), update, weight, state, law
+        )

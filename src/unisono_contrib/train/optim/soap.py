@@ -22,6 +22,7 @@ class Soap(Curved):
     """Matrices of blocks are stepped by AdamW in eigenvectors of their curvature; all other parameters as they are."""
 
     name: ClassVar[str] = "soap"
+    turns: ClassVar[int] = 3  # the gradient and the momentum into eigenvectors, the step back
 
     @property
     def kept(self) -> int:

@@ -2,8 +2,7 @@
 
 Some steps need a whole matrix, such as Muon's. All ranks that hold parts or copies of a matrix are a group. Once an
 update, each part of a gradient goes to the matrix' owner, which computes; then each rank gets its part of the step.
-Matrices are assigned by cost, the dearest first, each to the rank that has least to do (Graham, "Bounds on
-multiprocessing timing anomalies", 1969). So as many steps are computed by the whole group as by one device.
+So as many steps are computed by the whole group as by one device. Who owns which matrix says `programs.owners`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +18,9 @@ from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.parallel.experts import exchange_rows
 from unisono.parallel.params import Slot
+from unisono_contrib.programs.owners import assign
 
 NUMBERS = 5  # by which a rank says what it holds of a matrix: replica, first row and column, rows and columns
-
-
-def assign(costs: Sequence[float], ranks: int) -> list[int]:
-    """The owner of each matrix, by its cost: `assign([8, 1, 1, 6], 2)` is [0, 1, 0, 1]."""
-    load, owners = [0.0] * ranks, [0] * len(costs)
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        owners[i] = min(range(ranks), key=lambda rank: load[rank])
-        load[owners[i]] += costs[i]
-    return owners
 
 
 @dataclass(frozen=True, slots=True)

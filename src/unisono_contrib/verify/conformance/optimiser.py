@@ -1,6 +1,6 @@
 """What every optimiser owes: the state it names is the state it keeps, and its law is what it does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ def faults(member: Optimiser, folder: Path, text: str = "") -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
     start, *grads = (torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
     weights = [nn.Parameter(start.clone()) for _ in range(2)]
-    bare, primed = (member.bind([{"params": [w], "weight_decay": _DECAY}], _LR, False) for w in weights)
+    bare, primed = (_live(member, weight, _DECAY) for weight in weights)
     primed.state[weights[1]] = member.state(weights[1])
     for optimiser, weight in zip((bare, primed), weights, strict=True):
         weight.grad = grads[0].clone()
@@ -38,7 +38,12 @@ def faults(member: Optimiser, folder: Path, text: str = "") -> Iterator[str]:
     before, held = weights[0].detach().clone(), {k: v.double().clone() for k, v in state.items()}
     weights[0].grad = grads[1].clone()
     bare.step()
-    law = member.law(UpdateSizes(_LR, _DECAY, 1, 2.0**-48), before, held, grads[1], torch.zeros_like(start))
+    seen = {
+        key: (bare.state[weights[0]][key].double(), torch.zeros_like(held[key])) for key in member.observed
+    }
+    law = member.law(
+        UpdateSizes(_LR, _DECAY, 1, 2.0**-48, seen), before, held, grads[1], torch.zeros_like(start)
+    )
     for key, (value, error) in law.items():
         live = weights[0].detach() if key == "param" else bare.state[weights[0]][key]
         if bool(((live.double() - value).abs() > error).any()):
@@ -47,12 +52,30 @@ def faults(member: Optimiser, folder: Path, text: str = "") -> Iterator[str]:
         yield from _decay_faults(member, start, grads[0])
 
 
+class _Products:
+    """What an optimiser that observes layers is shown in each update: that all directions are alike."""
+
+    def __init__(self, member: Optimiser) -> None:
+        self.member = member
+
+    def gather(self, params: Iterable[nn.Parameter], owners: object) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """As `train.step.layer_products.LayerProducts` does."""
+        sizes = {p: {key: len(self.member.state(p)[key]) for key in self.member.observed} for p in params}
+        return {p: {key: torch.eye(n).to(p) for key, n in of.items()} for p, of in sizes.items()}
+
+
+def _live(member: Optimiser, weight: nn.Parameter, decay: float) -> torch.optim.Optimizer:
+    live = member.bind([{"params": [weight], "weight_decay": decay}], _LR, False)
+    if member.observed:
+        live.products = _Products(member)  # type: ignore[attr-defined]
+    return live
+
+
 def _decay_faults(member: Optimiser, start: Tensor, grad: Tensor) -> Iterator[str]:
     """Two updates with decay, beside two without one: of gradients that the decay was added to, or of weights that it
     was taken from."""
     ours, bare = (nn.Parameter(start.clone()) for _ in range(2))
-    live = member.bind([{"params": [ours], "weight_decay": _DECAY}], _LR, False)
-    plain = member.bind([{"params": [bare], "weight_decay": 0.0}], _LR, False)
+    live, plain = _live(member, ours, _DECAY), _live(member, bare, 0.0)
     for _ in range(2):
         ours.grad = grad.clone()
         bare.grad = grad + _DECAY * bare.detach() if member.couples else grad.clone()

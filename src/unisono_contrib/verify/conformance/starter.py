@@ -7,6 +7,7 @@ from unisono.launch.starters import LOOPBACK, STARTERS, Environ, Started, Starte
 from unisono.spec.errors import UsageError
 
 RUNS = ((1,), (2,), (2, 1), (1, 2, 2))  # ranks on each host
+OF_ONES = ((1, 1), (1, 1, 1))
 
 
 def faults(member: Starter, folder: Path, text: str = "") -> Iterator[str]:
@@ -14,10 +15,10 @@ def faults(member: Starter, folder: Path, text: str = "") -> Iterator[str]:
     numbers, and all ranks one place to meet. 2. A set of them that lacks one is refused in words that name it, unless
     it means the same; without the one by which it knows itself it may know nothing. 3. Starters that are asked later
     keep their runs, and those that are asked before leave it its own."""
-    for hosts in RUNS:
+    for hosts in OF_ONES if member.one_a_host else RUNS:
         yield from (f"ranks on hosts {hosts}: {fault}" for fault in _of_run(member, hosts))
     for host in (0, 1):
-        yield from _of_parts(member, member.leaves(host, 0, (2, 1)))
+        yield from _of_parts(member, member.leaves(host, 0, (1, 1) if member.one_a_host else (2, 1)))
     yield from _of_others(member)
 
 
@@ -71,5 +72,6 @@ def _of_others(member: Starter) -> Iterator[str]:
         if other.turn == member.turn:
             yield f"its turn {member.turn} is that of {other.name}"
         before, after = (member, other) if member.turn < other.turn else (other, member)
-        if _seen(before, after.leaves(0, 1, (2,))) is not None:
+        seat = (1, 0, (1, 1)) if after.one_a_host else (0, 1, (2,))
+        if _seen(before, after.leaves(*seat)) is not None:
             yield f"a run of {after.name} is claimed by {before.name}, which is asked before"

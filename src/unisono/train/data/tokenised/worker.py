@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -19,7 +19,7 @@ from unisono.spec.frames import words
 from unisono.train.data.tokenised.chats import BadRecord, Wording, Write, counted, plain, template_of
 from unisono.train.data.tokenised.cutters import NUL, Encoded, encoder, folder_of, width_of
 from unisono.train.data.tokenised.order import DATASET, PARQUET, PLAIN, Part, TokenOrder
-from unisono.train.data.tokenised.records import missing, opened_dataset, reader, writer
+from unisono.train.data.tokenised.records import Record, missing, opened_dataset, reader, writer
 
 _BATCH = 1 << 18  # characters that are cut together
 _TYPES = {"u1": "B", "u2": "H", "u4": "I"}
@@ -88,9 +88,9 @@ def look(order: TokenOrder, places: list[str]) -> list[tuple[Any, ...]]:
 
 
 class Maker:
-    """Makes tokens as one order says."""
+    """Makes tokens as one order says. answers: the file that hears how far it is, if any."""
 
-    def __init__(self, order: TokenOrder, answers: Any) -> None:
+    def __init__(self, order: TokenOrder, answers: Any = None) -> None:
         self.order, self.answers, self._said_at = order, answers, time.monotonic()
         folder = folder_of(order.tokenizer)
         try:
@@ -116,12 +116,12 @@ class Maker:
                 code="D11", where="data.tokenizer", fix="pip install 'unisono[hf]'",
             ) from error  # fmt: skip
 
-    def make(self, part: Part, out: str) -> dict[str, Any]:
+    def make(self, part: Part, out: str, records: Iterable[Record] | None = None) -> dict[str, Any]:
         """Write OUT.tokens, OUT.ends (int64, behind each document) and OUT.marks (1 for each token that counts, if any
-        record says which do)."""
+        record says which do). records: of the part, where somebody else has read them."""
         result = _Made()
         with open(f"{out}.tokens", "wb") as tokens, open(f"{out}.marks", "wb") as marks:
-            for batch in self._batches(part, result):
+            for batch in self._batches(self.read(part) if records is None else records, result):
                 self._tell(part, batch[-1][0])
                 for (at, text), cut in zip(batch, self._cut(batch), strict=True):
                     if isinstance(cut, BadRecord):
@@ -161,11 +161,11 @@ class Maker:
         for remark in (*text.remarks, *([_OVER] if cut.over else [])):
             result.tell(remark, at)
 
-    def _batches(self, part: Part, result: "_Made") -> Iterator[list[tuple[int, Wording]]]:
+    def _batches(self, records: Iterable[Record], result: "_Made") -> Iterator[list[tuple[int, Wording]]]:
         """Texts of about as many characters; a bad one is noted, or ends it."""
         batch: list[tuple[int, Wording]] = []
         size = 0
-        for at, record in self.read(part):
+        for at, record in records:
             try:
                 if isinstance(record, BadRecord):
                     raise record
@@ -222,7 +222,7 @@ class Maker:
 
     def _tell(self, part: Part, at: int) -> None:
         now = time.monotonic()
-        if now - self._said_at > _TOLD:
+        if self.answers is not None and now - self._said_at > _TOLD:
             self._said_at = now
             print(json.dumps({"done": max(0, at - part.start)}), file=self.answers, flush=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from unisono.observe.files import write_whole
 from unisono.spec.doubtful import read_regular
 from unisono.spec.runs import CHECKPOINTS
 from unisono.train.state.checkpoint.boxes import tiling_fault
@@ -15,6 +16,7 @@ from unisono.train.state.checkpoint.tensorfile import DTYPES, Damage, FileEntry,
 
 FOLDER = CHECKPOINTS
 LATEST = "latest"
+BEST = "best"
 _NAME = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]+)?")
 
 
@@ -48,10 +50,31 @@ def latest(run_dir: Path) -> Path | None:
     return None if step is None else list_steps(run_dir).get(step)
 
 
+def best(run_dir: Path) -> Path | None:
+    """The checkpoint that `checkpoints/best` names: of the best validation (`[early_stopping]`). None without one."""
+    step = best_step(run_dir)
+    return None if step is None else list_steps(run_dir).get(step)
+
+
+def best_step(run_dir: Path) -> int | None:
+    """The step that `checkpoints/best` names; None where nothing does."""
+    return _named(run_dir / FOLDER / BEST)
+
+
+def point_best(run_dir: Path, step: int) -> None:
+    """Let `checkpoints/best` name this step, whose checkpoint is whole. Raises OSError."""
+    write_whole(run_dir / FOLDER / BEST, f"{FOLDER}/{step_name(step)}\n")
+
+
 def pointed(run_dir: Path) -> int | None:
     """The step that was saved last, whether it is there or not; None before the first save."""
+    return _named(run_dir / LATEST)
+
+
+def _named(pointer: Path) -> int | None:
+    """The step of the checkpoint that a file of one line names."""
     try:
-        name = read_regular(run_dir / LATEST, 4096) or b""
+        name = read_regular(pointer, 4096) or b""
     except OSError:
         return None
     return step_of(Path(name.decode(errors="replace").strip()))

@@ -27,7 +27,7 @@ from unisono.observe.files import sync_folder, write_whole
 from unisono.spec.doubtful import read_regular
 from unisono.train.state.checkpoint.boxes import Box
 from unisono.train.state.checkpoint.faults import bad_cut, not_written
-from unisono.train.state.checkpoint.find import FOLDER, LATEST, list_steps, step_name
+from unisono.train.state.checkpoint.find import FOLDER, LATEST, best_step, list_steps, step_name
 from unisono.train.state.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -293,12 +293,14 @@ def _size(count: int) -> str:
 
 def prune(run_dir: Path, step: int, keep: int | None, keep_every: int = 0) -> None:
     """Remove all but `keep` checkpoints: the one just saved, older ones, then those of an abandoned future. Those of
-    each `keep_every`-th step stay for ever, and count for nothing."""
+    each `keep_every`-th step, and the best one, stay for ever, and count for nothing."""
     if keep is None:
         return
     steps: dict[int, Path] = {}
     with contextlib.suppress(OSError):  # the save is good: what cannot be listed now goes another time
         steps = list_steps(run_dir)
+        if (best := best_step(run_dir)) is not None:
+            steps.pop(best, None)
     for old in doomed(steps, step, keep, keep_every):
         away = steps[old].with_name(f"{step_name(old)}.tmp-removed")
         # Renamed first: a removal that dies half way must not leave what looks like a damaged checkpoint.

@@ -1,0 +1,255 @@
+"""How fast shards of pictures become batches, and who loses samples when ranks are killed and their number changes.
+
+    python benchmarks/streaming.py --peers PYTHON --rounds 5 --pictures 4000
+
+PYTHON is an interpreter with webdataset, torchdata, mosaicml-streaming, litdata and grain; those that it lacks are
+left out. All read the same JPEG files of 96 x 96 from 50 shards of their own format on this disk, decode them by the
+same function, with the same number of workers (processes; ours are threads). A round is an epoch of each loader in
+turn, its first batch not counted; medians of rounds count, and ratios of medians.
+
+The second table is of kills: three epochs on 4, 2, 3 and 4 ranks. After so many batches the ranks end, and other ranks
+go on from what each saved (a rank that is new takes the state of rank 0). It says how many samples of three epochs
+never came, and how many came more than once in an epoch's worth of samples.
+
+The third line is of a store that takes 20 ms a request: the share of a step of so many ms that waits for a batch.
+"""
+
+import argparse
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+RANK = Path(__file__).with_name("streaming_rank.py")
+SHARDS, BATCH = 50, 16
+PEERS = ("webdataset", "torchdata", "mosaicml-streaming", "litdata", "grain")
+WRITE = """
+import json, sys
+from pathlib import Path
+folder, kind = sys.argv[1:]
+bodies = [path.read_bytes() for path in sorted(Path(folder, "jpg").iterdir())]
+if kind == "mds":
+    from streaming import MDSWriter
+    size = sum(map(len, bodies)) // 50
+    with MDSWriter(out=folder + "/mds", columns={"jpg": "bytes", "number": "int"}, size_limit=size) as out:
+        for i, body in enumerate(bodies):
+            out.write({"jpg": body, "number": i})
+else:
+    import litdata
+    def pair(i):
+        return {"jpg": Path(folder, "jpg", f"{i:06d}.jpg").read_bytes(), "number": i}
+    if __name__ == "__main__":
+        litdata.optimize(pair, list(range(len(bodies))), folder + "/lit", chunk_size=len(bodies) // 50, num_workers=1)
+"""
+
+
+def pictures(folder: Path, count: int) -> None:
+    """JPEG files, and the same in tars, with a table of where they lie."""
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    (folder / "jpg").mkdir()
+    (folder / "tar").mkdir()
+    spans = []
+    for shard, numbers in enumerate(np.array_split(np.arange(count), SHARDS)):
+        path = folder / "tar" / f"{shard:03d}.tar"
+        with tarfile.open(path, "w") as tar:
+            for number in numbers.tolist():
+                rough = Image.fromarray(draw.integers(0, 256, (12, 12, 3), dtype=np.uint8))
+                body = io.BytesIO()
+                rough.resize((96, 96), Image.Resampling.BICUBIC).save(body, "JPEG", quality=85)
+                (folder / "jpg" / f"{number:06d}.jpg").write_bytes(body.getvalue())
+                for field, value in (("jpg", body.getvalue()), ("cls", str(number).encode())):
+                    info = tarfile.TarInfo(f"{number:06d}.{field}")
+                    info.size = len(value)
+                    tar.addfile(info, io.BytesIO(value))
+        with tarfile.open(path) as tar:
+            spans += [(shard, m.offset_data, m.size) for m in tar.getmembers() if m.name.endswith("jpg")]
+    np.save(folder / "spans.npy", np.array(spans))
+
+
+def start(python: str, how: dict[str, Any]) -> "subprocess.Popen[str]":
+    """A rank under way."""
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [python, "-P", str(RANK), json.dumps(how)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    )
+
+
+def answer(rank: "subprocess.Popen[str]", seconds: float) -> dict[str, Any]:
+    """What it said last. Raises RuntimeError with its last line of error, or where it hangs."""
+    try:
+        out, err = rank.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        rank.kill()
+        rank.communicate()
+        raise RuntimeError("hangs") from None
+    if rank.returncode:
+        raise RuntimeError((err.strip().splitlines() or ["died"])[-1][:160])
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def speeds(folder: Path, pythons: dict[str, str], rounds: int, workers: int) -> dict[str, dict[str, Any]]:
+    """Samples a second of each, and the cost of a snapshot."""
+    rates: dict[str, list[float]] = {name: [] for name in pythons}
+    costs: dict[str, list[float]] = {name: [] for name in pythons}
+    for turn in range(rounds):
+        for name in [*pythons][:: 1 if turn % 2 else -1]:
+            how = {
+                "loader": name, "folder": str(folder), "rank": 0, "world": 1, "batch": 64, "epochs": 1,
+                "port": free_port(), "workers": workers, "shards": SHARDS, "seen": str(folder / "seen"),
+                "snapshots": turn == rounds - 1,
+            }  # fmt: skip
+            try:
+                said = answer(start(pythons[name], how), 300)
+            except RuntimeError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
+            rates[name].append(said["rate"])
+            costs[name] += [said["snapshot_ms"]] if said["snapshot_ms"] is not None else []
+    return {
+        name: {"samples_per_s": median(each), "rounds": each, "snapshot_ms": costs[name]}
+        for name, each in rates.items()
+        if each
+    }
+
+
+def kills(folder: Path, name: str, python: str, count: int) -> dict[str, Any]:
+    """Samples lost and doubled in three epochs on 4, 2, 3 and 4 ranks."""
+    seen, states = folder / f"seen-{name}", list[Path]()
+    seen.unlink(missing_ok=True)
+    for turn, (world, share) in enumerate(((4, 0.25), (2, 0.25), (3, 0.25), (4, 1.0))):
+        steps = int(3 * count * share / (world * BATCH)) if share < 1 else -1
+        port, ranks, saved = free_port(), [], list[Path]()
+        for rank in range(world):
+            saved.append(folder / f"{name}-{turn}-{rank}")
+            state = str(states[rank] if rank < len(states) else states[0]) if states else ""
+            how = {
+                "loader": name, "folder": str(folder), "rank": rank, "world": world, "batch": BATCH, "epochs": 3,
+                "port": port, "workers": 1, "shards": SHARDS, "seen": f"{seen}-{turn}-{rank}", "steps": steps,
+                "state": state,
+                "save": str(saved[-1]),
+            }  # fmt: skip
+            ranks.append(start(python, how))
+        failures = []
+        for rank in ranks:
+            try:
+                answer(rank, 300)
+            except RuntimeError as error:
+                failures.append(str(error))
+        if failures:
+            return {"refused": f"with {world} ranks: {failures[0]}"}
+        states = saved
+    lines = [
+        json.loads(line) for path in folder.glob(f"seen-{name}-*") for line in path.read_text().splitlines()
+    ]
+    times = Counter(number for _, numbers in lines for number in numbers)
+    return {
+        "lost": sum(max(0, 3 - times[number]) for number in range(count)),
+        "doubled": sum(max(0, times[number] - 3) for number in range(count)),
+    }
+
+
+def waiting(folder: Path, step_ms: float) -> dict[str, float]:
+    """The share of a step that waits for its batch, where each request takes 20 ms; the first step is not counted."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    from unisono.library.streaming import StreamingLoader
+
+    system, read = MemoryFileSystem(), MemoryFileSystem.cat_file
+    for path in (folder / "tar").iterdir():
+        system.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+
+    def cat_file(self: Any, path: str, **more: Any) -> bytes:
+        time.sleep(0.02)
+        return read(self, path, **more)
+
+    MemoryFileSystem.cat_file = cat_file  # type: ignore[method-assign]
+    loader = StreamingLoader(
+        f"tar:memory://bucket/{{000..{SHARDS - 1:03d}}}.tar,cache_gb=1e-6", BATCH, image=(3, 64, 64), epochs=2,
+        workers=1, cache=str(folder / "remote"),
+    )  # fmt: skip
+    walk = iter(loader)
+    next(walk)
+    waits = []
+    while True:
+        time.sleep(step_ms / 1e3)
+        before = time.perf_counter()
+        if next(walk, None) is None:
+            break
+        waits.append(time.perf_counter() - before)
+    whole = len(waits) * step_ms / 1e3 + sum(waits)
+    return {"share": sum(waits) / whole, "median_ms": 1e3 * median(waits), "longest_ms": 1e3 * max(waits)}
+
+
+def main() -> None:
+    """Print tables, and with --json an object."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", default="", help="an interpreter that has the other loaders")
+    parser.add_argument("--only", nargs="*", default=PEERS, help="which of them")
+    parser.add_argument("--pictures", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--step-ms", type=float, default=100.0, help="of the step that waits for a store")
+    parser.add_argument("--kills", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", default="", help="a file for all figures")
+    asked = parser.parse_args()
+    result: dict[str, Any] = {"pictures": asked.pictures, "workers": asked.workers}
+    with tempfile.TemporaryDirectory(prefix="unisono-bench-") as place:
+        folder = Path(place)
+        pictures(folder, asked.pictures)
+        pythons = {"ours": sys.executable}
+        for name in asked.only if asked.peers else ():
+            kind = {"mosaicml-streaming": "mds", "litdata": "lit"}.get(name)
+            if kind is not None:
+                (folder / "write.py").write_text(WRITE)
+                made = subprocess.run(
+                    [asked.peers, "-P", str(folder / "write.py"), place, kind], capture_output=True, text=True
+                )
+                if made.returncode:
+                    print(f"{name}: {made.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+                    continue
+            pythons[name] = asked.peers
+        result["speed"] = speeds(folder, pythons, asked.rounds, asked.workers)
+        ours_rate = result["speed"]["ours"]["samples_per_s"]
+        for name, said in result["speed"].items():
+            rate = said["samples_per_s"]
+            cost = f"{said['snapshot_ms'][0]:.3f} ms a snapshot" if said["snapshot_ms"] else ""
+            print(f"{name:20} {rate:8.0f} samples/s  ours/it {ours_rate / rate:5.2f}  {cost}")
+        result["waiting"] = waiting(folder, asked.step_ms)
+        print(
+            f"waiting for a store of 20 ms a request, steps of {asked.step_ms:g} ms: {result['waiting']['share']:.2%}"
+        )
+        for name, python in pythons.items() if asked.kills else ():
+            said = result.setdefault("kills", {})[name] = kills(folder, name, python, asked.pictures)
+            print(f"{name:20} {json.dumps(said)}", flush=True)
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

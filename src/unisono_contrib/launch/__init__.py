@@ -1,0 +1,1 @@
+"""Places of ranks under schedulers that few use. No torch."""

@@ -1,0 +1,1 @@
+"""Starters that few use, one a file."""

@@ -1,0 +1,1 @@
+"""Schedulers, one a file: the class that writes a job for it."""
