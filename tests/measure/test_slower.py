@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from unisono_contrib.measure.history import beside, described, since
-from unisono_contrib.measure.slower import ALARMS, DRIFT, MOST, Difference, of_days, of_pairs
+from unisono_contrib.measure.slower import ALARMS, DRIFT, MOST, SpeedDifference, of_days, of_pairs
 
 NOISE = 0.01
 """Standard deviation of the logarithm of a repeat, and of each row beside it: that of a pair of whole repeats is 0.012."""
@@ -27,7 +27,7 @@ def versions(seed: int, slower: float, rows: int = 4) -> tuple[Callable[[], dict
     return lambda: repeat(1.0), lambda: repeat(slower)
 
 
-def one(ratios: list[float]) -> Difference:
+def one(ratios: list[float]) -> SpeedDifference:
     return of_pairs({"row": ratios})["row"]
 
 

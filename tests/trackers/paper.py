@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from unisono_contrib.trackers import Connection, Point, TrackedRun, Tracker
+from unisono_contrib.trackers import Point, TrackedRun, Tracker, TrackerConnection
 
 
 class PaperTracker(Tracker):
@@ -20,11 +20,11 @@ class PaperTracker(Tracker):
     extra = "paper"
     url: str
 
-    def connect(self, run: TrackedRun) -> Connection:
+    def connect(self, run: TrackedRun) -> TrackerConnection:
         return _Paper(self.url, run.key)
 
 
-class _Paper(Connection):
+class _Paper(TrackerConnection):
     def __init__(self, url: str, key: str) -> None:
         self._url, self._key = url, key
         self._ask("open")

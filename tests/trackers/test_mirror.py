@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from unisono.observe.metrics import JsonLines, forget_after, read_steps
-from unisono_contrib.trackers import Connection, Point, TrackedRun, Tracker, mirror
-from unisono_contrib.trackers.mirror import Mirror
+from unisono_contrib.trackers import Point, TrackedRun, Tracker, TrackerConnection, mirror
+from unisono_contrib.trackers.mirror import TrackerMirror
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Paper:
             raise ConnectionError("the line is dead")
 
 
-class _Connection(Connection):
+class _Connection(TrackerConnection):
     def __init__(self, paper: Paper, key: str) -> None:
         self.paper, self.key = paper, key
         paper.may_fail()
@@ -66,7 +66,7 @@ class PaperTracker(Tracker):
     extra = ""
     paper: object
 
-    def connect(self, run: TrackedRun) -> Connection:
+    def connect(self, run: TrackedRun) -> TrackerConnection:
         assert isinstance(self.paper, Paper)
         return _Connection(self.paper, run.key)
 
@@ -100,7 +100,7 @@ def test_each_point_comes_once_whatever_fails_and_whoever_is_killed(
     paper = Paper(0.04, draw)
     folder = tmp_path / "demo" / "run"
     folder.mkdir(parents=True)
-    follower, step, shift = Mirror(PaperTracker(paper=paper), folder), 0, 0.0
+    follower, step, shift = TrackerMirror(PaperTracker(paper=paper), folder), 0, 0.0
     for _ in range(30):
         match draw.choice(("train", "train", "train", "resume", "other", "kill", "lost")):
             case "train":
@@ -113,10 +113,10 @@ def test_each_point_comes_once_whatever_fails_and_whoever_is_killed(
                 step, shift = draw.randint(max(0, step - 7), step), shift + 1.0
                 forget_after(folder / "metrics.jsonl", step)
             case "kill":
-                follower = Mirror(PaperTracker(paper=paper), folder)
+                follower = TrackerMirror(PaperTracker(paper=paper), folder)
             case "lost" if follower.cursor.generation == 1:
                 (folder / "trackers" / "paper.json").unlink(missing_ok=True)
-                follower = Mirror(PaperTracker(paper=paper), folder)
+                follower = TrackerMirror(PaperTracker(paper=paper), folder)
         try:
             follower.catch_up()
         except ConnectionError:
@@ -142,7 +142,7 @@ def _age(key: str) -> int:
 def test_a_resumed_run_that_makes_the_same_steps_again_sends_none_of_them_twice(tmp_path: Path) -> None:
     paper, folder = Paper(), tmp_path / "demo" / "run"
     written(folder, 1, 8)
-    follower = Mirror(PaperTracker(paper=paper), folder)
+    follower = TrackerMirror(PaperTracker(paper=paper), folder)
     follower.catch_up()
     forget_after(folder / "metrics.jsonl", 5)
     follower.catch_up()
@@ -157,10 +157,10 @@ def test_a_resumed_run_that_makes_the_same_steps_again_sends_none_of_them_twice(
 def test_a_run_that_goes_on_with_other_numbers_is_rewritten(tmp_path: Path) -> None:
     paper, folder = Paper(), tmp_path / "demo" / "run"
     written(folder, 1, 8)
-    Mirror(PaperTracker(paper=paper), folder).catch_up(final=True)
+    TrackerMirror(PaperTracker(paper=paper), folder).catch_up(final=True)
     forget_after(folder / "metrics.jsonl", 5)
     written(folder, 6, 9, shift=1.0)
-    Mirror(PaperTracker(paper=paper), folder).catch_up(final=True)
+    TrackerMirror(PaperTracker(paper=paper), folder).catch_up(final=True)
     assert [*paper.runs] == ["demo-run-2"]
     held = steps(folder, paper)
     assert held[5]["loss"] == 5.0 - 5 / 64 and held[6]["loss"] == 6.0 - 6 / 64 and len(held) == 9
@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_with_other_numbers_is_rewritten(tmp_path: Path) -> N
 def test_a_run_that_ends_before_the_step_it_was_resumed_from_is_rewritten(tmp_path: Path) -> None:
     paper, folder = Paper(), tmp_path / "demo" / "run"
     written(folder, 1, 8)
-    follower = Mirror(PaperTracker(paper=paper), folder)
+    follower = TrackerMirror(PaperTracker(paper=paper), folder)
     follower.catch_up()
     forget_after(folder / "metrics.jsonl", 5)
     follower.catch_up(final=True)

@@ -17,7 +17,7 @@ def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     monkeypatch.chdir(tmp_path)
     seconds = {"": 1.0}
 
-    def measured(source: Path, words: Sequence[str]) -> Mapping[str, Any]:
+    def measured(source: Path, words: Sequence[str], environ: Mapping[str, str]) -> Mapping[str, Any]:
         assert words == ["net", "--ranks", "2"]
         took = seconds.get(source.name, seconds[""])
         return {

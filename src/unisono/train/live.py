@@ -192,7 +192,7 @@ class Live:
         """Make a checkpoint known, from the moment that it is whole on disk, not before."""
         if folder is not None:
             self.saved = f"{folder.parent.name}/{folder.name}"
-            self.journal.saved(step_of(folder), self.saved)
+            self.journal.saved(step_of(folder) or 0, self.saved)
             if self.order.place.rank == 0:
                 if self.best and step_of(folder) == self.best:
                     with writing(self.order.run_dir):

@@ -18,7 +18,7 @@ from typing import Any
 from unisono import __file__ as here
 from unisono.observe.files import write_whole
 from unisono.spec.errors import UnisonoError, UsageError
-from unisono_contrib.measure.slower import FIRST, MOST, Difference, of_days, of_pairs
+from unisono_contrib.measure.slower import FIRST, MOST, SpeedDifference, of_days, of_pairs
 
 FOLDER = "bench-history"
 REPEATS = 5
@@ -56,12 +56,12 @@ def file_of(name: str) -> Path:
     return Path(name) if name.endswith(".json") else Path(FOLDER, f"{name}.json")
 
 
-def measured(source: Path, words: Sequence[str]) -> dict[str, Any]:
+def measured(source: Path, words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """The object of `unisono bench WORDS --json` by the program in `source`. Raises BenchFailed B01."""
-    paths = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(source), *filter(None, [environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "unisono", "bench", *words, "--json", "--quiet"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False,
+        env={**environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     with suppress(ValueError):
         if done.returncode == 0:
@@ -112,11 +112,11 @@ def saved(path: Path, words: Sequence[str]) -> dict[str, Any]:
 
 def beside(
     old: Callable[[], Times], new: Callable[[], Times], say: Callable[[str], None] = lambda text: None
-) -> dict[str, Difference]:
+) -> dict[str, SpeedDifference]:
     """Both versions in turns, until something is surely slower or faster, at most `MOST` pairs; the difference of each
     row, and of all."""
     pairs: list[tuple[Times, Times]] = []
-    differences = dict[str, Difference]()
+    differences = dict[str, SpeedDifference]()
     while len(pairs) < MOST:
         if len(pairs) % 2:
             now, before = new(), old()
@@ -126,7 +126,7 @@ def beside(
         ratios = list(ratios_of(pairs))
         differences = of_pairs({name: [both[name] for both in ratios] for name in ratios[0]})
         say(f"pair {len(pairs)} of {MOST} at most: {ratios[-1][_ALL]:.4f} times as long")
-        if any(one.slower or one.faster for one in differences.values()):
+        if any(difference.slower or difference.faster for difference in differences.values()):
             break
     return differences
 
@@ -141,7 +141,7 @@ def ratios_of(pairs: Sequence[tuple[Times, Times]]) -> Iterator[dict[str, float]
         yield {_ALL: math.exp(sum(map(math.log, ratios.values())) / len(ratios)), **ratios}
 
 
-def since(old: Sequence[Times], new: Sequence[Times]) -> dict[str, Difference]:
+def since(old: Sequence[Times], new: Sequence[Times]) -> dict[str, SpeedDifference]:
     """New repeats and those of another day."""
     names = [name for name in old[0] if all(name in times for times in (*old, *new))]
     if not names:
@@ -151,19 +151,22 @@ def since(old: Sequence[Times], new: Sequence[Times]) -> dict[str, Difference]:
     return {_ALL: whole, **{name: of_days([t[name] for t in new], [t[name] for t in old]) for name in names}}
 
 
-def described(differences: Mapping[str, Difference]) -> dict[str, Any]:
+def described(differences: Mapping[str, SpeedDifference]) -> dict[str, Any]:
     """For --json: `pass` is false where anything is slower."""
     return {
-        "pass": not any(one.slower for one in differences.values()),
+        "pass": not any(difference.slower for difference in differences.values()),
         "pairs": differences[_ALL].pairs,
         "enough": differences[_ALL].pairs >= FIRST,
-        "differences": {name: asdict(one) for name, one in differences.items()},
+        "differences": {name: asdict(difference) for name, difference in differences.items()},
     }
 
 
-def lines(differences: Mapping[str, Difference]) -> Iterator[str]:
+def lines(differences: Mapping[str, SpeedDifference]) -> Iterator[str]:
     """For people."""
     wide = max(map(len, differences))
-    for name, one in differences.items():
-        word = "slower" if one.slower else "faster" if one.faster else "no difference that is sure"
-        yield f"{name:{wide}}  {one.ratio:.3f} times as long ({one.low:.3f} to {one.high:.3f})  {word}"
+    for name, difference in differences.items():
+        word = (
+            "slower" if difference.slower else "faster" if difference.faster else "no difference that is sure"
+        )
+        within = f"{difference.low:.3f} to {difference.high:.3f}"
+        yield f"{name:{wide}}  {difference.ratio:.3f} times as long ({within})  {word}"

@@ -12,9 +12,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 ALARMS = 0.03
 """Probability of calling a version slower that is not, over all rows and all looks."""
@@ -32,7 +30,7 @@ DRIFT = 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SpeedDifference:
     """ratio: how many times as long the new version takes as the old one, the median over pairs. low, high: where that
     median lies with a confidence of 90 % at least. slower, faster: whether that is sure. pairs: how many there are."""
 
@@ -44,14 +42,14 @@ class Difference:
     pairs: int
 
 
-def of_pairs(ratios: Mapping[str, Sequence[float]]) -> dict[str, Difference]:
+def of_pairs(ratios: Mapping[str, Sequence[float]]) -> dict[str, SpeedDifference]:
     """What pairs of times say of each row, each new / old, in the order in which they were measured. All rows together
     raise a false alarm no more often than one would."""
     slower, faster = (_alarmed(ratios, sign) for sign in (1, -1))
     differences = {}
     for name, values in ratios.items():
         median, (low, high) = statistics.median(values), median_within(values)
-        differences[name] = Difference(
+        differences[name] = SpeedDifference(
             median, low, high,
             slower=name in slower and median >= 1 + WORTH,
             faster=name in faster and median <= 1 / (1 + WORTH),
@@ -60,13 +58,13 @@ def of_pairs(ratios: Mapping[str, Sequence[float]]) -> dict[str, Difference]:
     return differences
 
 
-def of_days(new: Sequence[float], old: Sequence[float]) -> Difference:
+def of_days(new: Sequence[float], old: Sequence[float]) -> SpeedDifference:
     """What times of two days say, in seconds: the ratio of the medians. The machine's drift cannot be taken out, so the
     interval is wider by it, and what lies within it is no difference."""
     ratio = statistics.median(new) / statistics.median(old)
     (new_low, new_high), (old_low, old_high) = median_within(new), median_within(old)
     low, high = new_low / old_high / (1 + DRIFT), new_high / old_low * (1 + DRIFT)
-    return Difference(ratio, low, high, slower=low > 1, faster=high < 1, pairs=min(len(new), len(old)))
+    return SpeedDifference(ratio, low, high, slower=low > 1, faster=high < 1, pairs=min(len(new), len(old)))
 
 
 def median_within(values: Sequence[float]) -> tuple[float, float]:
@@ -82,6 +80,8 @@ def median_within(values: Sequence[float]) -> tuple[float, float]:
 
 def _alarmed(ratios: Mapping[str, Sequence[float]], sign: int) -> set[str]:
     """Rows whose logarithms, times `sign`, are too far above 0 at the last look or at one before."""
+    import numpy as np  # not for --help
+
     logs = sign * np.log(np.array([*ratios.values()], dtype=float))
     count = min(logs.shape[1], MOST)
     patterns = 1 - 2 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
@@ -102,8 +102,10 @@ def _alarmed(ratios: Mapping[str, Sequence[float]], sign: int) -> set[str]:
     return rows
 
 
-def _least(values: NDArray[np.float64], most: int) -> float:
+def _least(values: Any, most: int) -> float:
     """The least of these values that at most `most` of them reach."""
+    import numpy as np
+
     different, counts = np.unique(values, return_counts=True)
     reach = counts[::-1].cumsum()[::-1]
     fitting = different[reach <= most]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.sink import SINKS, Observer, RunFacts, Sink
 
 STABLE = ("loss", "lr", "grad_norm", "tokens")
@@ -59,7 +60,7 @@ class TrackedRun:
     saved: str
 
 
-class Connection(ABC):
+class TrackerConnection(ABC):
     """A tracker that is open for one run. Any exception means that it cannot be reached now: the follower closes it,
     waits, and connects anew. So a method may have done a part of its work when it raises."""
 
@@ -96,7 +97,7 @@ class Tracker(Sink, ABC):
     extra: ClassVar[str]
 
     @abstractmethod
-    def connect(self, run: TrackedRun) -> Connection:
+    def connect(self, run: TrackedRun) -> TrackerConnection:
         """Find the run in the tracker by its key, or add it. Raises any exception if it cannot be reached."""
 
     def require(self) -> None:
@@ -124,7 +125,5 @@ class Tracker(Sink, ABC):
         return f"{name}:{options}" if options else name
 
     def open(self, run: RunFacts) -> Observer:
-        from unisono_contrib.trackers.follower import following
-
         self.require()
-        return following(self, run)
+        return contributed("unisono.trackers.follower").following(self, run)

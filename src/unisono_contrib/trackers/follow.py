@@ -22,7 +22,7 @@ from typing import Any
 from unisono.observe.files import lock_now
 from unisono.spec.doubtful import plain
 from unisono_contrib.trackers import Tracker
-from unisono_contrib.trackers.mirror import FOLDER, Mirror
+from unisono_contrib.trackers.mirror import FOLDER, TrackerMirror
 
 POLL = 1.0  # seconds between two looks at the run folder
 LONGEST_WAIT = 30.0  # seconds between two tries to reach a tracker
@@ -35,7 +35,7 @@ class Follower:
     """Brings one tracker up to date again and again, in a thread of its own, so that a call that hangs is noticed."""
 
     def __init__(self, tracker: Tracker, folder: Path) -> None:
-        self.mirror = Mirror(tracker, folder)
+        self.mirror = TrackerMirror(tracker, folder)
         self.over = threading.Event()  # the run is over: one more pass, and the end
         self.whole = threading.Event()
         self.error = ""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from unisono.observe.files import write_whole
-from unisono_contrib.trackers import Connection, Point, TrackedRun, Tracker
+from unisono_contrib.trackers import Point, TrackedRun, Tracker, TrackerConnection
 from unisono_contrib.trackers.run_folder import StepReader, tracked
 
 FOLDER = "trackers"
@@ -29,14 +29,14 @@ class Cursor:
     digest: str = ""
 
 
-class Mirror:
+class TrackerMirror:
     """One tracker and one run folder. Its methods raise what the tracker raises; then `drop` it and try again."""
 
     def __init__(self, tracker: Tracker, folder: Path) -> None:
         self.tracker, self.path = tracker, folder / FOLDER / f"{tracker.name}.json"
         self.cursor = _read(self.path)
         self.steps = StepReader(folder, self.cursor.safe)
-        self._connection: Connection | None = None
+        self._connection: TrackerConnection | None = None
         self._held: Mapping[int, Mapping[str, float]] = {}
         self._sent: list[Point] = []  # since the connection was made
         self._shown: TrackedRun | None = None
@@ -76,7 +76,7 @@ class Mirror:
         if final:
             self._end(connection)
 
-    def _connect(self, run: TrackedRun) -> Connection:
+    def _connect(self, run: TrackedRun) -> TrackerConnection:
         connection = self.tracker.connect(run)
         self._connection, self._held = connection, connection.held(self.cursor.safe)
         return connection
@@ -103,7 +103,7 @@ class Mirror:
             if name in known.get(step, {})
         )
 
-    def _rewrite(self, connection: Connection) -> None:
+    def _rewrite(self, connection: TrackerConnection) -> None:
         connection.forget()
         self._write(Cursor(self.cursor.generation + 1))
         self.drop()
@@ -114,7 +114,7 @@ class Mirror:
             self._sent = [point for point in self._sent if point.step >= safe]
             self._held = {step: values for step, values in self._held.items() if step > safe}
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: TrackerConnection) -> None:
         connection.close()
         self._note(self.steps.last)
         self.drop()

@@ -116,7 +116,7 @@ def _remembered(call: CommandCall, bench: str) -> Result:
     results = []
     if other is None or args.save is not None:
         for repeat in range(history.REPEATS):
-            results.append(history.measured(source, words))
+            results.append(history.measured(source, words, call.environ))
             note(f"repeat {repeat + 1} of {history.REPEATS}")
     facts: dict[str, object] = {"bench": bench}
     if args.save is not None:
@@ -131,7 +131,9 @@ def _remembered(call: CommandCall, bench: str) -> Result:
     if args.against is None:
         return facts
     if kept is not None:
-        machines = [{**one, "load": 0, "date": ""} for one in (kept["machine"], results[0]["machine"])]
+        machines = [
+            {**machine, "load": 0, "date": ""} for machine in (kept["machine"], results[0]["machine"])
+        ]
         if machines[0] != machines[1]:
             raise UsageError(f"{args.against} was measured on another machine: {kept['machine']['host']}",
                              where="--against", fix="--against a checkout of the other version",
@@ -140,7 +142,7 @@ def _remembered(call: CommandCall, bench: str) -> Result:
              " intervals are wider by 10 %; --against CHECKOUT measures both in turns")  # fmt: skip
         differences = history.since(kept["repeats"], [history.times_of(result) for result in results])
     else:
-        times = lambda folder: history.times_of(history.measured(folder, words))
+        times = lambda folder: history.times_of(history.measured(folder, words, call.environ))
         differences = history.beside(lambda: times(other), lambda: times(source), note)
     for line in history.lines(differences):
         call.settings.say(line)

@@ -1,37 +1,37 @@
 """A run in MLflow, by its client. The run is found by a tag, so that a resumed one goes on in the same."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlflow import MlflowClient  # pyright: ignore
 from mlflow.entities import Metric, Param, Run, RunTag  # pyright: ignore
+from mlflow.environment_variables import MLFLOW_TRACKING_URI  # pyright: ignore
 
-from unisono_contrib.trackers import Connection, Point, TrackedRun
+from unisono_contrib.trackers import Point, TrackedRun, TrackerConnection
 
 MOST_METRICS, MOST_PARAMS, LONGEST = 1000, 100, 500  # in one request; letters of a value (MLflow, REST API)
 _KEY = "unisono.key"
 _STATES = {"running": "RUNNING", "done": "FINISHED", "stopped": "KILLED"}  # else FAILED
 
 
-class MLflowRun(Connection):
+class MLflowRun(TrackerConnection):
     """One run of an experiment."""
 
     def __init__(self, run: TrackedRun, uri: str, experiment: str) -> None:
-        uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "") or str(run.folder.parents[1] / "mlruns")
+        uri = uri or (MLFLOW_TRACKING_URI.get() or "") or str(run.folder.parents[1] / "mlruns")
         uri = uri if ":" in uri else Path(uri).absolute().as_uri()
         self._client = MlflowClient(tracking_uri=uri)
-        self._run = self._found(experiment, run) or self._made(experiment, run)
+        self._run = self._look_up(experiment, run) or self._create(experiment, run)
         self.id: str = self._run.info.run_id
 
-    def _found(self, experiment: str, run: TrackedRun) -> Run | None:
+    def _look_up(self, experiment: str, run: TrackedRun) -> Run | None:
         known = self._client.get_experiment_by_name(experiment)
         if known is None:
             return None
         runs = self._client.search_runs([known.experiment_id], f"tags.`{_KEY}` = '{run.key}'")
         return runs[0] if runs else None
 
-    def _made(self, experiment: str, run: TrackedRun) -> Run:
+    def _create(self, experiment: str, run: TrackedRun) -> Run:
         known = self._client.get_experiment_by_name(experiment)
         place = known.experiment_id if known is not None else self._client.create_experiment(experiment)
         tags = {_KEY: run.key, **{f"unisono.{key}": value for key, value in run.tags.items()}}

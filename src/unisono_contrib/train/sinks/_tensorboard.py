@@ -1,5 +1,5 @@
 """Event files, written and read with TensorBoard's messages. Each connection has a file of its own: TensorBoard reads
-those of a folder one after the other, and what a file ends with half an event harms nothing but itself."""
+those of a folder value after the other, and what a file ends with half an event harms nothing but itself."""
 
 import shutil
 import struct
@@ -11,12 +11,12 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore
 
 from unisono.observe.files import Appender
-from unisono_contrib.trackers import Connection, Point, TrackedRun
+from unisono_contrib.trackers import Point, TrackedRun, TrackerConnection
 
 _MASK = 0xA282EAD8  # of the checksums in a file of records (TensorFlow, tfrecord format)
 
 
-class EventFiles(Connection):
+class EventFiles(TrackerConnection):
     """The folder `tensorboard` of a run, or `DIR/KEY`."""
 
     def __init__(self, run: TrackedRun, folder: str) -> None:
@@ -29,7 +29,9 @@ class EventFiles(Connection):
         for path in sorted(self.folder.glob("events.out.tfevents.*")):
             for event in events_in(path):
                 values = {
-                    one.tag: one.simple_value for one in event.summary.value if one.HasField("simple_value")
+                    value.tag: value.simple_value
+                    for value in event.summary.value
+                    if value.HasField("simple_value")
                 }
                 if event.step > after and values:
                     held.setdefault(event.step, {}).update(values)

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore
 
-from unisono_contrib.trackers import Connection, Point, TrackedRun
+from unisono_contrib.trackers import Point, TrackedRun, TrackerConnection
 
 
-class TrackioRun(Connection):
+class TrackioRun(TrackerConnection):
     """One run of a project."""
 
     def __init__(self, run: TrackedRun, project: str) -> None:

@@ -16,14 +16,14 @@ from typing import Literal
 import wandb  # pyright: ignore
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore
 
-from unisono_contrib.trackers import Connection, Point, TrackedRun
+from unisono_contrib.trackers import Point, TrackedRun, TrackerConnection
 
 _BLOCK, _HEAD = 32768, 7
 _FLUSH = 8.0  # seconds in which its service has written what was logged
 _WHOLE, _LAST = 1, 4  # kinds of fragments: a whole record, the last one of a record; 2 and 3: its others
 
 
-class WandbRun(Connection):
+class WandbRun(TrackerConnection):
     """One run of a project. Each connection that sends has a folder of its own, `trackers/wandb/1` and so on, all with
     the run's id, which W&B puts together."""
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from unisono_contrib.trackers import Connection, TrackedRun, Tracker
+from unisono_contrib.trackers import TrackedRun, Tracker, TrackerConnection
 
 
 class MLflowTracker(Tracker):
@@ -21,7 +21,7 @@ class MLflowTracker(Tracker):
     )
     experiment: str = Field(default="", description="its name; absent: that of the recipe")
 
-    def connect(self, run: TrackedRun) -> Connection:
+    def connect(self, run: TrackedRun) -> TrackerConnection:
         from unisono_contrib.train.sinks._mlflow import MLflowRun
 
         return MLflowRun(run, self.uri, self.experiment or run.name)

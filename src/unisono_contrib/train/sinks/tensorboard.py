@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from unisono_contrib.trackers import Connection, TrackedRun, Tracker
+from unisono_contrib.trackers import TrackedRun, Tracker, TrackerConnection
 
 
 class TensorBoardTracker(Tracker):
@@ -18,7 +18,7 @@ class TensorBoardTracker(Tracker):
         default="", description="folder for the runs' event files; absent: the run folder itself"
     )
 
-    def connect(self, run: TrackedRun) -> Connection:
+    def connect(self, run: TrackedRun) -> TrackerConnection:
         from unisono_contrib.train.sinks._tensorboard import EventFiles
 
         return EventFiles(run, self.dir)

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from unisono_contrib.trackers import Connection, TrackedRun, Tracker
+from unisono_contrib.trackers import TrackedRun, Tracker, TrackerConnection
 
 
 class TrackioTracker(Tracker):
@@ -15,7 +15,7 @@ class TrackioTracker(Tracker):
 
     project: str = Field(default="", description="its name; absent: that of the recipe")
 
-    def connect(self, run: TrackedRun) -> Connection:
+    def connect(self, run: TrackedRun) -> TrackerConnection:
         from unisono_contrib.train.sinks._trackio import TrackioRun
 
         return TrackioRun(run, self.project or run.name)

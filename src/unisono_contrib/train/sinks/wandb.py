@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from unisono_contrib.trackers import Connection, TrackedRun, Tracker
+from unisono_contrib.trackers import TrackedRun, Tracker, TrackerConnection
 
 
 class WandbTracker(Tracker):
@@ -20,7 +20,7 @@ class WandbTracker(Tracker):
         default="offline", description="online: sent to W&B at once; `wandb login` before"
     )
 
-    def connect(self, run: TrackedRun) -> Connection:
+    def connect(self, run: TrackedRun) -> TrackerConnection:
         from unisono_contrib.train.sinks._wandb import WandbRun
 
         return WandbRun(run, self.project or run.name, self.mode)

@@ -13,7 +13,7 @@ from unisono.observe.span import PARTS, Recorder
 from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
 from unisono.train.sinks.metrics import MetricsSink
 from unisono_contrib.trackers import Tracker
-from unisono_contrib.trackers.mirror import Mirror
+from unisono_contrib.trackers.mirror import TrackerMirror
 from unisono_contrib.trackers.run_folder import tracked
 
 
@@ -86,7 +86,7 @@ def _faults_of_tracker(tracker: Tracker, folder: Path) -> Iterator[str]:
     for step, last, shift in ((0, 8, 0), (5, 12, 0), (9, 12, 1000)):
         steps = [replace(record, loss=record.loss + shift) for record in records(step + 1, last)]
         play(metrics, facts(run_dir, step=step), steps)
-        mirror = Mirror(tracker, run_dir)
+        mirror = TrackerMirror(tracker, run_dir)
         mirror.catch_up(final=True)
         mirror.catch_up(final=True)
         generation = mirror.cursor.generation
