@@ -23,6 +23,11 @@ ALLOWED = {
     "launch/transport.py": "variables of the environment that a backend reads; no torch there",
     "verbs/train/room.py": "whether GPUs have the memory that is asked for; no torch there",
     "sweep/room.py": "which GPUs a trial of a sweep may use; no torch there",
+    "config/sections/job.py": "names of backends, and modules of a site, in descriptions",
+    "config/sections/k8s.py": "the name by which Kubernetes counts devices",
+    "config/sections/network.py": "variables of the environment that backends read; no torch there",
+    "launch/on_ray.py": "a variable of the environment that Ray sets",
+    "submit/job.py": "names of backends, which are part of the contract",
     "observe/environment.py": "variables that are noted beside a run; no torch there",
 }
 CATALOGUES = "planner/"  # devices and links that one can buy, and stacks that run on them

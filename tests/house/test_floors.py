@@ -15,8 +15,9 @@ MAY_READ_ENVIRONMENT = (
     "launch/",
     "train/data/tokenised/worker.py",
     "lab/shell.py",
+    "train/data/stream/indexing.py",
     "trackers/follow.py",
-)  # the worker and the follower set their own; comm/hosts reads which link Gloo was given
+)  # workers and the follower set their own; comm/hosts reads which link Gloo was given
 
 
 def test_floors_hold() -> None:

@@ -213,16 +213,8 @@ def answer_at(space: Space, mesh: MeshSizes, place: int) -> PlanResult:
 def request_at(space: Space, plan: Plan, micro_batch: int) -> PlanRequest:
     """What is asked of one plan of a space."""
     sizes = micro_batch, plan.micros or 1, space.steps
-    return PlanRequest(
-        space.model,
-        plan,
-        space.cluster,
-        space.stack,
-        *sizes,
-        assumed=space.assumed,
-        unplayed=space.unplayed,
-        by_sample=space.by_sample,
-    )
+    how = {"assumed": space.assumed, "unplayed": space.unplayed, "by_sample": space.by_sample}
+    return PlanRequest(space.model, plan, space.cluster, space.stack, *sizes, **how)
 
 
 def exists(mesh: MeshSizes, space: Space) -> Array:

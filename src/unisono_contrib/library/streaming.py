@@ -9,7 +9,6 @@
 on any number of ranks.
 """
 
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.config import DataConfig, ModelConfig
+from unisono.launch.env import place_here
 from unisono.library.current_batch import part
 from unisono.spec.errors import UsageError
 from unisono.train.data.dataset import Foreseen, Ordered
@@ -45,8 +45,9 @@ class StreamingLoader:
     source: as `data.source` of a recipe says it; any source will do. global_batch: samples of a step over all ranks;
     parts of ranks differ by one sample at most. image: [C, H, W] of pictures. context: tokens of a window of text.
     seed: of the order. epochs: passes over the data, after which the last batch may be smaller; no end where None.
-    rank, world: this process among those that share a batch; torch.distributed's, or those of the environment, where
-    None. ahead: batches that are read before they are asked for. data: other keys of a recipe's [data].
+    rank, world: this process among those that share a batch; torch.distributed's, or as torchrun, Slurm or MPI
+    started it, where None. ahead: batches that are read before they are asked for. data: other keys of a recipe's
+    [data].
     Raises UsageError, as `load` does.
     """
 
@@ -157,10 +158,11 @@ class StreamingLoader:
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:
     """(rank, ranks). Raises ValueError where the one is not among the other."""
     joined = dist.is_available() and dist.is_initialized()
-    if world is None:
-        world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
-    if rank is None:
-        rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
+    started = None if joined else place_here()
+    here = (started.rank, started.world) if started else (0, 1)
+    if joined:
+        here = dist.get_rank(), dist.get_world_size()
+    rank, world = here[0] if rank is None else rank, here[1] if world is None else world
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} of {world}")
     return rank, world
