@@ -36,6 +36,7 @@ from torch import Tensor
 
 from unisono.config import load as load_recipe
 from unisono.config import resolve
+from unisono.spec.errors import UserCodeError
 from unisono.train.data.load import load
 from unisono_contrib.federated.clients import Answer, ClientHost, SimulatedClients
 from unisono_contrib.federated.combine import Combiner
@@ -116,11 +117,15 @@ def _with_attackers(parts: RunParts) -> SimulatedClients:
 
 
 def played(make: Callable[[], Federation]) -> tuple[float, float]:
-    """(accuracy, rounds a second)."""
+    """(accuracy, rounds a second). A run whose model grows without bound, as attackers can make it, has an accuracy of 0."""
     run, accuracies, seconds = make(), list[float](), 0.0
     while run.number < run.resolved.recipe.federated.rounds:
         begun = time.perf_counter()
-        line = run.play_round()
+        try:
+            line = run.play_round()
+        except UserCodeError as error:
+            print(f"round {run.number}: {error.what}", file=sys.stderr)
+            return 0.0, 0.0
         if "val_accuracy" in line:
             accuracies.append(line["val_accuracy"])
         else:
