@@ -117,7 +117,7 @@ def _with_attackers(parts: RunParts) -> SimulatedClients:
 
 
 def played(make: Callable[[], Federation]) -> tuple[float, float]:
-    """(accuracy, rounds a second). A run whose model grows without bound, as attackers can make it, has an accuracy of 0."""
+    """(accuracy, rounds a second). Where attackers make a model grow without bound, its accuracy is 0."""
     run, accuracies, seconds = make(), list[float](), 0.0
     while run.number < run.resolved.recipe.federated.rounds:
         begun = time.perf_counter()
