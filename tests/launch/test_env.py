@@ -138,7 +138,7 @@ def test_starters_are_a_family() -> None:
     assert (
         [starter.name for starter in starters]
         == list(STARTERS.names())
-        == ["environment", "mpi", "slurm", "tf_config", "torchrun"]
+        == ["dstack", "environment", "mpi", "skypilot", "slurm", "tf_config", "torchrun"]
     )
     assert len({starter.turn for starter in starters}) == len(starters)
     assert all(starter.detect({}) is None and starter.summary() for starter in starters)

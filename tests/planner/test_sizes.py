@@ -102,9 +102,9 @@ def test_sections_judge_plans_of_a_config_before_one_is_chosen(
     private = [*words, "--privacy.noise", "1.0"]
     assert main(["plan", *private, "--json"]) == 0
     plans = [Plan.parse(one["plan"]) for one in json.loads(capsys.readouterr().out)["plans"]]
-    assert plans and all(plan.world == plan.dp and plan.precision == "fp32" for plan in plans)
-    code, got = said([*private, "--plan", "shard=8 precision=fp32"], capsys)
-    assert code == 2 and "by which it is clipped" in str(got)
+    assert plans and all(plan.cp == plan.ep == 1 and plan.precision == "fp32" for plan in plans)
+    code, got = said([*private, "--plan", "dp=8 precision=bf16"], capsys)
+    assert code == 2 and "privacy" in str(got)
 
 
 def test_a_config_is_read_without_torch(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ def played(folder: Path, text: str, *, send: int | None = None, **environ: str) 
     """(exit code, calls of commands) of the script in a job of number 7. send: a signal to the batch script alone."""
     (folder / "job.sbatch").write_text(text)
     known = {**os.environ, "PATH": f"{folder}/bin:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environ}
-    process = subprocess.Popen(["/bin/bash", "job.sbatch"], cwd=folder, env=known, stderr=subprocess.PIPE)
+    # Who runs tests under nohup ignores SIGHUP, which a shell could not trap then.
+    process = subprocess.Popen(
+        ["env", "--default-signal", "/bin/bash", "job.sbatch"], cwd=folder, env=known, stderr=subprocess.PIPE
+    )
     if send is not None:
         while not (folder / "begun").exists():
             assert process.poll() is None

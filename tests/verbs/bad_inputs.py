@@ -375,7 +375,7 @@ COMMANDS = [
     command("train r.toml --seed", "C04", "lacks its value", "--seed", "seed", "train r.toml --seed 1"),
     command("train r.toml --resume", "C04", "expected one argument", "unisono train", "--help", "train r.toml"),
     command("--quiet", "C04", "without a verb", "unisono", "--help"),
-    command("launch r.toml", "C10", "not yet in this version", "unisono launch", "verbs that are here"),
+    command("launch r.toml", "C04", "there is no scheduler 'r.toml'", "unisono launch", "one of: k8s ray slurm ssh"),
     command("verify r.toml --steps 0", "C00", "at least one step", "unisono verify", "--steps 3"),
     command("verify r.toml --dtype float16", "C04", "invalid choice", "unisono verify", "--help"),
     command("verify --step 3", "C04", "--replay", "unisono verify", "--replay RUN"),
