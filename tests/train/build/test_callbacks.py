@@ -9,9 +9,12 @@ import torch
 from tests.train.small import recipe
 from tests.train.test_session import losses, play
 from unisono.config import Recipe, resolve
+from unisono.observe.span import Recorder
 from unisono.spec.errors import ConfigProblems, UserCodeError
+from unisono.spec.sink import RunFacts
 from unisono.train.state.checkpoint import read_full
 from unisono_contrib.config.sections.callbacks import CallbacksConfig
+from unisono_contrib.train.build.callbacks import observer
 
 HEARD = """
 import pathlib
@@ -63,6 +66,15 @@ def test_an_error_of_one_ends_the_run_and_has_its_line(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.exit) == ("R01", 1)
     assert f"mine.py:{line}" in caught.value.where
     assert len((tmp_path / "heard.txt").read_text().split("\n")[:-1]) == 2
+
+
+def test_what_one_draws_and_sets_is_its_own(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    (tmp_path / "mine.py").write_text(HEARD)
+    section = CallbacksConfig(call=(f"{tmp_path / 'mine.py'}:hear",))
+    facts = RunFacts(tmp_path, 0, 1, "host", "gloo", {}, 0, 1, Recorder(0))
+    observer(section, facts).stepped(1, {"loss": 1.0})
+    assert torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("call", ["nowhere.py:hear", "mine.py", "mine.py:1"])

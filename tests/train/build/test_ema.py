@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.train.small import recipe
 from tests.train.test_session import play
 from unisono.config import Recipe, resolve, resolved_toml
+from unisono.parallel.params import Slot
 from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.sync import Verdict
 from unisono.train.export import checkpoint_of
 from unisono.train.export.stored import StoredWeights
 from unisono.train.state.checkpoint import read_full
 from unisono_contrib.config.sections.ema import EmaConfig
+from unisono_contrib.train.build.ema import WeightAverages
 from unisono_contrib.train.evaluation import evaluate_one
 
 STEPS = 4
@@ -49,6 +53,17 @@ def test_it_follows_the_weights_from_where_they_began(tmp_path: Path, warmup: bo
         assert any(not torch.equal(x, weights[name]) for name, x in got.items())
 
 
+def test_it_follows_updates_that_were_applied_alone() -> None:
+    weights = nn.Linear(2, 3, bias=False).weight
+    slot = Slot("w", weights, weights, (3, 2), (0, 0))
+    averages = WeightAverages(EmaConfig(decay=0.5), {"w": torch.zeros(3, 2)}, torch.zeros(()))
+    averages.slots.append((averages.by_name["w"], slot))
+    averages.follow(Verdict.DISCARD)
+    assert not averages.by_name["w"].any() and not averages.updates
+    averages.follow(Verdict.APPLY)
+    assert torch.equal(averages.by_name["w"], weights.detach() / 2) and averages.updates == 1
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("plan", "ranks", "bits"),
@@ -64,11 +79,12 @@ def test_it_is_that_of_one_device_and_goes_on_under_another_plan(
 ) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     alone = "dp=1 sync=canonical" if bits else "dp=1"
-    play(averaging(tmp_path), alone, 1, one)
-    play(averaging(tmp_path), plan, ranks, many, stop=1)
-    play(averaging(tmp_path), alone, 1, many, resume=True)
+    told = averaging(tmp_path, warmup=True, steps=3)
+    play(told, alone, 1, one)
+    play(told, plan, ranks, many, stop=1)
+    play(told, alone, 1, many, resume=True)
     for kind in ("model", "ema"):
-        want, got = at(one, STEPS, kind), at(many, STEPS, kind)
+        want, got = at(one, 3, kind), at(many, 3, kind)
         assert want.keys() == got.keys()
         for name, x in got.items():
             if bits:

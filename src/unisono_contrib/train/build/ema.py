@@ -26,12 +26,12 @@ def around(section: EmaConfig, recipe: Recipe, samples: int) -> Callable[[Run], 
 @dataclass(slots=True)
 class WeightAverages:
     """Averages of this rank's masters. by_name: by a slot's name, in float32 or wider; both uses of a tied weight that
-    lie in one storage have one. updates: [] float64."""
+    lie in one storage have one. updates: [] float64. slots: each average once, with whose it is."""
 
     section: EmaConfig
     by_name: dict[str, Tensor] = field(default_factory=dict)
     updates: Tensor | None = None
-    _masters: list[tuple[Tensor, Slot]] = field(default_factory=list)  # each average once
+    slots: list[tuple[Tensor, Slot]] = field(default_factory=list)
 
     def attach(self, run: Run) -> Run:
         """Follow the run's updates. The averages of a run that has none begin at its weights."""
@@ -57,7 +57,7 @@ class WeightAverages:
                 continue
             wide = torch.promote_types(weights.dtype, torch.float32)
             self.by_name[slot.name] = shared[storage] = weights.to(wide, copy=True)
-            self._masters.append((self.by_name[slot.name], slot))
+            self.slots.append((self.by_name[slot.name], slot))
 
     @torch.no_grad()
     def follow(self, verdict: Verdict) -> Mapping[str, Any]:
@@ -69,6 +69,6 @@ class WeightAverages:
             return {}
         self.updates += 1
         step = 1.0 - self.section.decay_at(int(self.updates) if self.section.warmup else 1)
-        for average, slot in self._masters:
+        for average, slot in self.slots:
             average.add_((at_home(slot.master) - average).mul_(step))
         return {}
