@@ -67,8 +67,8 @@ class RunEvaluator:
         if weights == "ema":
             owners, names = self.run.local.owners, parameters_of(checkpoint, AVERAGE)
             averages = read_full(checkpoint, [AVERAGE + name for name in names])
-            of_slot = {slot.name: owners.get(slot.name, slot.name) for slot in self.run.local.slots}
-            fill(self.run, {own: averages[AVERAGE + name] for own, name in of_slot.items() if name in names})
+            full = {slot.name: AVERAGE + owners.get(slot.name, slot.name) for slot in self.run.local.slots}
+            fill(self.run, {name: averages[key] for name, key in full.items() if key in averages})
 
     def evaluate(self, checkpoint: Path, weights: str = "model") -> dict[str, Any]:
         """{"step", "val_loss" in nats per target, "val_NAME" of each metric} of a checkpoint. Raises UsageError."""
