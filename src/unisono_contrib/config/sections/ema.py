@@ -32,7 +32,7 @@ class EmaConfig(Section):
     )
 
     def decay_at(self, update: int) -> float:
-        """The decay of an update, which is 1 for the first."""
+        """The decay of an update by its number; the first is 1."""
         return min(self.decay, (1 + update) / (10 + update)) if self.warmup else self.decay
 
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
