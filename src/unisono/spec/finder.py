@@ -235,6 +235,18 @@ def executed(path: str | Path, name: str, where: str, fix: str = "check the path
     return module
 
 
+def function_in(text: str, name: str, where: str) -> Callable[..., Any]:
+    """The function that a user's `FILE.py:FUNCTION` means. name: see `executed`. where: the key that has the text.
+    Raises UsageError C03 where there is none, and what the file raises."""
+    path, _, function = text.rpartition(":")
+    call = getattr(executed(path, name, where), function, None)
+    if not callable(call):
+        raise UsageError(
+            f"{path} has no function {function}", code="C03", where=where, fix="FILE.py:FUNCTION"
+        )
+    return call
+
+
 def split(text: str) -> tuple[str, str]:
     """(name, options) of `NAME:options` and of `FILE.py:NAME:options`."""
     parts = file_and_name(text)

@@ -72,6 +72,11 @@ class Observer(ABC):
         """At once after step `step`. stop: it was the last one, as asked. To be quick: the next step waits."""
         return None
 
+    def stepped(self, step: int, values: Mapping[str, Any]) -> None:
+        """At once after step `step`, and not half a second later as `observe`: loss, lr, grad_norm, and what else there
+        is to tell. To be quick: the next step waits."""
+        return None
+
     def validated(self, step: int, values: Mapping[str, float]) -> None:
         """A validation after step `step`: the loss and the metrics, by name. To be quick: training waits."""
         return None

@@ -12,6 +12,7 @@ from typing import Any
 from unisono.spec.section import Section
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
+from unisono.train.build.build import observers_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.filtered import FilteredFeed
@@ -265,7 +266,7 @@ def note(order: RankOrder, text: str) -> None:
 
 
 def observers(order: RankOrder, run: Run) -> list[Observer]:
-    """The live table, the sinks that every run has, and those of `out.track`."""
+    """The live table, the sinks that every run has, those of `out.track`, and what sections of the recipe bring."""
     recipe, place = order.recipe, order.place
     facts = RunFacts(
         order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
@@ -274,7 +275,9 @@ def observers(order: RankOrder, run: Run) -> list[Observer]:
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}
+    sections = observers_of(recipe, facts) if place.rank == 0 else []
     return [
         LiveTable(order.line, recipe.train.steps, run.mesh.at["pp"]),
         *(sink.open(facts) for sink in sinks.values() if sink.every_rank or place.rank == 0),
+        *sections,
     ]

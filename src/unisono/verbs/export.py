@@ -25,6 +25,10 @@ class ExportVerb(Verb):
             "--which", choices=("latest", "best"), default="latest",
             help="checkpoint: the newest, or that of the best validation, which [early_stopping] keeps",
         )  # fmt: skip
+        parser.add_argument(
+            "--weights", choices=("model", "ema"), default="model",
+            help="the weights that were trained, or their average over updates, which [ema] keeps",
+        )  # fmt: skip
         parser.add_argument("--out", metavar="DIR", help="where to write (RUN/export-TO)")
         parser.add_argument(
             "--dtype",
@@ -41,7 +45,8 @@ class ExportVerb(Verb):
     def run(self, call: CommandCall) -> Result:
         args = call.args
         run = run_folder(args.run)
-        behind = ("-pruned" if args.prune else "") + (f"-{args.quantise}" if args.quantise else "")
+        behind = ("-ema" if args.weights == "ema" else "") + ("-pruned" if args.prune else "")
+        behind += f"-{args.quantise}" if args.quantise else ""
         out = Path(args.out) if args.out else run / f"export-{args.to}{behind}"
         if call.settings.dry_run:
             return call.would({"run_dir": str(run), "out": str(out)}, f"would write {out}")
@@ -55,8 +60,11 @@ class ExportVerb(Verb):
             prune=args.prune,
             quantise=args.quantise,
             which=args.which,
+            weights=args.weights,
         )
-        call.settings.note(f"from {result['checkpoint']}")
+        call.settings.note(
+            f"from {result['checkpoint']}{', the average of its weights' * (args.weights == 'ema')}"
+        )
         if "compressed" in result:
             for line in contributed("unisono.train.export.compress").summary(result["compressed"]):
                 call.settings.note(line)

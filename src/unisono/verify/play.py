@@ -90,6 +90,11 @@ class Updating:
         return self.inner.keeps
 
     @property
+    def averages(self) -> Mapping[str, Tensor]:
+        """The averages of weights that the update inside keeps."""
+        return self.inner.averages
+
+    @property
     def optimizer(self) -> Optimizer:
         """The optimiser of the update inside."""
         return self.inner.optimizer

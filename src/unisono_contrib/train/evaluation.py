@@ -22,9 +22,11 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load
 from unisono.train.export import checkpoint_of
+from unisono.train.state.checkpoint import read_full
 from unisono.train.state.checkpoint.find import latest, list_steps, step_of
+from unisono.train.state.checkpoint.read import AVERAGE, parameters_of
 from unisono.train.state.run_state import restore
-from unisono.train.step.evaluate import evaluate
+from unisono.train.step.evaluate import evaluate, fill
 from unisono.train.step.played_model import PlayedModel, evaluated
 from unisono.train.step.run import Run
 from unisono_contrib.train.calibration import Calibration, EnsembleCalibration
@@ -58,9 +60,19 @@ class RunEvaluator:
             raise UsageError("nothing is held out to evaluate on", where=str(run_dir), fix=fix, code="F03")
         return cls(run_dir, recipe, run, corpus, val)
 
-    def evaluate(self, checkpoint: Path) -> dict[str, Any]:
-        """{"step", "val_loss" in nats per target, "val_NAME" of each metric} of a checkpoint. Raises UsageError."""
+    def restore(self, checkpoint: Path, weights: str = "model") -> None:
+        """Give the model the weights of a checkpoint; weights = "ema": their averages, where it has any. Raises
+        UsageError."""
         restore(self.run, checkpoint)
+        if weights == "ema":
+            owners, names = self.run.local.owners, parameters_of(checkpoint, AVERAGE)
+            averages = read_full(checkpoint, [AVERAGE + name for name in names])
+            full = {slot.name: AVERAGE + owners.get(slot.name, slot.name) for slot in self.run.local.slots}
+            fill(self.run, {name: averages[key] for name, key in full.items() if key in averages})
+
+    def evaluate(self, checkpoint: Path, weights: str = "model") -> dict[str, Any]:
+        """{"step", "val_loss" in nats per target, "val_NAME" of each metric} of a checkpoint. Raises UsageError."""
+        self.restore(checkpoint, weights)
         train, values = self.recipe.train, dict[str, float]()
         if self.val.samples:
             batches = [self.val.fetch(i, self.run.leaves) for i in range(train.eval_batches)]
@@ -73,17 +85,20 @@ class RunEvaluator:
         return {"step": self.run.step, **{f"val_{name}": value for name, value in values.items()}}
 
 
-def evaluate_one(run_dir: Path, which: str = "latest") -> dict[str, Any]:
-    """A checkpoint of a run, evaluated. which: latest or best. Raises UsageError F03 where there is none."""
-    folder = checkpoint_of(run_dir, which)
-    return {"checkpoint": str(folder), **RunEvaluator.of(run_dir).evaluate(folder)}
+def evaluate_one(run_dir: Path, which: str = "latest", weights: str = "model") -> dict[str, Any]:
+    """A checkpoint of a run, evaluated. which, weights: see `checkpoint_of`. Raises UsageError F03 where there is
+    none."""
+    folder = checkpoint_of(run_dir, which, weights)
+    return {"checkpoint": str(folder), **RunEvaluator.of(run_dir).evaluate(folder, weights)}
 
 
-def evaluate_ensemble(run_dirs: Sequence[Path], which: str = "latest") -> dict[str, Any]:
+def evaluate_ensemble(
+    run_dirs: Sequence[Path], which: str = "latest", weights: str = "model"
+) -> dict[str, Any]:
     """The newest, or best, checkpoints of several runs on the held-out samples of the first: calibration of each, and
     of their mean. Raises UsageError F03 where one has no checkpoint, K05 where they were trained on different
     data."""
-    folders = [checkpoint_of(run_dir, which) for run_dir in run_dirs]
+    folders = [checkpoint_of(run_dir, which, weights) for run_dir in run_dirs]
     evaluators = [RunEvaluator.of(run_dir) for run_dir in run_dirs]
     first = evaluators[0]
     for other in evaluators[1:]:
@@ -93,7 +108,7 @@ def evaluate_ensemble(run_dirs: Sequence[Path], which: str = "latest") -> dict[s
                 likely="what is held out of the one may be in the other", fix="runs of the same data", code="K05",
             )  # fmt: skip
     for evaluator, folder in zip(evaluators, folders, strict=True):
-        restore(evaluator.run, folder)
+        evaluator.restore(folder, weights)
     models = [PlayedModel(evaluator.run, evaluator.corpus) for evaluator in evaluators]
     sums = EnsembleCalibration([Calibration() for _ in models])
     for batch in range(first.recipe.train.eval_batches):

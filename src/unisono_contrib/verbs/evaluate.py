@@ -31,6 +31,10 @@ class EvaluateVerb(Verb):
             help="checkpoint: the newest, or that of the best validation, which [early_stopping] keeps",
         )  # fmt: skip
         parser.add_argument(
+            "--weights", choices=("model", "ema"), default="model",
+            help="the weights that were trained, or their average over updates, which [ema] keeps",
+        )  # fmt: skip
+        parser.add_argument(
             "--follow", action="store_true", help="wait for more checkpoints, until the run ends"
         )
 
@@ -40,10 +44,11 @@ class EvaluateVerb(Verb):
         if call.args.follow and (several or averaged):
             raise UsageError("--follow watches one run", where="--follow", fix="unisono evaluate RUN --follow",
                              code="C04")  # fmt: skip
-        which = call.args.which
-        if call.args.follow and which == "best":
-            raise UsageError("--follow evaluates each new checkpoint", where="--follow, --which",
-                             fix="one of the two", code="C04")  # fmt: skip
+        which, weights = call.args.which, call.args.weights
+        for flag, odd in (("--which", which == "best"), ("--weights", weights == "ema")):
+            if call.args.follow and odd:
+                raise UsageError("--follow evaluates each new checkpoint as it was trained",
+                                 where=f"--follow, {flag}", fix="one of the two", code="C04")  # fmt: skip
         if call.settings.dry_run:
             names = " and ".join(map(str, runs))
             facts = {"run_dirs": [*map(str, runs)]} if several else {"run_dir": str(run)}
@@ -53,9 +58,9 @@ class EvaluateVerb(Verb):
         from unisono_contrib.train import evaluation
 
         if several or averaged:
-            return _ensemble(call, evaluation.evaluate_ensemble(runs, which))
+            return _ensemble(call, evaluation.evaluate_ensemble(runs, which, weights))
         if not call.args.follow:
-            record = evaluation.evaluate_one(run, which)
+            record = evaluation.evaluate_one(run, which, weights)
             call.settings.say(in_words(record))
             return {"run_dir": str(run), **record}
         records = []

@@ -36,6 +36,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed, sister
 from unisono.spec.model import Facts, OwnModel
 from unisono.spec.section import Section
+from unisono.spec.sink import Observer, RunFacts
 from unisono.spec.training import LOSSES
 from unisono.sync import POLICIES, Policy, SampleLane
 from unisono.sync._outer import MailboxPlace
@@ -193,6 +194,12 @@ def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...
 def judges_of(recipe: Recipe) -> list[tuple[Section, ModuleType]]:
     """Sections that judge validations, each with the module that does so."""
     return [(section, live) for section, live in _live_sections(recipe) if hasattr(live, "judge")]
+
+
+def observers_of(recipe: Recipe, run: RunFacts) -> list[Observer]:
+    """The observers that sections of the recipe bring, on rank 0."""
+    live = ((section, live) for section, live in _live_sections(recipe) if hasattr(live, "observer"))
+    return [module.observer(section, run) for section, module in live]
 
 
 def _norms_of(

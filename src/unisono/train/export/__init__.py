@@ -20,6 +20,7 @@ from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
 from unisono.train.state.checkpoint import latest, load
 from unisono.train.state.checkpoint.find import best
+from unisono.train.state.checkpoint.read import AVERAGE, parameters_of
 
 # Of the sister package.
 _ADAPTER, _COMPRESS, _GRAPH = (f"unisono.train.export.{name}" for name in ("adapter", "compress", "graph"))
@@ -82,12 +83,13 @@ def run(
     prune: str | None = None,
     quantise: str | None = None,
     which: str = "latest",
+    weights: str = "model",
 ) -> dict[str, Any]:
     """Write the weights of the run's latest checkpoint, or of its best one, into `out` (RUN/export-TO, or more).
 
     to: "hf", a folder as `transformers` loads it, adapters merged; "adapter", the adapters alone as `peft` loads them;
     "onnx"; "torch", a program of `torch.export`; "weights", a state_dict under the model's own names.
-    dtype: of the weights; as trained when None. which: see `checkpoint_of`.
+    dtype: of the weights; as trained when None. which, weights: see `checkpoint_of`.
     prune: a share, "0.5", or "2:4"; quantise: "int8" or "int4": of "hf" alone, see `compress`.
     Returns run_dir, checkpoint, step, to, out and what was written. Raises UsageError: F01 no layout fits, F02 not
     writable, F03 no checkpoint, F04 unknown target, F06 no adapters, F07 no graph, F08 nothing to compress so, E01 a
@@ -99,7 +101,7 @@ def run(
     compress = contributed(_COMPRESS) if prune or quantise else None
     if compress:
         compress.check(to, prune, quantise)
-    folder = checkpoint_of(Path(run_dir), which)
+    folder = checkpoint_of(Path(run_dir), which, weights)
     state = load(folder, [])
     recipe = state["recipe"]
     model = restored(recipe["model"])
@@ -110,11 +112,11 @@ def run(
     rank, alpha = train.get("lora_rank") or 0, train.get("lora_alpha")
     scale = (2.0 if alpha is None else alpha / rank) if rank else 1.0
     wanted = getattr(torch, dtype) if dtype else None
-    target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise)}"
-    weights = StoredWeights(folder, scale, wanted)
+    target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise, weights)}"
+    stored = StoredWeights(folder, scale, wanted, averaged=weights == "ema")
     if compress:
-        compress.check_dtype(quantise, weights.dtype)
-    what = Exported(Path(run_dir), folder, state, model, data, weights, prune, quantise)
+        compress.check_dtype(quantise, stored.dtype)
+    what = Exported(Path(run_dir), folder, state, model, data, stored, prune, quantise)
     try:
         with filled(target, _WEIGHTS if to == "hf" else ()) as aside:
             written = TARGETS[to](what, aside)
@@ -134,15 +136,28 @@ def run(
     }
 
 
-def ending(prune: str | None, quantise: str | None) -> str:
+def ending(prune: str | None, quantise: str | None, weights: str = "model") -> str:
     """The end of the folder's name where nobody gives one, such as "-pruned-int8"."""
-    return ("-pruned" if prune else "") + (f"-{quantise}" if quantise else "")
+    return (
+        ("-ema" if weights == "ema" else "")
+        + ("-pruned" if prune else "")
+        + (f"-{quantise}" if quantise else "")
+    )
 
 
-def checkpoint_of(run_dir: Path, which: str = "latest") -> Path:
-    """The run's latest checkpoint; which = "best": that of its best validation. Raises UsageError F03."""
+def checkpoint_of(run_dir: Path, which: str = "latest", weights: str = "model") -> Path:
+    """The run's latest checkpoint; which = "best": that of its best validation. weights = "ema": it is to have the
+    average of the weights. Raises UsageError F03."""
     folder = best(run_dir) if which == "best" else latest(run_dir)
     if folder is not None and folder.is_dir():
+        if weights == "ema" and not parameters_of(folder, AVERAGE):
+            raise UsageError(
+                f"no average of weights in {folder}",
+                code="F03",
+                where=f"{run_dir}, --weights",
+                likely="the run was trained without [ema], which keeps it",
+                fix="leave --weights out for the weights themselves",
+            )
         return folder
     if which == "best" and latest(run_dir) is not None:
         raise UsageError(

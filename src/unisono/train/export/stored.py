@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unisono.models.lora import is_adapter, merged, pair_of, plain
 from unisono.train.state.checkpoint import read_full
-from unisono.train.state.checkpoint.read import MODEL, parameters_of
+from unisono.train.state.checkpoint.read import AVERAGE, MODEL, parameters_of
 from unisono.train.state.checkpoint.tensorfile import DTYPES
 
 
@@ -18,14 +18,17 @@ class StoredWeights(Mapping[str, Tensor]):
     """Whole tensors of parameters by the names that they have without adapters; those are merged into them.
 
     scale: of the adapters. dtype: in which they are given; as stored where it is None. shapes: of all of them.
+    averaged: the averages over updates, of those parameters that have one.
     """
 
     folder: Path
     scale: float = 1.0
     dtype: torch.dtype | None = None
+    averaged: bool = False
     shapes: dict[str, tuple[int, ...]] = field(init=False)
     stored: dict[str, str] = field(init=False)  # our name → what it is called there
     adapters: dict[str, tuple[int, ...]] = field(init=False)  # name → shape
+    averages: frozenset[str] = field(init=False)  # names, as stored, of those that are given averaged
     _last: tuple[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -34,6 +37,8 @@ class StoredWeights(Mapping[str, Tensor]):
         self.adapters = {name: shape for name, shape in held.items() if is_adapter(name)}
         self.stored = {plain(name): name for name in held if name not in self.adapters}
         self.shapes = {name: held[stored] for name, stored in self.stored.items()}
+        averages = parameters_of(self.folder, AVERAGE) if self.averaged else ()
+        self.averages = frozenset(averages)
         if self.dtype is None:
             dtype = next((entries[name].dtype for name in self.stored.values()), "F32")
             self.dtype = DTYPES[dtype]
@@ -55,7 +60,8 @@ class StoredWeights(Mapping[str, Tensor]):
 
     def raw(self, name: str) -> Tensor:
         """One tensor by the name under which it is stored, as it is there. Raises UsageError K01."""
-        return read_full(self.folder, [MODEL + name])[MODEL + name]
+        full = (AVERAGE if name in self.averages else MODEL) + name
+        return read_full(self.folder, [full])[full]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)

@@ -26,6 +26,7 @@ from unisono.train.build.build import Place
 from unisono.train.recovery.replication import Replication, SnapshotReplicas
 from unisono.train.recovery.snapshot_buffer import SnapshotBuffer
 from unisono.train.state.checkpoint.boxes import Box
+from unisono.train.state.checkpoint.read import AVERAGE
 from unisono.train.state.run_state import kept_of, pieces_of
 from unisono.train.step.overlap import unflushed
 from unisono.train.step.run import Run
@@ -272,6 +273,6 @@ def _boxes_of(run: Run, beside: bool, whole: bool = True) -> list[Box]:
     boxes = []
     for box in [*pieces_of(run), *kept_of(run)]:
         if box.saved and box.tensor.numel():
-            calm = beside and (box.name in steady or box.name.startswith("optim/"))
+            calm = beside and (box.name in steady or box.name.startswith(("optim/", AVERAGE)))
             boxes.append(box if calm or not whole else replace(box, tensor=box.tensor.detach().clone()))
     return boxes

@@ -15,6 +15,7 @@ from unisono.parallel.params import Slot, dense_of
 from unisono.spec.words import whole
 from unisono.train.state.checkpoint import Box, load, tensor_names
 from unisono.train.state.checkpoint.faults import misfit
+from unisono.train.state.checkpoint.read import AVERAGE
 from unisono.train.step.batch_norm import changed_buffers
 from unisono.train.step.run import Run
 from unisono.train.step.update import held_for_all, state_of
@@ -25,9 +26,9 @@ def pieces_of(
 ) -> list[Box]:
     """Parameters and optimiser state of this rank as boxes of logical tensors, routers' votes, gradients if asked.
 
-    Names: `model/NAME`, `optim/NAME/KEY`, `grad/NAME`. An alias of a tied weight appears under its owner's name and
-    is loaded, never saved. Where replicas have weights of their own, `model/NAME` is `center`, or what the policy keeps
-    as such, and each replica's own weights and states are `replica/REPLICA/model/NAME` and so on beside.
+    Names: `model/NAME`, `optim/NAME/KEY`, `ema/NAME`, `grad/NAME`. An alias of a tied weight appears under its owner's
+    name and is loaded, never saved. Where replicas have weights of their own, `model/NAME` is `center`, or what the
+    policy keeps as such, and each replica's own weights and states are `replica/REPLICA/model/NAME` and so on beside.
     """
     pieces: list[Box] = []
     first_replica, center = run.mesh.at["dp"] == 0, center or run.sync.outer
@@ -37,8 +38,10 @@ def pieces_of(
         if not run.sync.equal and run.sync.keeps_weights and not run.sync.one_copy:
             boxes = _boxes_of(run, slot, None, counted, True)
             pieces += (replace(box, name=f"{_replica(run)}{box.name}") for box in boxes)
+        name = run.local.owners.get(slot.name, slot.name)
+        if (average := run.update.averages.get(slot.name)) is not None:
+            pieces.append(Box(AVERAGE + name, slot.shape, slot.start, average, counted and first_replica))
         if gradients and slot.master.grad is not None:
-            name = run.local.owners.get(slot.name, slot.name)
             grad = dense_of(slot.master.grad)
             pieces.append(Box(f"grad/{name}", slot.shape, slot.start, grad, counted and first_replica))
     first = not any(run.mesh.at[axis] for axis in ("dp", "shard", "cp", "tp"))
@@ -154,6 +157,7 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
     saved = source.load([*_wanted(run, known), *scale, *(box for _, box in (*kept, *second))])
     if not run.sync.equal:
         _take_center(run, known)
+    _begin_averages(run, known)
     for key, box in second:
         state[key].add_(box.tensor)
     shared = _deal_anew(run, source, state, known) if dealt else []
@@ -165,7 +169,8 @@ def refill(run: Run, source: StateSource) -> dict[str, Any]:
 
 def _wanted(run: Run, known: set[str]) -> list[Box]:
     """The boxes to fill. Of what a replica has for itself, its own where the source has that, else the run's."""
-    boxes, prefix = pieces_of(run), _replica(run)
+    prefix = _replica(run)
+    boxes = [b for b in pieces_of(run) if b.name in known or not b.name.startswith(AVERAGE)]
     local = {
         box.name.removeprefix(prefix) for box in boxes if box.name.startswith(prefix) and box.name in known
     }
@@ -184,6 +189,15 @@ def _take_center(run: Run, known: set[str]) -> None:
         name, outer = run.local.owners.get(slot.name, slot.name), run.sync.outer.get(slot.name)
         if outer is not None and f"{_replica(run)}model/{name}" not in known:
             slot.master.copy_(outer)
+
+
+@torch.no_grad()
+def _begin_averages(run: Run, known: set[str]) -> None:
+    """Averages that the source lacks begin at the weights that it has."""
+    for slot in run.local.slots:
+        average = run.update.averages.get(slot.name)
+        if average is not None and AVERAGE + run.local.owners.get(slot.name, slot.name) not in known:
+            average.copy_(at_home(slot.master))
 
 
 def _check_cut(now: Mapping[str, Sequence[object]], was: Mapping[str, Any] | None, folder: Path) -> None:

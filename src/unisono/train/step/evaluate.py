@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.player import Leaf
 from unisono.spec.training import Metric
 from unisono.train.step.run import Run
@@ -68,18 +69,20 @@ def _counted(run: Run, metrics: Sequence[Metric], means: Tensor, weight: float) 
 @contextmanager
 def central_weights(run: Run) -> Iterator[None]:
     """While it lasts, every rank has "the" weights of the run, those of `Sync.center`, in the place of its replica's
-    own. Every rank calls it, or it hangs."""
-    center = run.sync.center()
-    before = {slot.name: slot.master.clone() for slot in run.local.slots if slot.name in center}
+    own; or the averages, where validations use these. Every rank calls it, or it hangs."""
+    update = run.update
+    center = update.averages if update.validates_averages else run.sync.center()
+    before = {slot.name: at_home(slot.master).clone() for slot in run.local.slots if slot.name in center}
     try:
-        _fill(run, center)
+        fill(run, center)
         yield
     finally:
-        _fill(run, before)
+        fill(run, before)
 
 
 @torch.no_grad()
-def _fill(run: Run, values: Mapping[str, Tensor]) -> None:
+def fill(run: Run, values: Mapping[str, Tensor]) -> None:
+    """Give this rank's parameters these values, by a slot's name; rounded to the parameter's dtype."""
     for slot in run.local.slots:
         if slot.name in values:
-            slot.master.copy_(values[slot.name])
+            at_home(slot.master).copy_(values[slot.name])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.spec.errors import UsageError, UserCodeError
-from unisono.spec.finder import executed
+from unisono.spec.finder import function_in
 from unisono.spec.frames import of_user
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Micro
@@ -120,12 +120,7 @@ def evaluated(function: str, model: PlayedModel) -> dict[str, float]:
     """What a user's `FILE.py:FUNCTION` makes of the model: its numbers by name, one without a name under the
     function's. Raises UsageError C03, UserCodeError."""
     path, _, name = function.rpartition(":")
-    module = executed(path, f"unisono_evaluate_{Path(path).stem}", "train.evaluate")
-    evaluate = getattr(module, name, None)
-    if not callable(evaluate):
-        raise UsageError(
-            f"{path} has no function {name}", code="C03", where="train.evaluate", fix="FILE.py:FUNCTION"
-        )
+    evaluate = function_in(function, f"unisono_evaluate_{Path(path).stem}", "train.evaluate")
     try:
         result: Any = evaluate(model)
     except (UsageError, UserCodeError):

@@ -82,6 +82,8 @@ class Update:
     observe(numbers): hears of a step before its learning rate is read. keeps: what it knows between steps, tensors of
     no dims, by name in checkpoints; the same on all ranks.
     optimizer_over(slots): the same optimiser, at its beginning, over other tensors. gathers: see `Optimiser`.
+    averages: of the weights over updates, by a slot's name, each like its master; as `ema/NAME` in checkpoints.
+    validates_averages: whether validations use them.
     """
 
     by_parts: ClassVar[bool] = False
@@ -100,6 +102,8 @@ class Update:
     keeps: Mapping[str, torch.Tensor] = field(default_factory=dict)
     optimizer_over: Callable[[Sequence[Slot]], Optimizer] | None = None
     gathers: bool = False
+    averages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    validates_averages: bool = False
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers. Every rank calls

@@ -62,6 +62,8 @@ class Journal:
         if (now - self._flushed >= EVERY and not more) or report.stop or not report.finite:
             self._flushed = now
             self.flush()
+        values = {"loss": report.loss, "lr": report.lr, "grad_norm": report.norm, **report.says}
+        self._each(lambda observer: observer.stepped(report.step + 1, values))
         self._each(lambda observer: observer.ended(report.step + 1, report.stop))
 
     def validated(self, step: int, values: Mapping[str, float]) -> None:

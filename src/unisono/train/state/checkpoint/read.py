@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MODEL = "model/"
 """What the logical names of parameters begin with."""
+AVERAGE = "ema/"
+"""What those of their averages over updates begin with, where a run keeps some."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,10 @@ def whole_manifest(folder: Path) -> Manifest:
         raise damaged(folder, damage) from damage
 
 
-def parameters_of(folder: Path) -> dict[str, TensorEntry]:
-    """The tensors of parameters by their names in the model. Raises UsageError K01."""
+def parameters_of(folder: Path, kind: str = MODEL) -> dict[str, TensorEntry]:
+    """The tensors of parameters, or their averages, by their names in the model. Raises UsageError K01."""
     tensors = whole_manifest(folder).tensors
-    return {name.removeprefix(MODEL): tensors[name] for name in tensors if name.startswith(MODEL)}
+    return {name.removeprefix(kind): tensors[name] for name in tensors if name.startswith(kind)}
 
 
 def _check_fit(folder: Path, manifest: Manifest, pieces: Sequence[Box]) -> None:
