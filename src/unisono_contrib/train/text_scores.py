@@ -16,7 +16,8 @@ Window = tuple[int, list[int], int]  # (number of the text, tokens, how many of 
 class TextScorer:
     """A model of tokens, [n, t] → logits [n, t, vocab].
 
-    window: tokens that the model takes. encode raises UsageError for text that it has no tokens for. start: the tokens before a text without context. seed: of draws.
+    window: tokens that the model takes. encode: raises UsageError for text that it has no tokens for. start: the tokens
+    before a text without context. seed: of draws.
     """
 
     model: nn.Module
