@@ -1043,6 +1043,21 @@ _G = "18 Cluster managers"
 CLUSTERS = (
     prints(
         _G,
+        "Notebook launcher",
+        """python - <<'END'
+import unisono
+
+def train(factor):
+    job = unisono.init()
+    return factor * (job.rank + job.world)
+
+print(unisono.notebook_launch(train, 10, ranks=2))
+END""",
+        "what two processes of a function returned that stands in no file",
+        r"\[20, 30\]",
+    ),
+    prints(
+        _G,
         "Multi-node launch, environment variables",
         f"torchrun --standalone --nproc-per-node 2 -m {TRAIN} 3 --plan dp=2",
         "the same command under torchrun",

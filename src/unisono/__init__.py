@@ -7,6 +7,8 @@ with unisono.scope(2) as job: ...                                    the same on
 
 def recipe() -> tuple[unisono.Recipe, unisono.Plan]: ...             a recipe in Python, for `unisono train`
 
+unisono.notebook_launch(train, 0.1, ranks=2)                         a function of a notebook's cell on processes
+
 unisono.prove(model_function, "dp=2")                                is my model under it what it is on one device?
 unisono.prove(loop, "dp=2")                                          is my own loop, a function of job?
 unisono.check_gradients(one_device, parallel, ranks=2)               is my own parallel loop?
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
     from unisono.library import Job, init
     from unisono.library.gradient_check import check_gradients, gradients_of
+    from unisono.library.notebook import notebook_launch
     from unisono.library.prove import prove
     from unisono.library.scope import scope
     from unisono.library.trainer import trainer
@@ -41,6 +44,7 @@ __all__ = [
     "check_gradients",
     "gradients_of",
     "init",
+    "notebook_launch",
     "prove",
     "scope",
     "trainer",
@@ -53,6 +57,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Job", "init"), "unisono.library"),
     **dict.fromkeys(("check_gradients", "gradients_of"), "unisono.library.gradient_check"),
+    "notebook_launch": "unisono.library.notebook",
     "prove": "unisono.library.prove",
     "scope": "unisono.library.scope",
     "trainer": "unisono.library.trainer",

@@ -10,7 +10,7 @@ process: the fork server dies with it, and the ranks with the fork server (see `
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -34,20 +34,23 @@ class ForkServer:
 
     entry: names `function(ctx, argument, shared) -> dict | None`, which runs in every rank. If the same module has
     `prepare(argument)`, it runs there before the first fork, and its result is `shared`.
-    path: folders that come first in the ranks' import path.
+    path: folders that come first in the ranks' import path. start(): the host with its process, in the place of a new
+    Python that imports `entry`.
 
     Make it in a thread that outlives it: Linux ends the process with that thread. Raises UsageError where the kernel
     lacks what this needs: then use torchrun.
     """
 
-    def __init__(self, entry: str, path: Sequence[str] = ()) -> None:
+    def __init__(
+        self, entry: str, path: Sequence[str] = (), start: Callable[[], LocalHost] | None = None
+    ) -> None:
         if not hasattr(os, "pidfd_open"):
             raise UsageError(
                 "starting ranks needs Linux 5.4 or newer",
                 fix="start the same command with torchrun, which is recognised",
                 code="L04",
             )
-        self._start = partial(LocalHost.start, socket.gethostname(), 1, entry, path)
+        self._start = start or partial(LocalHost.start, socket.gethostname(), 1, entry, path)
         self._host = self._start()
         self._count = 0  # workers of the runs so far
 

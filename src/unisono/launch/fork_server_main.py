@@ -48,8 +48,16 @@ class _Order:
     shelves: list[list[int]] = field(default_factory=list)
 
 
-class _ForkServerProcess:
-    def __init__(self, control: socket.socket, terms: dict[str, Any], libc: ctypes.CDLL) -> None:
+class ForkServerProcess:
+    """This process as a fork server. find_entry(): (module whose `prepare` reads what ranks share, entry function)."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        terms: dict[str, Any],
+        libc: ctypes.CDLL,
+        find_entry: Callable[[], tuple[Any, Any]],
+    ) -> None:
         self._control, self._terms = control, terms
         self._libc = libc
         self._pid = os.getpid()
@@ -58,7 +66,7 @@ class _ForkServerProcess:
         began = time.monotonic()
         self._rank = importlib.import_module("unisono.launch.rank.main")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
-        self._module, self._entry = find(terms["entry"])
+        self._module, self._entry = find_entry()
         self._threads = thread_count()
         self._say(op="imported", seconds=time.monotonic() - began, threads=self._threads)
         if "order" in terms:
@@ -256,7 +264,7 @@ def main() -> None:
     sys.path[:0] = terms["path"]
     control = socket.socket(fileno=terms["control"])
     try:
-        server = _ForkServerProcess(control, terms, libc)
+        server = ForkServerProcess(control, terms, libc, lambda: find(terms["entry"]))
     except BaseException as error:  # the supervisor reports it
         wire.send_message(control, {"op": "failed", "error": error_record.describe(error)})
     else:

@@ -64,6 +64,16 @@ class WorkerHost(Protocol):
     def close(self) -> None: ...
 
 
+class ServerProcess(Protocol):
+    """The process of a fork server, as `subprocess.Popen` shows it."""
+
+    pid: int
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
 @dataclass
 class _Process:
     pid: int
@@ -79,7 +89,7 @@ class LocalHost:
     room: int
     cores: int
     control: socket.socket
-    server: "subprocess.Popen[bytes]"
+    server: ServerProcess
     address: str = ""
     rate = delay = 0.0
     _workers: dict[int, _Process] = field(default_factory=dict)

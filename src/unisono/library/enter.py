@@ -60,11 +60,12 @@ NOT_HERE = {
 class ScriptStage:
     """Who plays a script in its user's place: it gives `init` another plan and other ranks, and sees the job.
 
-    plan: instead of the script's own. context: this rank. see: is shown each Job before the script has it."""
+    plan: instead of the script's own, which is kept if None. context: this rank. see: is shown each Job before the
+    script has it."""
 
-    plan: Plan
+    plan: Plan | None
     context: RankContext
-    see: Callable[[Any], None]
+    see: Callable[[Any], None] = lambda job: None
 
 
 _STAGE: ContextVar[ScriptStage] = ContextVar("who plays this script")
@@ -109,7 +110,7 @@ def init(
     """
     with explained():
         played = _STAGE.get(None)  # None where the script's user has started it
-        plan, context = (plan, context) if played is None else (played.plan, played.context)
+        plan, context = (plan, context) if played is None else (played.plan or plan, played.context)
         wanted = plan if isinstance(plan, Plan) else Plan.parse(plan, where="unisono.init(plan=...)")
         problems = [*wanted.check(), *not_here(wanted)]
         if problems:

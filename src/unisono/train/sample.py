@@ -29,31 +29,47 @@ def from_run(
     Raises UsageError: F03 no checkpoint, F05 a model without text or a prompt that its tokenizer lacks, K01 damaged.
     """
     folder = checkpoint or checkpoint_of(run_dir)
-    recipe = config.load(run_dir).recipe
-    corpus = load_data(recipe.data, recipe.model)
-    if recipe.model.reads != "tokens" or corpus.decode is None or corpus.encode is None:
-        what = f"a model of kind {recipe.model.kind} on {recipe.data.source} makes no text"
-        raise UsageError(what, where=str(run_dir), fix="a run on text, with a tokenizer of ours", code="F05")
+    recipe, corpus, model = load_text_model(run_dir, folder)
+    encode, decode = _codec(recipe, corpus, str(run_dir))
     try:
-        tokens = list(corpus.encode(prompt)) if prompt else []
+        tokens = list(encode(prompt)) if prompt else []
     except (KeyError, ValueError):
-        unknown = next((c for c in prompt if not _encodes(corpus.encode, c)), prompt)
+        unknown = next((c for c in prompt if not _encodes(encode, c)), prompt)
         raise UsageError(
             f"{unknown!r} does not occur in the data, so the {recipe.data.tokenizer} tokenizer has no token for it",
             where="--prompt",
             fix="a prompt of characters that the data has",
             code="F05",
         ) from None
-    model = model_of(recipe, corpus)
-    _load(model, folder)
     seed = recipe.seed if seed is None else seed
     drawn = _draw(model, recipe.model.window, tokens or _first(corpus), length, temperature, seed)
     return {
         "run_dir": str(run_dir),
         "checkpoint": str(folder),
         "prompt": prompt,
-        "text": corpus.decode(drawn),
+        "text": decode(drawn),
     }
+
+
+def load_text_model(run_dir: Path, checkpoint: Path) -> tuple[Recipe, Corpus, nn.Module]:
+    """A run's recipe, its data and its whole model with a checkpoint's weights. Raises UsageError: F05 a model without
+    text, K01 damaged."""
+    recipe = config.load(run_dir).recipe
+    corpus = load_data(recipe.data, recipe.model)
+    _codec(recipe, corpus, str(run_dir))
+    model = model_of(recipe, corpus)
+    _load(model, checkpoint)
+    return recipe, corpus, model
+
+
+def _codec(
+    recipe: Recipe, corpus: Corpus, where: str
+) -> tuple[Callable[[str], list[int]], Callable[[Sequence[int]], str]]:
+    """Text to tokens, and back. Raises UsageError F05 where there is no text."""
+    if recipe.model.reads != "tokens" or corpus.decode is None or corpus.encode is None:
+        what = f"a model of kind {recipe.model.kind} on {recipe.data.source} makes no text"
+        raise UsageError(what, where=where, fix="a run on text, with a tokenizer of ours", code="F05")
+    return corpus.encode, corpus.decode
 
 
 def sample(

@@ -1,6 +1,7 @@
-"""`unisono evaluate RUN [RUN ...] [--follow]`."""
+"""`unisono evaluate RUN [RUN ...] [--follow] [--lm-eval TASK,...]`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from unisono.spec.errors import UsageError
@@ -14,6 +15,7 @@ class EvaluateVerb(Verb):
 
     Of several runs the probabilities are averaged; NLL, accuracy and calibration error are of each and of the mean.
     With --follow, also each checkpoint that the run saves from now on, until the run has ended.
+    With --lm-eval, on tasks of lm-evaluation-harness instead of held-out data.
     """
 
     name = "evaluate"
@@ -38,7 +40,22 @@ class EvaluateVerb(Verb):
             "--follow", action="store_true", help="wait for more checkpoints, until the run ends"
         )
 
+        parser.add_argument(
+            "--lm-eval",
+            metavar="TASK,...",
+            help="tasks of lm-evaluation-harness, in the place of held-out data",
+        )
+        parser.add_argument(
+            "--lm-eval-tasks", metavar="DIR", help="folder with tasks of your own for --lm-eval, as YAML"
+        )
+        parser.add_argument(
+            "--shots", metavar="N", type=int, help="examples before each question of --lm-eval (the task's)"
+        )
+        parser.add_argument("--limit", metavar="N", type=int, help="samples of each task of --lm-eval (all)")
+
     def run(self, call: CommandCall) -> Result:
+        if call.args.lm_eval is not None:
+            return _on_tasks(call)
         runs, averaged = [run_folder(path) for path in call.args.runs], call.args.calibration
         run, several = runs[0], len(runs) > 1
         if call.args.follow and (several or averaged):
@@ -68,6 +85,27 @@ class EvaluateVerb(Verb):
             call.settings.say(in_words(record))
             records.append(record)
         return {"run_dir": str(run), "evaluations": records}
+
+
+def _on_tasks(call: CommandCall) -> Result:
+    """The numbers of each task of lm-evaluation-harness, a line a task."""
+    args = call.args
+    tasks = [task for task in args.lm_eval.split(",") if task]
+    if len(args.runs) > 1 or args.follow or args.calibration or not tasks:
+        raise UsageError("--lm-eval evaluates one checkpoint on tasks", where="--lm-eval", code="C04",
+                         fix="unisono evaluate RUN --lm-eval TASK,TASK")  # fmt: skip
+    run = run_folder(args.runs[0])
+    if call.settings.dry_run:
+        return call.would(
+            {"run_dir": str(run), "tasks": tasks}, f"would evaluate {run} on {', '.join(tasks)}"
+        )
+    from unisono_contrib.train import harness
+
+    folder = None if args.lm_eval_tasks is None else Path(args.lm_eval_tasks)
+    said = harness.evaluate_tasks(run, tasks, args.which, folder, args.shots, args.limit)
+    for task, values in said["tasks"].items():
+        call.settings.say("  ".join([task, *(f"{name} {value:.4f}" for name, value in values.items())]))
+    return {"run_dir": str(run), **said}
 
 
 def _ensemble(call: CommandCall, said: Mapping[str, Any]) -> Result:
