@@ -102,11 +102,11 @@ def test_the_adapter_answers_what_the_harness_asks(
     scorer: TextScorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the harness only the base class, so that it runs without."""
-    for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model", "lm_eval.tasks"):
+    for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model", "lm_eval.evaluator", "lm_eval.tasks"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["lm_eval.api.model"].LM = type("LM", (), {})  # type: ignore[attr-defined]
     sys.modules["lm_eval.tasks"].TaskManager = object  # type: ignore[attr-defined]
-    sys.modules["lm_eval"].simple_evaluate = None  # type: ignore[attr-defined]
+    sys.modules["lm_eval.evaluator"].simple_evaluate = None  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, "unisono_contrib.train.harness", raising=False)
     harness = importlib.import_module("unisono_contrib.train.harness")
     monkeypatch.delitem(sys.modules, "unisono_contrib.train.harness")

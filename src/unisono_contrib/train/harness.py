@@ -15,8 +15,8 @@ from unisono.train.state.checkpoint.find import step_of
 from unisono_contrib.train.text_scores import TextScorer, stops_of
 
 try:
-    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
     from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
+    from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 except ImportError as missing:
     raise UsageError(
