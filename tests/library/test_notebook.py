@@ -204,5 +204,5 @@ def test_a_real_notebook() -> None:
         out.data["text/plain"] for out in book.cells[2].outputs if out.output_type == "execute_result"
     )
     assert sorted(shown.split("\n")[:2]) == ["rank 0 | here", "rank 1 | here"] and value == "[20, 30]"
-    told = "".join(out.text for out in book.cells[4].outputs)
-    assert told.startswith("1 Traceback") and "raise ZeroDivisionError('of my own')" in told
+    error_lines = "".join(out.text for out in book.cells[4].outputs)
+    assert error_lines.startswith("1 Traceback") and "raise ZeroDivisionError('of my own')" in error_lines

@@ -150,13 +150,13 @@ def test_a_run_on_a_task_of_ones_own(tmp_path: Path) -> None:
     )
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     train = Forked(["-m", "unisono", "train", "r.toml", "--json"], tmp_path, environ)
-    told = train.stderr.read()
-    assert train.wait(120) == 0, told
+    error_lines = train.stderr.read()
+    assert train.wait(120) == 0, error_lines
     run = json.loads(train.stdout.read())["run_dir"]
     words = ["-m", "unisono", "evaluate", run, "--lm-eval", "animals", "--lm-eval-tasks", ".", "--json"]
-    asked = Forked(words, tmp_path, environ)
-    out, told = asked.stdout.read(), asked.stderr.read()
-    assert asked.wait(200) == 0, told
+    evaluate = Forked(words, tmp_path, environ)
+    out, error_lines = evaluate.stdout.read(), evaluate.stderr.read()
+    assert evaluate.wait(200) == 0, error_lines
     said = json.loads(out)
     assert said["step"] == 60 and said["tasks"]["animals"]["acc"] == pytest.approx(2 / 3)
     unknown = Forked([*words[:4], "--lm-eval", "plants", *words[6:]], tmp_path, environ)
