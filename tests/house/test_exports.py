@@ -16,6 +16,7 @@ EXPORTED = {
     "check_gradients",
     "gradients_of",
     "init",
+    "notebook_launch",
     "prove",
     "scope",
     "trainer",
