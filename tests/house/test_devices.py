@@ -26,7 +26,6 @@ ALLOWED = {
     "config/sections/job.py": "names of backends, and modules of a site, in descriptions",
     "config/sections/k8s.py": "the name by which Kubernetes counts devices",
     "config/sections/network.py": "variables of the environment that backends read; no torch there",
-    "library/notebook.py": "whether a forked child could use the device; and why not, in a remedy",
     "launch/on_ray.py": "a variable of the environment that Ray sets",
     "submit/job.py": "names of backends, which are part of the contract",
     "observe/environment.py": "variables that are noted beside a run; no torch there",

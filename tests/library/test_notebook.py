@@ -150,7 +150,7 @@ def test_a_result_that_is_no_data_is_refused() -> None:
 def test_a_process_that_cannot_be_forked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="cannot start 0 ranks"):
         unisono.notebook_launch(int, ranks=0)
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="CUDA is in use"):
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="GPU is in use"):
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         unisono.notebook_launch(int)
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="a rank already"):

@@ -40,6 +40,11 @@ def count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def in_use() -> bool:
+    """Whether this process has begun to use GPUs, which a forked child of it could not use."""
+    return torch.cuda.is_initialized()
+
+
 def built() -> frozenset[str]:
     """The backends that torch was built with: of gloo, nccl, mpi."""
     there = {

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import unisono.launch.rank.main  # noqa: F401  # before the fork: a child need not import
+from unisono.comm import device
 from unisono.launch.context import RankContext
 from unisono.launch.env import place_here
 from unisono.launch.fork_server import ForkServer
@@ -130,9 +131,9 @@ def _check(threads: int) -> None:
             likely="a launcher has started it, or a cell has called torch.distributed.init_process_group",
             fix="call the function itself; or restart the kernel, and join the ranks inside of the function",
         )  # fmt: skip
-    if torch.cuda.is_initialized():
+    if device.in_use():
         raise UsageError(
-            "CUDA is in use in this process, and a forked child of it could not use CUDA", where=_WHERE, code="J32",
+            "the GPU is in use in this process, and a forked child of it could not use it", where=_WHERE, code="J32",
             likely="a cell before has moved a tensor or a model to the GPU",
             fix="restart the kernel, and touch the GPU only inside of the function",
         )  # fmt: skip
