@@ -35,15 +35,18 @@ def played(folder: Path, text: str, *, send: int | None = None, **environ: str) 
     (folder / "job.sbatch").write_text(text)
     known = {**os.environ, "PATH": f"{folder}/bin:/usr/bin:/bin", "SLURM_JOB_ID": "7", **environ}
     # Who runs tests under nohup ignores SIGHUP, which a shell could not trap then.
-    process = subprocess.Popen(
-        ["env", "--default-signal", "/bin/bash", "job.sbatch"], cwd=folder, env=known, stderr=subprocess.PIPE
-    )
-    if send is not None:
-        while not (folder / "begun").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(send)
-    process.communicate(timeout=30)
+    words = ["env", "--default-signal", "/bin/bash", "job.sbatch"]
+    process = subprocess.Popen(words, cwd=folder, env=known, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        if send is not None:
+            while not (folder / "begun").exists():
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(send)
+        process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, (folder / "calls").read_text().splitlines()
 
 
