@@ -61,7 +61,8 @@ class BoundTerms:
     path: additions on the longest way forward and backward. rounded: tensors on it that are stored in the compute
     dtype. elements: of all parameters. tokens, leaves: of one global batch. magnified: how much larger what a codec
     loses is in the gradient. narrow: names of weights that the model reads in float32. regrouped: whether a section of
-    the recipe orders sums otherwise than one device does.
+    the recipe orders sums otherwise than one device does. reshaped: whether one has layers compute on tensors of other
+    shapes, whose kernels round otherwise.
     """
 
     path: int
@@ -72,6 +73,7 @@ class BoundTerms:
     magnified: float = 1.0
     narrow: frozenset[str] = frozenset()
     regrouped: bool = False
+    reshaped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     unit = ROUNDOFF[plan.precision]
     spread = math.sqrt(2 * math.log(2 * max(sizes.elements, 1) / FALSE_ALARM))
     inside = between = 0.0
-    if plan.tp * plan.cp * plan.ep > 1:
+    if plan.tp * plan.cp * plan.ep > 1 or sizes.reshaped:
         read = FLOAT8 if plan.arithmetic.fp8 else COMPUTE.get(plan.precision, 0.0)
         rounding = read * math.sqrt(sizes.rounded)
         # Rows of a grid have samples of their own, so sums over tokens are cut too.

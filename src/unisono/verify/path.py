@@ -25,6 +25,8 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
     plan = resolved.plan
     # Only there a layer's sum in float32 has another order, and shows beside the dtype of the run.
     shows_float32 = plan.precision == "fp64" and plan.tp * plan.cp * plan.ep > 1
+    # A section that promises less than the plan by itself has samples pass stages one by one.
+    less = any(part.fidelity(plan) is not Fidelity.EXACT for part in resolved.recipe.sections())
     return BoundTerms(
         path=path + corpus.classes * 2 * PASSES,  # the loss normalises over the classes
         rounded=rounded,
@@ -33,7 +35,8 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
         leaves=batch.leaves * rhythm,
         magnified=1.0 if decay is None else 2.0 / (1.0 - decay),
         narrow=read_in_float32(model, sample_of(corpus, 1)) if shows_float32 else frozenset(),
-        regrouped=any(part.fidelity(plan) is not Fidelity.EXACT for part in resolved.recipe.sections()),
+        regrouped=less,
+        reshaped=less,
     )
 
 
