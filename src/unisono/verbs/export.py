@@ -5,6 +5,7 @@ from pathlib import Path
 from unisono.spec.finder import contributed
 from unisono.spec.runs import run_folder
 from unisono.verbs import CommandCall, Parser, Result, Verb
+from unisono.verbs._checkpoint import add_checkpoint_flags
 
 
 class ExportVerb(Verb):
@@ -21,14 +22,7 @@ class ExportVerb(Verb):
             help="hf: a folder for transformers; adapter: LoRA alone, for peft; onnx; torch: a program of torch.export;"
             " weights: a state_dict under the module's own names",
         )
-        parser.add_argument(
-            "--which", choices=("latest", "best"), default="latest",
-            help="checkpoint: the newest, or that of the best validation, which [early_stopping] keeps",
-        )  # fmt: skip
-        parser.add_argument(
-            "--weights", choices=("model", "ema"), default="model",
-            help="the weights that were trained, or their average over updates, which [ema] keeps",
-        )  # fmt: skip
+        add_checkpoint_flags(parser)
         parser.add_argument("--out", metavar="DIR", help="where to write (RUN/export-TO)")
         parser.add_argument(
             "--dtype",

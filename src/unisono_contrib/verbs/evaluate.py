@@ -8,6 +8,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.runs import run_folder
 from unisono.train.state import history
 from unisono.verbs import CommandCall, Parser, Result, Verb
+from unisono.verbs._checkpoint import add_checkpoint_flags
 
 
 class EvaluateVerb(Verb):
@@ -28,14 +29,7 @@ class EvaluateVerb(Verb):
         parser.add_argument(
             "--calibration", action="store_true", help="of one run too: NLL, accuracy and calibration error"
         )
-        parser.add_argument(
-            "--which", choices=("latest", "best"), default="latest",
-            help="checkpoint: the newest, or that of the best validation, which [early_stopping] keeps",
-        )  # fmt: skip
-        parser.add_argument(
-            "--weights", choices=("model", "ema"), default="model",
-            help="the weights that were trained, or their average over updates, which [ema] keeps",
-        )  # fmt: skip
+        add_checkpoint_flags(parser)
         parser.add_argument(
             "--follow", action="store_true", help="wait for more checkpoints, until the run ends"
         )
