@@ -1,0 +1,36 @@
+"""A simulated device, `sim`: memory of its own and of a set size, streams that run ahead of the host, and collectives.
+
+It computes on the CPU. What it is for is its order: an operation that reads what it has not waited for reads a value
+that nobody can rely on, NaN, so a wait that is missing in a program is a wrong number and a `Race`, on a laptop.
+"""
+
+from typing import Any
+
+import torch
+
+from unisono_contrib.comm.sim.module import SimModule
+from unisono_contrib.comm.sim.tensor import NAME, SimDevice, SimTensor, device, run, set_up
+
+__all__ = ["NAME", "SimDevice", "SimTensor", "install"]
+
+_library: list[Any] = []
+
+
+def install(limit: int = 1 << 40) -> SimDevice:
+    """Give this process a device of `limit` bytes. A second call empties it."""
+    if not _library:
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+        _setup_privateuseone_for_python_backend(NAME, SimModule())
+        library = torch.library.Library("_", "IMPL")
+        library.fallback(lambda op, *args, **kwargs: run(op, args, kwargs), "PrivateUse1")
+        _library.append(library)
+        resize: Any = torch.UntypedStorage.resize_
+
+        def resized(storage: Any, nbytes: int) -> Any:
+            result = resize(storage, nbytes)
+            device().resized(storage, nbytes)
+            return result
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+    return set_up(limit)
