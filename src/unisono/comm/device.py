@@ -1,4 +1,4 @@
-"""What is particular to a kind of device, in one place: CPUs, and GPUs under CUDA.
+"""What is particular to a kind of device, in one place: CPUs, GPUs under CUDA, and a simulated device.
 
 Another kind of device (`xpu`, `mps`) is an edit of this file, and a house test holds others to asking it.
 """
@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 
 # torch's flight recorder, of which the stubs know nothing
 RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
 GPU, GPU_BACKEND = "cuda", "nccl"
 CPU_BACKEND = "gloo"
+# A device that is simulated on the CPU, in the order in which a GPU computes: see `unisono_contrib.comm.sim`.
+SIM, SIM_BACKEND = "sim", "simccl"
 # A device that is only imagined: tensors have shapes and no numbers, and all takes the ways that it takes on a GPU.
 META, IMAGINED = "meta", "imagined"
 _FLOAT8 = (8, 9)  # compute capability of the first GPUs with products of eight bits
@@ -65,6 +68,8 @@ def of_rank(backend: str, local_rank: int) -> torch.device:
     than ranks, they take turns."""
     if backend == IMAGINED:
         return torch.device(META)
+    if backend == SIM_BACKEND:
+        return _simulated().install().place
     device = torch.device(GPU, local_rank % count()) if backend == GPU_BACKEND else torch.device("cpu")
     adopt(device)
     return device
@@ -90,13 +95,13 @@ def adopt(device: torch.device) -> None:
 
 def numbered(device: torch.device) -> torch.device:
     """The device with its number: `cuda` alone is the one that this thread stands on."""
-    is_open = device.type == GPU and device.index is None
-    return torch.device(GPU, torch.cuda.current_device()) if is_open else device
+    is_open = _has_streams(device) and device.index is None
+    return torch.device(device.type, torch.get_device_module(device).current_device()) if is_open else device
 
 
 def is_apart(x: Tensor | torch.device) -> bool:
     """Whether a tensor or device has memory and a stream of its own: copies from it may be pinned and go on beside."""
-    return (x if isinstance(x, torch.device) else x.device).type in (GPU, META)
+    return (x if isinstance(x, torch.device) else x.device).type in (GPU, SIM, META)
 
 
 def has_numbers(device: torch.device) -> bool:
@@ -142,7 +147,7 @@ def has_fused(device: torch.device) -> bool:
 
 def between_cpus(pg: dist.ProcessGroup) -> bool:
     """Whether a process group is one of CPUs."""
-    return pg.name() not in (GPU_BACKEND, IMAGINED)
+    return pg.name() not in (GPU_BACKEND, SIM_BACKEND, IMAGINED)
 
 
 def arithmetic(device: torch.device) -> str:
@@ -180,21 +185,22 @@ def seeded_states(seed: int) -> list[Tensor]:
 
 def drain(device: torch.device) -> None:
     """Return when this thread's stream on the device is empty; a CPU has none."""
-    if device.type == GPU:
-        torch.cuda.current_stream(device).synchronize()
+    if _has_streams(device):
+        torch.get_device_module(device).current_stream(device).synchronize()
 
 
 def synchronize(device: torch.device) -> None:
     """Return when the device has done all that it was given; a CPU has."""
-    if device.type == GPU:
-        torch.cuda.synchronize(device)
+    if _has_streams(device):
+        torch.get_device_module(device).synchronize(device)
 
 
 def mark(device: torch.device) -> Any:
     """A moment of what this thread has asked of a GPU; None of a device that is only imagined."""
-    if device.type != GPU:
+    if not _has_streams(device):
         return None
-    return torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True))
+    module = torch.get_device_module(device)
+    return module.current_stream(device).record_event(module.Event(enable_timing=True))
 
 
 def seconds_between(begin: Any, end: Any) -> float:
@@ -236,7 +242,19 @@ def host_room(nbytes: int, device: torch.device) -> Tensor:
     if not has_numbers(device):
         with _disable_current_modes():
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == GPU)
+    return host_like(torch.empty(nbytes, dtype=torch.uint8, device="meta"), device)
+
+
+def host_like(x: Tensor, device: torch.device) -> Tensor:
+    """Host memory of the shape and dtype of x, without values, to and from which `device` copies on its own."""
+    if device.type == SIM:
+        return _simulated().page_locked(x.shape, x.dtype)
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=device.type == GPU)
+
+
+def pinned(x: Tensor, device: torch.device) -> Tensor:
+    """x in host memory from which `device` copies on its own."""
+    return host_like(x, device).copy_(x) if device.type == SIM else x.pin_memory()
 
 
 class Lane:
@@ -244,7 +262,9 @@ class Lane:
     a copy is over when its call returns."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == GPU else None
+        self._device = device
+        self._module: Any = torch.get_device_module(device) if _has_streams(device) else None
+        self._stream = self._module.Stream(device) if self._module else None
 
     def copy(self, to: Tensor, source: Tensor) -> Callable[[], None]:
         """Begin a copy of what `source` is once all that this thread has asked of the device is done. What is returned
@@ -252,19 +272,28 @@ class Lane:
         if self._stream is None:
             to.copy_(source)
             return _nothing
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        module, device = self._module, self._device
+        self._stream.wait_stream(module.current_stream(device))
+        with module.stream(self._stream):
             to.copy_(source, non_blocking=True)
             done = self._stream.record_event()
         for x in (to, source):
-            if x.device.type == GPU:
+            if x.device.type == device.type:
                 x.record_stream(self._stream)
-        return lambda: torch.cuda.current_stream(done.device).wait_event(done)
+        return lambda: module.current_stream(device).wait_event(done)
 
     def drain(self) -> None:
         """Return when all copies are over."""
         if self._stream is not None:
             self._stream.synchronize()
+
+
+def _has_streams(device: torch.device) -> bool:
+    return device.type in (GPU, SIM)
+
+
+def _simulated() -> Any:
+    return contributed("unisono.comm.sim")
 
 
 def _nothing() -> None:

@@ -247,7 +247,7 @@ class LaunchConfig(BaseModel):
         default=None,
         description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",
     )
-    backend: Literal["auto", "gloo", "nccl", "nccl:shared"] = Field(
+    backend: Literal["auto", "gloo", "nccl", "nccl:shared", "sim"] = Field(
         default="auto",
         description="gloo computes on CPUs, nccl on GPUs; auto: nccl if each rank has a GPU; nccl:shared: ranks take"
         " turns on the available GPUs, to try a plan",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.comm.device import adopt, is_apart, numbered
+from unisono.comm.device import adopt, is_apart, numbered, pinned
 from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven, require_samples
 from unisono.train.data.order import samples_at
 
@@ -182,7 +182,7 @@ class Permuted(Feed):
             inputs = inputs.to(self._dtype)
         documents = self._dataset.documents(chosen) if isinstance(self._dataset, Uneven) else None
         rows = [inputs, targets, torch.from_numpy(positions), *([] if documents is None else [documents])]
-        return [part.pin_memory() for part in rows] if self._pinned else rows
+        return [pinned(part, self._device) for part in rows] if self._pinned else rows
 
     def _stretch_of(self, leaves: range) -> "_Stretch":
         if leaves and not 0 <= min(leaves) <= max(leaves) < self._global_batch // self._micro_batch:

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from unisono_contrib.comm.sim.copies import page_locked
+from unisono_contrib.comm.sim.group import register
 from unisono_contrib.comm.sim.module import SimModule
 from unisono_contrib.comm.sim.tensor import NAME, SimDevice, SimTensor, device, run, set_up
 
-__all__ = ["NAME", "SimDevice", "SimTensor", "install"]
+__all__ = ["NAME", "SimDevice", "SimTensor", "install", "page_locked"]
 
 _library: list[Any] = []
 
@@ -24,7 +26,12 @@ def install(limit: int = 1 << 40) -> SimDevice:
         _setup_privateuseone_for_python_backend(NAME, SimModule())
         library = torch.library.Library("_", "IMPL")
         library.fallback(lambda op, *args, **kwargs: run(op, args, kwargs), "PrivateUse1")
-        _library.append(library)
+        # torch.tensor(..., device=) leaves out what Python dispatches to, and torch 2.13 finds no fallback from there.
+        aten = torch.library.Library("aten", "IMPL")
+        for name in ("copy_", "lift_fresh", "detach", "alias"):
+            func = getattr(torch.ops.aten, name).default
+            aten.impl(name, lambda *args, func=func, **kwargs: run(func, args, kwargs), "PrivateUse1")
+        _library.extend((library, aten))
         resize: Any = torch.UntypedStorage.resize_
 
         def resized(storage: Any, nbytes: int) -> Any:
@@ -32,5 +39,6 @@ def install(limit: int = 1 << 40) -> SimDevice:
             device().resized(storage, nbytes)
             return result
 
+        register()
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
     return set_up(limit)

@@ -116,6 +116,9 @@ class SimTensor(Tensor):
     def record_stream(self, stream: Any) -> None:
         self.buffer.keepers.add(stream.sim.number)
 
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
     def __format__(self, spec: str) -> str:
         return format(self.item() if self.dim() == 0 else str(self), spec)
 

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import torch
 
-from unisono.comm.device import drain, is_apart
+from unisono.comm.device import drain, host_like, is_apart
 from unisono.train.state.checkpoint.boxes import Box
 from unisono.train.state.checkpoint.write import save
 
@@ -143,7 +143,7 @@ class Saver:
             used.add(key)
             buffer = self._staging.get(key)
             if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
-                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_apart(source))
+                buffer = host_like(source, source.device)
                 self._staging[key] = buffer
             buffer.copy_(source, non_blocking=is_apart(source))
             devices.add(source.device)
