@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unisono_contrib.comm.sim.autocast import register_autocast
 from unisono_contrib.comm.sim.copies import page_locked
 from unisono_contrib.comm.sim.group import register
 from unisono_contrib.comm.sim.module import SimModule
@@ -28,10 +29,10 @@ def install(limit: int = 1 << 40) -> SimDevice:
         library.fallback(lambda op, *args, **kwargs: run(op, args, kwargs), "PrivateUse1")
         # torch.tensor(..., device=) leaves out what Python dispatches to, and torch 2.13 finds no fallback from there.
         aten = torch.library.Library("aten", "IMPL")
-        for name in ("copy_", "lift_fresh", "detach", "alias"):
+        for name in ("copy_", "lift_fresh"):
             func = getattr(torch.ops.aten, name).default
             aten.impl(name, lambda *args, func=func, **kwargs: run(func, args, kwargs), "PrivateUse1")
-        _library.extend((library, aten))
+        _library.extend((library, aten, *register_autocast(NAME)))
         resize: Any = torch.UntypedStorage.resize_
 
         def resized(storage: Any, nbytes: int) -> Any:

@@ -20,10 +20,12 @@ _aten: Any = torch.ops.aten
 
 
 class _Page(bytearray):
-    """Page-locked bytes of the host. buffer: who reads and writes them on the device's streams."""
+    """Page-locked bytes of the host. buffer: who reads and writes them on the device's streams. late: copies to it that
+    have not arrived. checks: whether the host has changed what is copied from it."""
 
     buffer: DeviceBuffer
     late: "list[tuple[Access, Callable[[], None]]]"
+    checks: "list[Callable[[], None]]"
 
 
 _pages: "weakref.WeakValueDictionary[int, _Page]" = weakref.WeakValueDictionary()
@@ -38,7 +40,7 @@ def page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     here = device()
     page.buffer = DeviceBuffer(here.timeline, here.default, nbytes, lambda nbytes: None)
     page.buffer.keepers = _Everybody()  # memory of the host waits for whoever uses it
-    page.late = []
+    page.late, page.checks = [], []
     there = torch.frombuffer(page, dtype=dtype).view(*shape)
     _pages[there.untyped_storage().data_ptr()] = page
     return there
@@ -106,7 +108,9 @@ def _in(to: SimTensor, source: Tensor, non_blocking: bool) -> None:
         to.numbers.copy_(value)
         overwrite(to, access, stream, spoils)
         if page is not None and non_blocking:
-            timeline.late.append((stream.number, tick, _unchanged(source, source.clone(), access)))
+            check = _once(_unchanged(source, source.clone(), access))
+            page.checks.append(check)
+            timeline.late.append((stream.number, tick, check))
             return
     if not non_blocking:
         timeline.wait_on_host({stream.number: tick})
@@ -114,11 +118,25 @@ def _in(to: SimTensor, source: Tensor, non_blocking: bool) -> None:
 
 def _unchanged(source: Tensor, then: Tensor, access: Access) -> Callable[[], None]:
     def check() -> None:
-        if not torch.equal(source.view(torch.uint8), then.view(torch.uint8)) if source.is_contiguous() else False:
+        if not torch.equal(_bits(source), _bits(then)):
             device().timeline.races.append(Race("changed while it was copied", access.what, "the host"))
             access.spoil()
 
     return check
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    calls = [call]
+
+    def first() -> None:
+        if calls:
+            calls.pop()()
+
+    return first
 
 
 def _out(to: Tensor, source: SimTensor, non_blocking: bool) -> None:
@@ -136,19 +154,21 @@ def _out(to: Tensor, source: SimTensor, non_blocking: bool) -> None:
         if page is None or not non_blocking:
             to.copy_(value)
         else:
-            done: list[bool] = []
-
-            def arrive() -> None:
-                if not done:
-                    done.append(True)
-                    to.copy_(poison(value) if wrong else value)
-
             page.buffer.overwrite(access, span_of(to), stream.clock)
+            for check in page.checks:
+                check()
+            page.checks = []
+            _arrive(page, stream)
             to.copy_(poison(to))
+            arrive = _once(lambda: _write(to, poison(value) if wrong else value))
             page.late.append((access, arrive))
             timeline.late.append((stream.number, tick, arrive))
             return
     timeline.wait_on_host({stream.number: tick})
+
+
+def _write(to: Tensor, value: Tensor) -> None:
+    to.copy_(value)
 
 
 def _arrive(page: _Page, stream: SimStream) -> None:

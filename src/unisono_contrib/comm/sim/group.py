@@ -18,16 +18,20 @@ BACKEND = "simccl"
 
 
 class SimWork(dist.Work):
-    """An operation under way on the group's stream. clock: what is known once it is over."""
+    """An operation under way on the group's stream. clock: what is known once it is over. held: its tensors, of which
+    NCCL's keeps the memory until somebody waits."""
 
-    def __init__(self, work: Any, clock: dict[int, int]) -> None:
+    def __init__(self, work: Any, clock: dict[int, int], held: list[Tensor], under_way: set["SimWork"]) -> None:
         super().__init__()
-        self._work, self._clock = work, clock
+        self._work, self._clock, self._held, self._under_way = work, clock, held, under_way
+        under_way.add(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait."""
         self._work.wait(timeout) if timeout is not None else self._work.wait()
         joined(device().stream.clock, self._clock)
+        self._held = []
+        self._under_way.discard(self)
         return True
 
     def is_completed(self) -> bool:
@@ -44,6 +48,7 @@ class SimGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._gloo, self._name = gloo, name
         self._stream: SimStream = device().timeline.stream()
+        self._under_way: set[SimWork] = set()
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -76,7 +81,7 @@ class SimGroup(dist.ProcessGroup):
                     overwrite(x, access, stream, spoils)
                 raw.append(x.numbers if isinstance(x, SimTensor) else x)
             clock = dict(stream.clock)
-        return SimWork(begin(*raw), clock)
+        return SimWork(begin(*raw), clock, [*reads, *writes], self._under_way)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         (x,) = tensors

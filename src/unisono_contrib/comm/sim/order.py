@@ -8,7 +8,7 @@ to one buffer, of which one writes, are a race unless one of them is known to wh
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 Clock = dict[int, int]  # stream → the number of its operation up to which all is known
@@ -44,6 +44,7 @@ class Race:
     first: str
     second: str
 
+    def __post_init__(self): print("RACE", self, file=sys.stderr, flush=True)
     def __str__(self) -> str:
         return f"{self.kind}: {self.second} does not wait for {self.first}"
 
@@ -54,12 +55,25 @@ class SimStream:
     def __init__(self, timeline: "Timeline", number: int) -> None:
         self.timeline, self.number = timeline, number
         self.clock: Clock = {number: 0}
+        self._freed: list[Access] = []
 
     def begin(self) -> int:
         """Number the next operation. It comes after all that the host has waited for."""
         joined(self.clock, self.timeline.host)
         self.clock[self.number] += 1
         return self.clock[self.number]
+
+    def free(self, uses: Iterable[Access]) -> None:
+        """Memory that was taken for this stream is back, after these uses of it."""
+        self._freed += uses
+
+    def take(self) -> None:
+        """The next operation takes memory, and may get any that is back."""
+        for use in self._freed:
+            if not use.known_to(self.clock):
+                self.timeline.races.append(Race("taken again while in use", use.what, f"at {site()}: memory"))
+                use.spoil()
+        self._freed = []
 
 
 @dataclass(slots=True)
@@ -154,15 +168,11 @@ class DeviceBuffer:
         self.timeline.races.append(Race(kind, first.what, second.what))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Its memory returns to its home stream, whose next operation may write there."""
+        """Its memory returns to its home stream."""
         if is_finalizing():
             return
-        for _, use in (*self.reads, *self.writes):
-            if use.stream not in self.keepers and not use.known_to(self.home.clock):
-                self.timeline.races.append(
-                    Race("freed while in use", use.what, f"stream {self.home.number}, which takes it back,")
-                )
-                use.spoil()
+        uses = [use for _, use in (*self.reads, *self.writes) if use.stream not in self.keepers]
+        self.home.free(use for use in uses if not use.known_to(self.home.clock))
         self.give_back(self.nbytes)
 
 

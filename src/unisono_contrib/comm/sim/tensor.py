@@ -51,6 +51,7 @@ class SimDevice:
                 self.memory.take(storage.nbytes())
             except MemoryError as error:
                 raise torch.OutOfMemoryError(f"{NAME} out of memory: {error}") from None
+            self.stream.take()
             known = DeviceBuffer(self.timeline, self.stream, storage.nbytes(), self.memory.give_back)
             self.buffers[storage._cdata] = known
         return known
@@ -223,6 +224,8 @@ def launch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             return x.numbers if is_written else poison(x.numbers)
 
         result = func(*tree_map(read, tuple(args)), **tree_map(read, kwargs))
+        for x in written:
+            _fit(x)
         outputs = _wrapped(result, {id(w.numbers): w for w in written})
         for x in written if how.is_view else {id(x): x for x in (*written, *tensors(outputs))}.values():
             overwrite(x, access, stream, spoils)
@@ -255,6 +258,15 @@ def span_of(numbers: Tensor) -> Span:
         return first, first
     last = sum((size - 1) * stride for size, stride in zip(numbers.shape, numbers.stride(), strict=True))
     return first, first + (last + 1) * numbers.itemsize
+
+
+def _fit(x: SimTensor) -> None:
+    """An operation may have given its output another size."""
+    if x.shape != x.numbers.shape:
+        storage = x.numbers.untyped_storage()
+        if storage.nbytes() != x.buffer.nbytes:
+            device().resized(storage, storage.nbytes())
+        x.data = SimTensor(x.numbers)
 
 
 def poison(numbers: Tensor) -> Tensor:
