@@ -288,6 +288,11 @@ class Lane:
             self._stream.synchronize()
 
 
+def tally(device: torch.device) -> Any:
+    """What a simulated device has counted so far, see `unisono_contrib.comm.sim.DeviceTally`; None of any other."""
+    return _simulated().tally() if device.type == SIM else None
+
+
 def _has_streams(device: torch.device) -> bool:
     return device.type in (GPU, SIM)
 

@@ -85,13 +85,17 @@ def proven(bug: TextBug, plan: str) -> str:
     from tests.verify.mutations.planting import Bug
     from tests.verify.mutations.proving import recipe
     from unisono.plan import Plan
-    from unisono.verify.prover import ENTRY, prove_on
+    from unisono.verify.prover import ENTRY, prove, prove_on
 
     about = Bug(
         bug.name, plan, (), 0.1, "adamw", True, bug.recipe, bug.text, "", None, "", lambda patch: None
     )
     with TemporaryDirectory() as folder:
-        (proof,) = prove_on(ThreadForkServer(ENTRY), recipe(about, Path(folder)), [Plan.parse(plan)], 3)
+        what, plans = recipe(about, Path(folder)), [Plan.parse(plan)]
+        if bug.backend:
+            (proof,) = prove(what, plans, steps=3, backend=bug.backend, keep_going=True)
+        else:
+            (proof,) = prove_on(ThreadForkServer(ENTRY), what, plans, 3)
     return "0" if proof.passed else proof.cause or "unlike one device"
 
 

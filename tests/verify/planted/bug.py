@@ -27,7 +27,8 @@ SOURCE = ROOT / "src"
 
 @dataclass(frozen=True, slots=True)
 class TextBug:
-    """See the module. lines: how often `old` stands in the file, if not once; all of them are replaced."""
+    """See the module. lines: how often `old` stands in the file, if not once; all of them are replaced. backend: of
+    the proof, as `launch.backend`; threads where absent."""
 
     name: str
     file: str
@@ -38,6 +39,7 @@ class TextBug:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     lines: int = 1
+    backend: str = ""
 
     @property
     def room(self) -> str:

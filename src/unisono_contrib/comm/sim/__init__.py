@@ -4,6 +4,7 @@ It computes on the CPU. What it is for is its order: an operation that reads wha
 that nobody can rely on, NaN, so a wait that is missing in a program is a wrong number and a `Race`, on a laptop.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +13,31 @@ from unisono_contrib.comm.sim.autocast import register_autocast
 from unisono_contrib.comm.sim.copies import page_locked
 from unisono_contrib.comm.sim.group import register
 from unisono_contrib.comm.sim.module import SimModule
+from unisono_contrib.comm.sim.order import Race
 from unisono_contrib.comm.sim.tensor import NAME, SimDevice, SimTensor, device, run, set_up
 
-__all__ = ["NAME", "SimDevice", "SimTensor", "install", "page_locked"]
+__all__ = ["NAME", "DeviceTally", "SimDevice", "SimTensor", "install", "page_locked", "tally"]
+
+@dataclass(frozen=True, slots=True)
+class DeviceTally:
+    """Since the device was installed. races: accesses that nothing orders. host_waits: times that the host waited.
+    launches: operations. copies: between host and device. most: bytes of its memory at the peak."""
+
+    races: tuple[Race, ...]
+    host_waits: int
+    launches: int
+    copies: int
+    most: int
+
+
+def tally() -> DeviceTally:
+    """Of this process's device."""
+    timeline, counts = device().timeline, device().timeline.counts
+    return DeviceTally(
+        tuple(timeline.races), counts["host_wait"], counts["launch"], counts["copy_in"] + counts["copy_out"],
+        device().memory.most,
+    )  # fmt: skip
+
 
 _library: list[Any] = []
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unisono_contrib.comm.sim.order import Access, DeviceBuffer, Race, SimStream, site
 from unisono_contrib.comm.sim.tensor import (
-    NAME, SimTensor, device, launch, overwrite, poison, span_of
+    NAME, SimTensor, all_of, device, launch, overwrite, poison, span_of
 )  # fmt: skip
 
 _aten: Any = torch.ops.aten
@@ -41,7 +41,7 @@ def page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     page.buffer = DeviceBuffer(here.timeline, here.default, nbytes, lambda nbytes: None)
     page.buffer.keepers = _Everybody()  # memory of the host waits for whoever uses it
     page.late, page.checks = [], []
-    there = torch.frombuffer(page, dtype=dtype).view(*shape)
+    there = torch.frombuffer(page, dtype=dtype).view(torch.Size(shape))
     _pages[there.untyped_storage().data_ptr()] = page
     return there
 
@@ -99,7 +99,7 @@ def _in(to: SimTensor, source: Tensor, non_blocking: bool) -> None:
         tick = stream.begin()
         timeline.counts["copy_in"] += 1
         spoils: list[Callable[[], None]] = []
-        access = Access(stream.number, tick, f"a copy to the device at {site()}", _all(spoils))
+        access = Access(stream.number, tick, f"a copy to the device at {site()}", all_of(spoils))
         value = source
         if page is not None:
             _arrive(page, stream)
@@ -149,7 +149,7 @@ def _out(to: Tensor, source: SimTensor, non_blocking: bool) -> None:
         timeline.counts["copy_out"] += 1
         wrong: list[bool] = []
         access = Access(stream.number, tick, f"a copy to the host at {site()}", lambda: wrong.append(True))
-        safe = source.buffer.read(access, span_of(source.numbers), stream.clock)
+        safe = source.buffer.read(access, span_of(source.numbers), stream.clock) and not here.is_lost
         value = source.numbers.clone() if safe else poison(source.numbers)
         if page is None or not non_blocking:
             to.copy_(value)
@@ -177,14 +177,6 @@ def _arrive(page: _Page, stream: SimStream) -> None:
         if access.known_to(stream.clock):
             arrive()
     page.late = [each for each in page.late if not each[0].known_to(stream.clock)]
-
-
-def _all(spoils: list[Callable[[], None]]) -> Callable[[], None]:
-    def spoil() -> None:
-        for each in spoils:
-            each()
-
-    return spoil
 
 
 def _set_(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono_contrib.comm.sim.copies import all_of
 from unisono_contrib.comm.sim.order import Access, SimStream, joined, site
 from unisono_contrib.comm.sim.tensor import SimTensor, device, overwrite, poison, span_of
 
@@ -18,20 +19,18 @@ BACKEND = "simccl"
 
 
 class SimWork(dist.Work):
-    """An operation under way on the group's stream. clock: what is known once it is over. held: its tensors, of which
-    NCCL's keeps the memory until somebody waits."""
+    """An operation under way on the group's stream. clock: what is known once it is over. held: its tensors, whose
+    memory nobody takes until somebody waits, or forgets about it."""
 
-    def __init__(self, work: Any, clock: dict[int, int], held: list[Tensor], under_way: set["SimWork"]) -> None:
+    def __init__(self, work: Any, clock: dict[int, int], held: list[Tensor]) -> None:
         super().__init__()
-        self._work, self._clock, self._held, self._under_way = work, clock, held, under_way
-        under_way.add(self)
+        self._work, self._clock, self._held = work, clock, held
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait."""
         self._work.wait(timeout) if timeout is not None else self._work.wait()
         joined(device().stream.clock, self._clock)
         self._held = []
-        self._under_way.discard(self)
         return True
 
     def is_completed(self) -> bool:
@@ -48,7 +47,6 @@ class SimGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._gloo, self._name = gloo, name
         self._stream: SimStream = device().timeline.stream()
-        self._under_way: set[SimWork] = set()
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -68,7 +66,7 @@ class SimGroup(dist.ProcessGroup):
             tick = stream.begin()
             here.timeline.counts["collective"] += 1
             spoils: list[Callable[[], None]] = []
-            access = Access(stream.number, tick, f"{what} at {site()}", lambda: [s() for s in spoils] and None)
+            access = Access(stream.number, tick, f"{what} at {site()}", all_of(spoils) if writes else here.lose)
             raw: list[Tensor] = []
             for x in reads:
                 safe = not isinstance(x, SimTensor) or x.buffer.read(access, span_of(x.numbers), stream.clock)
@@ -81,7 +79,7 @@ class SimGroup(dist.ProcessGroup):
                     overwrite(x, access, stream, spoils)
                 raw.append(x.numbers if isinstance(x, SimTensor) else x)
             clock = dict(stream.clock)
-        return SimWork(begin(*raw), clock, [*reads, *writes], self._under_way)
+        return SimWork(begin(*raw), clock, [*reads, *writes])
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         (x,) = tensors

@@ -31,7 +31,12 @@ class SimDevice:
         self.buffers: weakref.WeakValueDictionary[int, DeviceBuffer] = weakref.WeakValueDictionary()
         self.default = self.timeline.stream()
         self.place = torch.device(NAME, 0)
+        self.is_lost = False
         self._here = threading.local()
+
+    def lose(self) -> None:
+        """What another device has received may be wrong: no number of this one counts any more."""
+        self.is_lost = True
 
     @property
     def stream(self) -> SimStream:
@@ -136,7 +141,7 @@ class SimTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        return self.detach()
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]  # with a version of its own
 
     @data.setter
     def data(self, value: "SimTensor") -> None:
@@ -205,7 +210,7 @@ def launch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tick = stream.begin()
         here.timeline.counts["launch"] += 1
         spoils: list[Callable[[], None]] = []
-        access = Access(stream.number, tick, f"{func} at {site()}", lambda: [s() for s in spoils] and None)
+        access = Access(stream.number, tick, f"{func} at {site()}", all_of(spoils))
         written = _written(how, args, kwargs)
         wrong = False
 
@@ -218,7 +223,7 @@ def launch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             is_written = any(x is w for w in written)
             if how.is_view or (how.unread and is_written):
                 return x.numbers
-            if x.buffer.read(access, span_of(x.numbers), stream.clock):
+            if x.buffer.read(access, span_of(x.numbers), stream.clock) and not here.is_lost:
                 return x.numbers
             wrong |= is_written
             return x.numbers if is_written else poison(x.numbers)
@@ -249,6 +254,16 @@ def overwrite(x: SimTensor, access: Access, stream: SimStream, spoils: list[Call
             known.spoil(span)
 
     spoils.append(spoil)
+
+
+def all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
+    """Call them all, those too that come to the list later."""
+
+    def call() -> None:
+        for each in calls:
+            each()
+
+    return call
 
 
 def span_of(numbers: Tensor) -> Span:
