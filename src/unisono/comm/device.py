@@ -142,7 +142,7 @@ def check_float8(device: torch.device) -> None:
 
 def has_fused(device: torch.device) -> bool:
     """Whether torch's optimisers have a fused kernel for the device."""
-    return device.type in ("cpu", GPU)
+    return device.type in ("cpu", GPU, SIM)
 
 
 def between_cpus(pg: dist.ProcessGroup) -> bool:

@@ -303,6 +303,7 @@ class LoopGradients:
     def _close(self) -> None:
         looks = self._replicas.due()
         self._gradients.close(self._replicas.words() if looks else None)
+        self._gradients.drop_unused()
         for slot in self.slots:  # back to where the user's optimiser looks for them
             if slot.master is not slot.live and slot.master.grad is not None:
                 if slot.live.grad is None:

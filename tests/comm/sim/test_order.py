@@ -48,7 +48,7 @@ def test_what_the_host_has_waited_for_is_known_to_all(timeline):
     x.overwrite(access(main), WHOLE, main.clock)
     timeline.wait_on_host(main.clock)
     assert x.read(access(side), WHOLE, side.clock) and not timeline.races
-    assert timeline.counts["host_wait"] == 1
+    assert timeline.waits.total() == 1
 
 
 def test_a_write_over_what_is_read_makes_the_reader_wrong(timeline):

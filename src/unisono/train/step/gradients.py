@@ -62,6 +62,7 @@ class Gradients:
         self.slots = [slot for slot in held if slot.live.requires_grad]
         self.ties = [tie for tie in ties if tie.here[0].live.requires_grad]
         self.dp, self.sync, self.sharding, self.mirror = dp, sync, sharding or {}, mirror
+        self._lacking: set[int] | None = None  # what has no gradient here, until it is known who else lacks it
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
         self.trees, self._final, self._next = trees or {}, False, 0
         leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees), sync.cap, sync.sliced)
@@ -160,7 +161,9 @@ class Gradients:
             self.sync.grad_ready(bucket)
         verdict = self.sync.settle()
         self.line.receive(sending)
-        self._drop_unused({id(p) for p in lacking})
+        self.unused, self._lacking = (), {id(p) for p in lacking}
+        if self.ties or self.mirror is not ALONE:  # who add up what there is
+            self.drop_unused()
         self._join_uses()
         return verdict
 
@@ -169,8 +172,9 @@ class Gradients:
         (ALONE if self.trees else self.mirror).add_up(self.slots, self.ties)
         for tie in self.ties if self.trees else ():
             tie.add_uses()  # one order for all layouts: replicas first, then the uses
-        self._halves = [tie.join() for tie in self.ties]
-        self.line.values[-1].fill_(sum(self._halves))
+        if self.ties:
+            self._halves = [tie.join() for tie in self.ties]
+            self.line.values[-1].fill_(sum(self._halves))
 
     def next(self, measure: Measure) -> Numbers | None:
         """After the update: the numbers of one more gradient that was on its way, which the slots have now; None where
@@ -204,10 +208,13 @@ class Gradients:
         for bucket in self._late:
             bucket.fill()
 
-    def _drop_unused(self, lacking: set[int]) -> None:
-        """Forget gradients that all replicas lack; none is asked which unless one lacks some."""
-        self.unused = ()
-        if not (lacking if self.dp.size == 1 else self.line.values[-1]):  # to look there is to wait for a GPU
+    def drop_unused(self, some: float | None = None) -> None:
+        """Forget gradients that all replicas lack; none is asked which unless one lacks some. some: how many do, where
+        it is known: to look for it is to wait for a GPU."""
+        lacking, self._lacking = self._lacking, None
+        if some is None:
+            some = bool(lacking) if self.dp.size == 1 else float(self.line.values[-1])
+        if lacking is None or not some:
             return
         there = self.line.values.new_tensor([not {id(s.live), id(s.master)} & lacking for s in self.slots])
         for slot, count in zip(self.slots, self.dp.all_reduce(there).tolist(), strict=True):
@@ -218,6 +225,7 @@ class Gradients:
     def numbers(self, measure: Measure) -> Numbers:
         """What the step comes to, in one small sum over the replica. Every rank calls it, or it hangs."""
         norm, *line = measure(self.slots, self.line.values)
+        self.drop_unused(line[-1])
         if line[-1]:
             for tie, lacks in zip(self.ties, self._halves, strict=True):
                 tie.drop_unused(lacks)

@@ -4,6 +4,7 @@ It computes on the CPU. What it is for is its order: an operation that reads wha
 that nobody can rely on, NaN, so a wait that is missing in a program is a wrong number and a `Race`, on a laptop.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,11 @@ __all__ = ["NAME", "DeviceTally", "SimDevice", "SimTensor", "install", "page_loc
 
 @dataclass(frozen=True, slots=True)
 class DeviceTally:
-    """Since the device was installed. races: accesses that nothing orders. host_waits: times that the host waited.
+    """Since the device was installed. races: accesses that nothing orders. waits: how often the host waited, by line.
     launches: operations. copies: between host and device. most: bytes of its memory at the peak."""
 
     races: tuple[Race, ...]
-    host_waits: int
+    waits: Mapping[str, int]
     launches: int
     copies: int
     most: int
@@ -34,7 +35,7 @@ def tally() -> DeviceTally:
     """Of this process's device."""
     timeline, counts = device().timeline, device().timeline.counts
     return DeviceTally(
-        tuple(timeline.races), counts["host_wait"], counts["launch"], counts["copy_in"] + counts["copy_out"],
+        tuple(timeline.races), dict(timeline.waits), counts["launch"], counts["copy_in"] + counts["copy_out"],
         device().memory.most,
     )  # fmt: skip
 

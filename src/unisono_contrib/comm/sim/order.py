@@ -44,7 +44,6 @@ class Race:
     first: str
     second: str
 
-    def __post_init__(self): print("RACE", self, file=sys.stderr, flush=True)
     def __str__(self) -> str:
         return f"{self.kind}: {self.second} does not wait for {self.first}"
 
@@ -80,8 +79,8 @@ class SimStream:
 class Timeline:
     """The streams of one device, and what the host knows of them.
 
-    host: what the host has waited for. races: seen so far. counts: operations, host waits and copies, by name. waits: the
-    lines at which the host waited. late: copies to host memory that have not arrived, as the host sees it.
+    host: what the host has waited for. races: seen so far. counts: operations and copies, by name. waits: how often
+    the host waited, by line. late: copies to host memory that have not arrived, as the host sees it.
     """
 
     streams: list[SimStream] = field(default_factory=list)
@@ -103,7 +102,6 @@ class Timeline:
         """The host waits until these operations are over."""
         with self.lock:
             if counted:
-                self.counts["host_wait"] += 1
                 self.waits[site()] += 1
             joined(self.host, clock)
             arrived = [each for each in self.late if self.host.get(each[0], 0) >= each[1]]

@@ -117,7 +117,8 @@ class AheadGradients(Gradients):
         if not self._left:
             return super().numbers(measure)
         count = self.line.places.count
-        *losses, squares, stop, _ = self.line.values.tolist()
+        *losses, squares, stop, lacks = self.line.values.tolist()
+        self.drop_unused(lacks)
         norm = math.nan if math.isfinite(squares) else math.inf
         return Numbers(norm, math.fsum(losses[:count]), stop > 0)
 
