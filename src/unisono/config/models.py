@@ -59,6 +59,14 @@ class DataConfig(BaseModel):
     workers: Count | None = Field(
         default=None, description="processes that tokenise and decode; one per core when absent"
     )
+    worker_kind: Literal["threads", "processes"] = Field(
+        default="threads", description="what decodes, transforms and tokenises shards while the run trains"
+    )
+    transform: str = Field(
+        default="",
+        pattern=r"^(.+\.py:[A-Za-z_]\w*)?$",
+        description="FILE.py:FUNCTION(picture, draw) of your own, which makes an array of each picture in shards",
+    )
 
 
 _COUPLED = [name for name in OPTIMISERS.names() if OPTIMISERS.find(name).couples]

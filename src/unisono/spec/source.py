@@ -15,12 +15,14 @@ class DataSource(Member, ABC):
     """Where samples come from.
 
     gives: what a sample is, as `ModelConfig.reads` says it: "tokens", "pictures", "clicks". worded: it holds text, of
-    which `data.tokenizer` makes tokens. moves: why it may be other data at another time, for messages.
+    which `data.tokenizer` makes tokens. moves: why it may be other data at another time, for messages. transforms:
+    whether `data.transform` is called for each of its samples.
     """
 
     gives: ClassVar[str]
     worded: ClassVar[bool] = False
     moves: ClassVar[str] = "the file has changed since"
+    transforms: ClassVar[bool] = False
 
     def facts(self, tokenizer: str) -> Facts:
         """What is known of the data without reading it."""

@@ -33,6 +33,13 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
             where="data.source",
             fix="another data.source, or another model.kind",
         )
+    if data.transform and not source.transforms:
+        raise UsageError(
+            f"data.transform is called for pictures in shards, and the source {data.source!r} has none",
+            code="C06",
+            where="data.transform",
+            fix="without it; or tar:, mds:, parquet:...,kind=pictures",
+        )
     return source.load(data, model)
 
 

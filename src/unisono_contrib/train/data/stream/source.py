@@ -40,6 +40,10 @@ class ShardSource(RecordSource, ABC):
     def worded(self) -> bool:  # type: ignore[override]
         return self.gives == "tokens"
 
+    @property
+    def transforms(self) -> bool:  # type: ignore[override]
+        return self.gives == "pictures"
+
     @abstractmethod
     def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         """The shards, in order. Raises UsageError."""
