@@ -67,6 +67,12 @@ class DataConfig(BaseModel):
         pattern=r"^(.+\.py:[A-Za-z_]\w*)?$",
         description="FILE.py:FUNCTION(picture, draw) of your own, which makes an array of each picture in shards",
     )
+    hosts: tuple[Annotated[str, Field(pattern=r"^.+:\d{1,5}$")], ...] = Field(
+        default=(), description='data hosts that read, decode and tokenise for ranks: ["10.0.0.5:7400"]'
+    )
+    hosts_token: str = Field(
+        default="", description="file with the secret of data hosts; hosts.token in data.cache when absent"
+    )
 
 
 _COUPLED = [name for name in OPTIMISERS.names() if OPTIMISERS.find(name).couples]

@@ -64,13 +64,18 @@ def _answer(reply: dict[str, Any], out: str) -> dict[str, Any]:
         error = OSError(reply["errno"], os.strerror(reply["errno"] or 0))
         is_ours = not reply["file"] or reply["file"].startswith(out)
         raise error if is_ours else unreadable(Path(reply["file"]), error)
+    raised(reply)
+    return reply
+
+
+def raised(reply: Mapping[str, Any]) -> None:
+    """Raise what another process has raised, if `failure` has written the reply."""
     if "error" in reply:
         raise UsageError(**reply["error"])
     if "raised" in reply:
-        raised = UserCodeError(**reply["raised"])
-        raised.shown, raised.trace = reply["shown"], reply["trace"]
-        raise raised
-    return reply
+        error = UserCodeError(**reply["raised"])
+        error.shown, error.trace = reply["shown"], reply["trace"]
+        raise error
 
 
 def failure(error: Exception) -> dict[str, Any]:

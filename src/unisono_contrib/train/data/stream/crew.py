@@ -92,7 +92,7 @@ class WorkerCrew:
             while not (answers := worker.heard(out)):
                 pass
             if pixels is not None and answers[0]["bad"] is None:
-                _read(file, memoryview(pixels).cast("B"))
+                _read(file, pixels.reshape(-1).view(np.uint8).data)
             return answers[0]
         except (UnisonoError, OSError):
             raise
