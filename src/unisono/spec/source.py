@@ -32,6 +32,10 @@ class DataSource(Member, ABC):
         """The simplest mistakes, found at once: nothing there, or nothing in it. Raises UsageError."""
         return None
 
+    def giving(self, wanted: str) -> str:
+        """The option that makes its samples what a model reads, as `gives` says it; "" where there is none."""
+        return ""
+
     @abstractmethod
     def load(self, data: Any, model: ModelConfig) -> "Corpus":
         """The samples, split and numbered. data: the recipe's [data] section. Starts no thread, so that a fork may

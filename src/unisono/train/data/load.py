@@ -32,7 +32,9 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
             f"a model of kind {model.kind!r} reads {model.reads}, the source {data.source!r} gives {source.gives}",
             code="D12",
             where="data.source",
-            fix="another data.source, or another model.kind",
+            fix=", or ".join(
+                filter(None, (source.giving(model.reads), "another data.source, or another model.kind"))
+            ),
         )
     if data.transform and not source.transforms:
         raise UsageError(

@@ -96,7 +96,10 @@ class DataHost:
             connection.close()
 
     def _reply(self, connection: Connection, said: Mapping[str, Any], tensors: list[Tensor | None]) -> None:
-        number, reading = said.get("number"), self._readers.submit(self._read, said, tensors)
+        try:
+            number, reading = said.get("number"), self._readers.submit(self._read, said, tensors)
+        except RuntimeError as error:  # it is closing
+            raise EOFError from error
         while not _is_done(reading):
             connection.send_bytes(wire.packed({"number": number, "reads": True}))
         try:
