@@ -966,6 +966,8 @@ STREAMED = (
     " --model.n_head 2 --model.context 16 --train.steps 4 --train.global_batch 8 --train.micro_batch 1"
     " --train.lr_schedule constant --no-out.report"
 )
+HOSTING = STREAMED.replace("unisono train --name stream", "unisono data").partition(" --train.steps")[0]
+UNCACHED = STREAMED.replace("kind=text", "kind=text,cache_gb=1e-9")
 DATA = (
     reads(
         _G,
@@ -985,6 +987,22 @@ DATA = (
         f" {STREAMED} --train.steps 8 --json",
         "shards of tar are read by two ranks, then by four, and the loss is that of one rank",
         lambda ran: abs(ran.objects[1]["loss"] - ran.objects[2]["loss"]) < 1e-5,
+    ),
+    reads(
+        _G,
+        "Preprocessing in worker processes",
+        f"{SHARDS} && {UNCACHED} --json && sleep 1 &&"
+        f" {UNCACHED} --data.worker_kind processes --data.workers 2 --json",
+        "shards are tokenised by threads, then by processes: the same loss to the last digit",
+        lambda ran: ran.objects[0]["loss"] == ran.objects[1]["loss"],
+    ),
+    prints(
+        _G,
+        "Preprocessing on data hosts",
+        f"{SHARDS}; timeout 100 {HOSTING} 2> said & until grep -q serves said; do sleep 0.2; done;"
+        f" {STREAMED} --data.hosts $(grep -o '127.*' said); kill $!; wait; cat said",
+        "another process has read the samples of the run, and says how many",
+        r"served \d+ samples",
     ),
     reads(
         _G,

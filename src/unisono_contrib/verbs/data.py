@@ -1,5 +1,6 @@
 """`unisono data FILE --at ADDRESS:PORT`: a data host."""
 
+import signal
 import socket
 from contextlib import suppress
 
@@ -13,7 +14,8 @@ class DataVerb(RecipeVerb):
     """Read, decode and tokenise a recipe's data on this host, for ranks elsewhere.
 
     Ranks of the same recipe name this host in `data.hosts`. Any number of hosts may serve them; each can be killed and
-    started at any time, and no sample is lost or read twice. It serves until Ctrl-C.
+    started at any time, and no sample is lost or read twice. It serves until Ctrl-C, or
+    SIGTERM.
     """
 
     name = "data"
@@ -50,6 +52,7 @@ class DataVerb(RecipeVerb):
             ) from error  # fmt: skip
         host = DataHost(listener, token, corpus, facts_of(corpus, data))
         call.settings.note(f"serves {len(corpus.train):,} samples at {address}:{host.port}")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):  # how it is meant to end
             host.wait()
         host.close()
