@@ -39,9 +39,10 @@ class DataVerb(RecipeVerb):
             return call.would({"at": call.args.at}, f"would serve {data.source} at {call.args.at}")
         from unisono.train.data.load import load
         from unisono_contrib.train.data.data_host import DataHost
-        from unisono_contrib.train.data.host_words import facts_of, token_of
+        from unisono_contrib.train.data.host_secret import secret_path, token_at
+        from unisono_contrib.train.data.host_words import facts_of
 
-        token, corpus = token_of(data, makes=True), load(data, recipe.model)
+        token, corpus = token_at(secret_path(data), makes=True), load(data, recipe.model)
         try:
             family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
             listener = socket.create_server((address, port), family=family, backlog=128)
@@ -50,7 +51,7 @@ class DataVerb(RecipeVerb):
                 f"cannot listen at {call.args.at}: {error.strerror or error}",
                 where="--at", fix="an address of this host, and a free port", code="L01",
             ) from error  # fmt: skip
-        host = DataHost(listener, token, corpus, facts_of(corpus, data))
+        host = DataHost(listener, token, corpus, facts_of(corpus, data), data.cache)
         call.settings.note(f"serves {len(corpus.train):,} samples at {address}:{host.port}")
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):  # how it is meant to end

@@ -21,7 +21,8 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load
 from unisono_contrib.train.data.data_host import DataHost
-from unisono_contrib.train.data.host_words import facts_of, narrowed, token_of, widened
+from unisono_contrib.train.data.host_secret import secret_path, token_at
+from unisono_contrib.train.data.host_words import facts_of, narrowed, widened
 
 pytestmark = pytest.mark.timeout(120)
 SHAPE = (3, 6, 6)
@@ -43,7 +44,8 @@ class Served:
 
     def host(self, corpus: Corpus, data: DataConfig, port: int = 0) -> DataHost:
         listener = socket.create_server(("127.0.0.1", port))
-        self.hosts.append(DataHost(listener, token_of(data, makes=True), corpus, facts_of(corpus, data)))
+        token = token_at(secret_path(data), makes=True)
+        self.hosts.append(DataHost(listener, token, corpus, facts_of(corpus, data), data.cache))
         return self.hosts[-1]
 
     def corpus(self, *places: str, **keys: Any) -> Corpus:
@@ -155,6 +157,19 @@ def test_other_data_another_secret_and_no_secret_are_refused(
     (tmp_path / "other").write_text("short")
     refused("D20", lambda: here.corpus("127.0.0.1:1", hosts_token=str(tmp_path / "other")))
     assert oct((tmp_path / "cache" / "hosts.token").stat().st_mode)[-3:] == "600"
+
+
+def test_ranks_need_not_read_shards_that_a_host_has_indexed(
+    served: Callable[..., Served], tmp_path: Path
+) -> None:
+    here = served("chats")
+    place, alone, shard = here.start(), steps(here.alone, 4), tmp_path / "chats" / "000.jsonl"
+    stat, body = shard.stat(), shard.read_bytes()
+    shard.write_bytes(b"?" * len(body))
+    os.utime(shard, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other = {"cache": str(tmp_path / "other"), "hosts_token": str(tmp_path / "cache" / "hosts.token")}
+    assert same(alone, steps(here.corpus(place, **other), 4))
+    refused("D14", lambda: here.corpus(**{**other, "cache": str(tmp_path / "third")}))
 
 
 def test_what_is_wrong_with_the_data_is_said_as_here(served: Callable[..., Served], tmp_path: Path) -> None:

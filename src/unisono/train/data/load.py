@@ -26,6 +26,11 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
     D11 (tokenizer), D12 (source and model do not fit), D13 (broken index), D14 (bad record), D15 (cache), D16 (worker),
     D17 (packing), D18 (a store that does not answer), D20 (data hosts).
     """
+    corpus = _loaded(data, model)
+    return contributed("unisono.train.data.hosts").hosted(corpus, data) if data.hosts else corpus
+
+
+def _loaded(data: DataConfig, model: ModelConfig) -> Corpus:
     source = SOURCES.read(data.source, "data.source")
     if model.reads not in ("", source.gives):  # a user's own model may read what it likes
         raise UsageError(
@@ -43,13 +48,12 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
             where="data.transform",
             fix="without it; or tar:, mds:, parquet:...,kind=pictures",
         )
-    corpus = source.load(data, model)
-    return contributed("unisono.train.data.hosts").hosted(corpus, data) if data.hosts else corpus
+    return source.load(data, model)
 
 
 def mixed(weighed: Sequence[tuple[float, str]], data: DataConfig, model: ModelConfig) -> Corpus:
     """The corpus of several sources, each with its weight. Raises UsageError D12 where they do not go together."""
-    parts = [load(data.model_copy(update={"source": text, "hosts": ()}), model) for _, text in weighed]
+    parts = [_loaded(data.model_copy(update={"source": text}), model) for _, text in weighed]
     first, texts, weights = parts[0], [text for _, text in weighed], [weight for weight, _ in weighed]
     for part, text in zip(parts, texts, strict=True):
         if (part.vocab, part.sample_shape, part.rows) != (first.vocab, first.sample_shape, first.rows):

@@ -4,6 +4,7 @@ It keeps no position and knows no rank. Whoever asks says which samples, so that
 asked, or how often.
 """
 
+import json
 import socket
 import threading
 import traceback
@@ -15,13 +16,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from unisono.spec.errors import UsageError, UserCodeError
+from unisono.train.data import cache
 from unisono.train.data.dataset import Corpus, Foreseen, Uneven, fetched
 from unisono.train.data.worker_pool import failure
 from unisono_contrib.sync._servers import wire
 from unisono_contrib.train.data.host_words import BEAT, narrowed
+from unisono_contrib.train.data.stream.index import KIND as INDEX
 
 _MOST = 1024  # callers at once
 _OF_DATA = ("D14", "D19")  # errors that any other process would meet too
@@ -29,11 +33,13 @@ _LOOK = 0.5  # seconds between two looks for the end
 
 
 class DataHost:
-    """Serves from now on, on threads. samples: that it has served. facts: see `facts_of`."""
+    """Serves from now on, on threads. samples: that it has served. facts: see `facts_of`. cache: of its data, where the
+    index of shards lies."""
 
     def __init__(
-        self, listener: socket.socket, token: bytes, corpus: Corpus, facts: Mapping[str, Any]
+        self, listener: socket.socket, token: bytes, corpus: Corpus, facts: Mapping[str, Any], cache: str
     ) -> None:
+        self._cache = cache
         self.samples, self._facts, self._token = 0, dict(facts), token
         self._sets = {"train": corpus.train, "val": corpus.val}
         self._listener, self._over = listener, threading.Event()
@@ -87,7 +93,10 @@ class DataHost:
                 connection.send_bytes(wire.packed(word))
             while not self._over.is_set():
                 said, tensors = wire.unpacked(connection.recv_bytes())
-                self._reply(connection, said, tensors)
+                if "index" in said:
+                    connection.send_bytes(wire.packed(*self._index(said["index"])))
+                else:
+                    self._reply(connection, said, tensors)
         except (OSError, EOFError, ValueError):
             pass  # the rank has ended, or what came was from no rank
         finally:
@@ -117,6 +126,16 @@ class DataHost:
                 traceback.print_exception(error)
             answer = failure(error) if is_theirs else {}
             connection.send_bytes(wire.packed({"number": number, "failed": answer}))
+
+    def _index(self, key: Mapping[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
+        """What it knows of a shard, which ranks need not read then."""
+        folder = cache.folder_of(self._cache, INDEX, key)
+        if not (folder / cache.META).exists():
+            return {"meta": None}, []
+        paths = sorted(path for path in folder.iterdir() if path.name != cache.META)
+        bodies = [torch.from_numpy(np.fromfile(path, np.uint8)) for path in paths]
+        meta = json.loads((folder / cache.META).read_text())
+        return {"meta": meta, "files": [path.name for path in paths]}, bodies
 
     def _read(self, said: Mapping[str, Any], tensors: list[Tensor | None]) -> tuple[list[str], list[Tensor]]:
         """(how they are made whole, inputs and targets, and documents if there are several in a window)."""

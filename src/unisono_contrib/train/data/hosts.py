@@ -23,7 +23,8 @@ from unisono.train.data.dataset import Corpus, Dataset, Foreseen, Ordered, Uneve
 from unisono.train.data.order import samples_at
 from unisono.train.data.worker_pool import on_stderr, raised
 from unisono_contrib.sync._servers import wire
-from unisono_contrib.train.data.host_words import SILENCE, differing, facts_of, stranger, token_of, widened
+from unisono_contrib.train.data.host_secret import PATIENCE, differing, secret_path, stranger, token_at
+from unisono_contrib.train.data.host_words import facts_of, widened
 
 _FIRST = 10.0  # seconds until all hosts have answered the first call, or count as lost
 _AGAIN = 1.0  # seconds between two calls of a host that does not answer
@@ -105,7 +106,7 @@ class HostPool:
         pause, has_begun = threading.Event(), host.called.is_set()
         while host.connection is None and host.refusal is None:
             try:
-                connection = wire.call(address.strip("[]"), int(port), self._token, {}, SILENCE)
+                connection = wire.call(address.strip("[]"), int(port), self._token, {}, PATIENCE)
                 said, _ = wire.unpacked(connection.recv_bytes())
                 host.refusal = differing(host.where, self._facts, said.get("facts", {}))
                 if host.refusal is None:
@@ -205,7 +206,7 @@ class HostedDataset:
 def hosted(corpus: Corpus, data: DataConfig) -> Corpus:
     """The same samples, read by `data.hosts`. Calls nobody yet, so that a fork may follow. Raises UsageError D20 where
     there is no secret."""
-    token, facts = token_of(data), facts_of(corpus, data)
+    token, facts = token_at(secret_path(data)), facts_of(corpus, data)
     train, val = (
         HostedDataset(each, name, HostPool(data.hosts, token, facts))
         for each, name in ((corpus.train, "train"), (corpus.val, "val"))

@@ -18,6 +18,7 @@ from unisono.train.data.texts import packing_of, text_of
 from unisono.train.data.tokenised.cutters import folder_of
 from unisono.train.data.tokenised.order import JSONL, Fields, TokenOrder
 from unisono_contrib.comm.depot import bare
+from unisono_contrib.train.data.host_secret import IndexLenders, secret_path
 from unisono_contrib.train.data.stream.crew import PictureDecoder, WorkerCrew
 from unisono_contrib.train.data.stream.datasets import Body, DocumentStream, PictureStream, TokenStream
 from unisono_contrib.train.data.stream.decode import Decoding
@@ -42,7 +43,8 @@ class Streaming:
 
     def places(self, data: DataConfig) -> ShardPlaces:
         """Where things lie."""
-        return ShardPlaces(ShardStore(self.patience), data.cache, int(self.cache_gb * _GIB))
+        lenders = IndexLenders(data.hosts, secret_path(data))
+        return ShardPlaces(ShardStore(self.patience), data.cache, int(self.cache_gb * _GIB), lenders)
 
 
 def text_stream(
