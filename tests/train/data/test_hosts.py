@@ -16,6 +16,7 @@ from tests.train.data.stream import shards
 from tests.train.data.test_load import refused
 from tests.verbs.jobs import losses, runs_of, started, unisono
 from unisono.config import DataConfig, ModelConfig
+from unisono.library.streaming import StreamingLoader
 from unisono.spec.errors import UserCodeError
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
@@ -186,6 +187,47 @@ def test_what_is_wrong_with_the_data_is_said_as_here(served: Callable[..., Serve
         wrong = served(transform=f"{tmp_path / 'mine.py'}:raises")
         steps(wrong.corpus(wrong.start()), 1)
     assert "mine.py:6 in raises" in raised.value.where
+
+
+def test_a_host_that_hangs_is_done_without(
+    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It greets as a host does, and then says nothing more."""
+    monkeypatch.setattr("unisono_contrib.train.data.hosts.PATIENCE", 0.5)
+    here = served()
+    place, alone = here.start(), steps(here.alone, 2)
+
+    class Silent(DataHost):
+        def _reply(self, *_: Any) -> None:
+            pass
+
+    token = token_at(secret_path(here.data))
+    facts = facts_of(here.alone, here.data)
+    here.hosts.append(
+        Silent(socket.create_server(("127.0.0.1", 0)), token, here.alone, facts, here.data.cache)
+    )
+    silent = f"127.0.0.1:{here.hosts[-1].port}"
+    assert same(alone, steps(here.corpus(silent, place), 2))
+    assert f"data host {silent} does not answer" in capfd.readouterr().err
+    assert here.hosts[0].samples >= 2 * 12 + 6
+
+
+def test_a_loop_of_ones_own_has_hosts_too(served: Callable[..., Served], tmp_path: Path) -> None:
+    here = served()
+    keys = {"image": SHAPE, "epochs": 1, "cache": str(tmp_path / "cache"), "val_fraction": 0.25}
+    alone = [*StreamingLoader(here.data.source, 8, **keys)]
+    for one, two in zip(
+        alone, StreamingLoader(here.data.source, 8, hosts=(here.start(),), **keys), strict=True
+    ):
+        assert all(map(torch.equal, one, two))
+    assert here.hosts[0].samples == 45
+
+
+def test_the_command_says_what_it_would_do_and_what_is_wrong(tmp_path: Path) -> None:
+    would = unisono(tmp_path, "data", "--at", "10.0.0.5:7400", "--dry-run", "--json").object
+    assert would["dry_run"] and would["at"] == "10.0.0.5:7400"
+    wrong = unisono(tmp_path, "data", "--at", "here")
+    assert wrong.code == 2 and "U-C04" in wrong.block and "ADDRESS:PORT" in wrong.block
 
 
 def test_tensors_come_back_to_the_bit_in_few_bytes() -> None:

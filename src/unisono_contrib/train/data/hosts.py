@@ -165,7 +165,7 @@ class HostedDataset:
         pairs = [(positions[rows], indices[rows]) for rows in cuts if len(rows)]
         numbers = [self._ask(host, seed, *pair) for host, pair in zip(hosts, pairs, strict=False)]
         read: list[list[Tensor] | None] = [
-            self.pool.answer(*asked) for asked in zip(hosts, numbers, strict=False)
+            self.pool.answer(*each) for each in zip(hosts, numbers, strict=False)
         ]
         read += [None] * (len(pairs) - len(read))
         whole = [

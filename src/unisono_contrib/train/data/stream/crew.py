@@ -121,21 +121,25 @@ class PictureDecoder:
     threads: int
     crew: WorkerCrew | None = None
     _pool: ThreadPoolExecutor | None = None
+    _lock: Lock = field(default_factory=Lock)
 
     def decoded(self, pictures: Sequence[Encoded]) -> np.ndarray:
         """[n, C, H, W] of `Decoding.dtype`. Raises UsageError, and UserCodeError where the user's function raises."""
         pixels = np.empty((len(pictures), *self.decoding.shape), dtype=self.decoding.dtype)
-        pieces = max(1, 2 * self.threads) if self.crew else len(pictures)
+        looks = len(pictures) == 1 and pictures[0].draw is None  # for its shape: a fork may follow
+        crew = None if looks else self.crew
+        pieces = max(1, 2 * self.threads) if crew else len(pictures)
         cuts = np.linspace(0, len(pictures), min(pieces, len(pictures)) + 1).astype(int).tolist()
 
         def decode(rows: slice) -> None:
             chosen = pictures[rows]
-            pixels[rows] = self.crew.decoded(chosen, self.decoding) if self.crew else self._here(chosen)
+            pixels[rows] = crew.decoded(chosen, self.decoding) if crew else self._here(chosen)
 
         chunks = [slice(*pair) for pair in pairwise(cuts)]
         if self.threads > 1 and len(chunks) > 1:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="unisono-decode")
+            with self._lock:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="unisono-decode")
             list(self._pool.map(decode, chunks))
         else:
             for rows in chunks:

@@ -57,13 +57,13 @@ class Decoding:
             key = np.array([number % (1 << 64) for number in draw], dtype=np.uint64)
             random = np.random.Generator(np.random.Philox(key=key))
         try:
-            made = np.asarray(function(picture, random))
-            if made.shape != tuple(self.shape):
-                raise ValueError(f"an array of {list(made.shape)}, and the model reads {list(self.shape)}")
-            whole = made.astype(np.float32)
+            array = np.asarray(function(picture, random))
+            if array.shape != tuple(self.shape):
+                raise ValueError(f"an array of {list(array.shape)}, and the model reads {list(self.shape)}")
+            whole = array.astype(np.float32)
         except Exception as error:
             raise of_user(error, f"{KEY} {self.transform}", self.transform) from error
-        return whole / np.float32(255) if made.dtype == np.uint8 else whole
+        return whole / np.float32(255) if array.dtype == np.uint8 else whole
 
 
 @cache
