@@ -24,7 +24,7 @@ _MODULE = "unisono_contrib.train.data.stream.preparing"
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedPicture:
     """A picture to be decoded. shard, at: where its bytes stand. read(): they. draw: of its visit."""
 
     shard: str
@@ -62,7 +62,7 @@ class WorkerCrew:
     _workers: _Workers | None = None
     _lock: Lock = field(default_factory=Lock)
 
-    def decoded(self, pictures: Sequence[Encoded], decoding: Decoding) -> np.ndarray:
+    def decoded(self, pictures: Sequence[EncodedPicture], decoding: Decoding) -> np.ndarray:
         """[n, C, H, W] of `Decoding.dtype`. Raises UsageError D10, D14, D16 where the process has died,
         UserCodeError."""
         bodies = [each.read() for each in pictures]
@@ -123,7 +123,7 @@ class PictureDecoder:
     _pool: ThreadPoolExecutor | None = None
     _lock: Lock = field(default_factory=Lock)
 
-    def decoded(self, pictures: Sequence[Encoded]) -> np.ndarray:
+    def decoded(self, pictures: Sequence[EncodedPicture]) -> np.ndarray:
         """[n, C, H, W] of `Decoding.dtype`. Raises UsageError, and UserCodeError where the user's function raises."""
         pixels = np.empty((len(pictures), *self.decoding.shape), dtype=self.decoding.dtype)
         looks = len(pictures) == 1 and pictures[0].draw is None  # for its shape: a fork may follow
@@ -146,7 +146,7 @@ class PictureDecoder:
                 decode(rows)
         return pixels
 
-    def _here(self, pictures: Sequence[Encoded]) -> list[np.ndarray]:
+    def _here(self, pictures: Sequence[EncodedPicture]) -> list[np.ndarray]:
         try:
             return [self.decoding.pixels((at := each).read(), each.draw) for each in pictures]
         except BadRecord as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unisono.train.data.packing import PackedWindows
-from unisono_contrib.train.data.stream.crew import Encoded, PictureDecoder
+from unisono_contrib.train.data.stream.crew import EncodedPicture, PictureDecoder
 from unisono_contrib.train.data.stream.decode import Draw
 from unisono_contrib.train.data.stream.index import Index
 from unisono_contrib.train.data.stream.order import PartOrder
@@ -150,7 +150,7 @@ Body = Callable[[int, int], bytes]  # first byte, byte behind → bytes of a par
 
 @dataclass(frozen=True, slots=True)
 class PictureStream(ShardDataset[Body]):
-    """Encoded pictures, decoded when they are read, in the size that the model has.
+    """EncodedPicture pictures, decoded when they are read, in the size that the model has.
 
     index: where they lie. offset: the first of them in the index. decoder: how. varies: whether the user's function may
     draw; in a validation it may not.
@@ -181,12 +181,14 @@ class PictureStream(ShardDataset[Body]):
         return self._fetched(indices, draws)
 
     def _fetched(self, indices: np.ndarray, draws: Sequence[Draw | None]) -> tuple[Tensor, Tensor]:
-        encoded: dict[int, Encoded] = {}
+        encoded: dict[int, EncodedPicture] = {}
         for part, rows, _ in self._by_part(indices):
             body, about = self.parts.get(part), self.index.part(part)
             for row in rows.tolist():
                 first, end = self.index.spans[int(indices[row]) + self.offset].tolist()
-                encoded[row] = Encoded(about.path, about.start + first, partial(body, first, end), draws[row])
+                encoded[row] = EncodedPicture(
+                    about.path, about.start + first, partial(body, first, end), draws[row]
+                )
         pixels = self.decoder.decoded([encoded[row] for row in range(len(indices))])
         inputs = torch.from_numpy(pixels)
         if inputs.dtype == torch.uint8:
