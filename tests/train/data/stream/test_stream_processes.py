@@ -1,6 +1,7 @@
 """Worker processes prepare the samples that threads would, say what is wrong as they do, and end with their rank."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_what_is_wrong_is_said_alike(opened: Callable[..., Corpus], tmp_path: Pa
         with pytest.raises(UserCodeError) as raised:
             read(opened(kind, name))
         assert what in raised.value.what and f"mine.py:{name}" in raised.value.what
+        assert re.search(r"/tar/00\d\.tar:\d+$", raised.value.likely)
         assert name == "small" or "mine.py:9 in raises" in raised.value.where
     refused("C03", lambda: opened(kind, "nothing"))
 

@@ -32,6 +32,11 @@ class EncodedPicture:
     read: Callable[[], bytes]
     draw: Draw | None
 
+    @property
+    def place(self) -> str:
+        """SHARD:BYTE."""
+        return f"{bare(self.shard)}:{self.at}"
+
 
 class _Workers:
     """The processes of one process. A fork has none of its parent's."""
@@ -71,7 +76,7 @@ class WorkerCrew:
             "transform": decoding.transform,
             "sizes": [len(body) for body in bodies],
             "draws": [each.draw for each in pictures],
-            "files": [f"{bare(pictures[0].shard)}:{pictures[0].at}"],
+            "files": [each.place for each in pictures],
         }
         pixels = np.empty((len(pictures), *decoding.shape), dtype=decoding.dtype)
         answer = self.call(order, b"".join(bodies), pixels=pixels)
@@ -148,7 +153,7 @@ class PictureDecoder:
 
     def _here(self, pictures: Sequence[EncodedPicture]) -> list[np.ndarray]:
         try:
-            return [self.decoding.pixels((at := each).read(), each.draw) for each in pictures]
+            return [self.decoding.pixels((at := each).read(), each.draw, each.place) for each in pictures]
         except BadRecord as error:
             raise damaged(at.shard, at.at, str(error)) from error
 

@@ -38,9 +38,10 @@ class Decoding:
         if self.transform:
             _function(self.transform)
 
-    def pixels(self, body: bytes, draw: Draw | None) -> np.ndarray:
-        """A picture, [C, H, W] of `dtype`. draw: None in a validation. Raises BadRecord where it cannot be decoded,
-        UsageError D10, UserCodeError where the user's function raises or returns something else."""
+    def pixels(self, body: bytes, draw: Draw | None, place: str = "") -> np.ndarray:
+        """A picture, [C, H, W] of `dtype`. draw: None in a validation. place: SHARD:BYTE, for messages. Raises
+        BadRecord where it cannot be decoded, UsageError D10, UserCodeError where the user's function raises or returns
+        something else."""
         try:
             if not self.transform:
                 return pixels_of(BytesIO(body), self.shape)
@@ -49,9 +50,9 @@ class Decoding:
             raise
         except Exception as error:  # a decoder may refuse a broken file in any way that it likes
             raise BadRecord(f"a picture cannot be decoded: {type(error).__name__}: {error}") from error
-        return self._transformed(picture, draw)
+        return self._transformed(picture, draw, place)
 
-    def _transformed(self, picture: Any, draw: Draw | None) -> np.ndarray:
+    def _transformed(self, picture: Any, draw: Draw | None, place: str) -> np.ndarray:
         function, random = _function(self.transform), None
         if draw is not None:
             key = np.array([number % (1 << 64) for number in draw], dtype=np.uint64)
@@ -62,7 +63,9 @@ class Decoding:
                 raise ValueError(f"an array of {list(array.shape)}, and the model reads {list(self.shape)}")
             whole = array.astype(np.float32)
         except Exception as error:
-            raise of_user(error, f"{KEY} {self.transform}", self.transform) from error
+            wrapped = of_user(error, f"{KEY} {self.transform}", self.transform)
+            wrapped.likely = f"with the picture at {place}" if place else ""
+            raise wrapped from error
         return whole / np.float32(255) if array.dtype == np.uint8 else whole
 
 

@@ -56,7 +56,7 @@ def decoded(order: Mapping[str, Any], body: bytes) -> dict[str, Any]:
     decoding, at, into = Decoding(tuple(order["shape"]), order["transform"]), 0, 0
     for row, (size, draw) in enumerate(zip(order["sizes"], order["draws"], strict=True)):
         try:
-            picture = decoding.pixels(body[at : at + size], draw and tuple(draw))
+            picture = decoding.pixels(body[at : at + size], draw and tuple(draw), order["files"][row])
         except BadRecord as error:
             return {"bad": [row, str(error)]}
         at += size
