@@ -40,6 +40,9 @@ class _CalledHost:
     called: threading.Event = field(default_factory=threading.Event)
 
 
+_Asked = tuple[_CalledHost, Connection | None, int]  # a host, by which connection, the number of the request
+
+
 class HostPool:
     """The hosts of one process: connected when samples are asked for the first time, and anew after a fork. Used by one
     thread at a time."""
@@ -62,22 +65,24 @@ class HostPool:
                 raise host.refusal
         return [host for host in self._hosts if host.connection is not None]
 
-    def ask(self, host: _CalledHost, said: Mapping[str, Any], tensors: Sequence[Tensor]) -> int:
-        """Ask for samples; a number for the answer, also of a host that is lost meanwhile."""
+    def ask(self, host: _CalledHost, said: Mapping[str, Any], tensors: Sequence[Tensor]) -> _Asked:
+        """Ask for samples, for `answer`; also of a host that is lost meanwhile."""
         self._number += 1
-        if host.connection is not None:
+        connection = host.connection
+        if connection is not None:
             try:
-                host.connection.send_bytes(wire.packed({**said, "number": self._number}, tensors))
+                connection.send_bytes(wire.packed({**said, "number": self._number}, tensors))
             except OSError as error:
                 self._lose(host, error)
-        return self._number
+        return host, connection, self._number
 
-    def answer(self, host: _CalledHost, number: int) -> list[Tensor] | None:
-        """What it has read; None where it is lost, or cannot. Raises UsageError D14, D19 and UserCodeError, as it does
-        there."""
-        while host.connection is not None:
+    def answer(self, request: _Asked) -> list[Tensor] | None:
+        """What a host has read; None where it is lost, or cannot. Raises UsageError D14, D19 and UserCodeError, as it
+        does there."""
+        host, connection, number = request
+        while connection is not None and connection is host.connection:  # not a later one to the same host
             try:
-                said, tensors = wire.unpacked(host.connection.recv_bytes())
+                said, tensors = wire.unpacked(connection.recv_bytes())
             except (OSError, EOFError, ValueError) as error:
                 self._lose(host, error)
                 return None
@@ -104,22 +109,28 @@ class HostPool:
         """Until it answers, or turns out to be of no use."""
         address, _, port = host.where.rpartition(":")
         pause, has_begun = threading.Event(), host.called.is_set()
-        while host.connection is None and host.refusal is None:
+        while host.connection is None:
+            refusal = None
             try:
                 connection = wire.call(address.strip("[]"), int(port), self._token, {}, PATIENCE)
                 said, _ = wire.unpacked(connection.recv_bytes())
-                host.refusal = differing(host.where, self._facts, said.get("facts", {}))
-                if host.refusal is None:
-                    host.connection = connection
+                refusal = differing(host.where, self._facts, said.get("facts", {}))
+                host.connection = connection if refusal is None else None
             except AuthenticationError:
-                host.refusal = stranger(host.where)
+                refusal = stranger(host.where)
             except (OSError, EOFError, ValueError) as error:
                 if not host.called.is_set():
                     _note(host, error)
+            if refusal is not None and has_begun:  # the run goes on without it
+                on_stderr(f"data host {host.where} is not called any more: {refusal.what}\n")
+                return
+            host.refusal = refusal
             host.called.set()
-            if host.connection is None and host.refusal is None:
+            if refusal is not None:
+                return
+            if host.connection is None:
                 pause.wait(_AGAIN)
-        if has_begun and host.connection is not None:
+        if has_begun:
             on_stderr(f"data host {host.where} reads again\n")
 
 
@@ -163,10 +174,8 @@ class HostedDataset:
         hosts = self.pool.living()
         cuts = np.array_split(np.arange(len(indices)), max(1, len(hosts)))
         pairs = [(positions[rows], indices[rows]) for rows in cuts if len(rows)]
-        numbers = [self._ask(host, seed, *pair) for host, pair in zip(hosts, pairs, strict=False)]
-        read: list[list[Tensor] | None] = [
-            self.pool.answer(*each) for each in zip(hosts, numbers, strict=False)
-        ]
+        requests = [self._ask(host, seed, *pair) for host, pair in zip(hosts, pairs, strict=False)]
+        read: list[list[Tensor] | None] = [self.pool.answer(request) for request in requests]
         read += [None] * (len(pairs) - len(read))
         whole = [
             self._elsewhere(seed, *pair) if tensors is None else tensors
@@ -176,14 +185,14 @@ class HostedDataset:
         self._documents = (indices, documents[0]) if documents else None
         return inputs, targets
 
-    def _ask(self, host: _CalledHost, seed: int, positions: np.ndarray, indices: np.ndarray) -> int:
+    def _ask(self, host: _CalledHost, seed: int, positions: np.ndarray, indices: np.ndarray) -> _Asked:
         said = {"set": self.name, "seed": seed, "begin": self._begin}
         return self.pool.ask(host, said, [torch.from_numpy(np.array(x)) for x in (positions, indices)])
 
     def _elsewhere(self, seed: int, positions: np.ndarray, indices: np.ndarray) -> list[Tensor]:
         """By another host, or here."""
         for host in self.pool.living():
-            read = self.pool.answer(host, self._ask(host, seed, positions, indices))
+            read = self.pool.answer(self._ask(host, seed, positions, indices))
             if read is not None:
                 return read
         if isinstance(self.inner, Foreseen):
