@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -178,7 +179,7 @@ class ServerTarget:
             case "killed" | "500":
                 self.stop()
                 if fault == "500":
-                    self._refuser = HTTPServer(("127.0.0.1", self.port), _Refusal)
+                    self._refuser = self._listen()
                     threading.Thread(target=self._refuser.serve_forever, args=(0.01,), daemon=True).start()
 
     def mend(self) -> None:
@@ -197,6 +198,18 @@ class ServerTarget:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(30.0)
             self._process = None
+            self._listen().server_close()  # its workers die after it, and hold the port till then
+
+    def _listen(self) -> HTTPServer:
+        """Who refuses, at the server's port as soon as it is free."""
+        until, pause = time.monotonic() + 10.0, threading.Event()
+        while True:
+            try:
+                return HTTPServer(("127.0.0.1", self.port), _Refusal)
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+            pause.wait(0.02)
 
     def read(self, key: str) -> Losses:
         return read_mlflow(self.url, key)
@@ -224,9 +237,9 @@ def read_tensorboard(folder: Path) -> Losses:
 
 
 def read_trackio(key: str) -> Losses:
-    command = ["trackio", "get", "metric", "--project", "demo", "--run", key, "--metric", "loss", "--json"]
-    script = Path(sys.executable).with_name("trackio")
-    said = subprocess.run([str(script), *command[1:]], check=True, capture_output=True, timeout=60)
+    script = str(Path(sys.executable).with_name("trackio"))
+    command = [script, "get", "metric", "--project", "demo", "--run", key, "--metric", "loss", "--json"]
+    said = subprocess.run(command, check=True, capture_output=True, timeout=60)
     return [(row["step"], row["value"]) for row in json.loads(said.stdout)["values"]]
 
 

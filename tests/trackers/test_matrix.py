@@ -126,23 +126,23 @@ class Watched:
         if event["kind"] != "step":
             return
         if event["step"] == AT and not self.failed:
-            self._until(lambda: self._safe() > 0)
+            assert self._until(lambda: self._safe() > 0), "the tracker has got nothing"
             self.fail()
         if self.failed and event["step"] > AT:
             self._until(lambda: bool(self.behind()), 0.1)
 
     def _safe(self) -> int:
-        (name,) = {self.target.text.partition(":")[0]}
-        cursor = self.run_dir / "trackers" / f"{name}.json"
+        cursor = self.run_dir / "trackers" / f"{self.target.text.partition(':')[0]}.json"
         return json.loads(cursor.read_text())["safe"] if cursor.exists() else 0
 
     def behind(self) -> list[str]:
         return [note for note in self.notes if " is behind: " in note]
 
-    def _until(self, done: Any, seconds: float = 30.0) -> None:
+    def _until(self, done: Any, seconds: float = 40.0) -> bool:
         until = time.monotonic() + seconds
-        while not done() and time.monotonic() < until:
+        while not (is_done := done()) and time.monotonic() < until:
             time.sleep(0.01)
+        return is_done
 
 
 @pytest.mark.parametrize(("target", "fault", "when"), CELLS, indirect=["target"])
