@@ -16,8 +16,8 @@ import pytest
 
 from tests.ports import kept_port
 from tests.threads import context
-from tests.train.small import recipe
 from tests.trackers.targets import FileTarget, ServerTarget, disk
+from tests.train.small import recipe
 from unisono.config import Recipe, resolve, resolved_toml
 from unisono.train.data.load import load
 from unisono.train.watch import journal
@@ -68,7 +68,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerTarget]:
 
 
 @pytest.fixture
-def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+def target(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Target]:
     name = request.param
     module = NEEDS.get(name, "mlflow")
     if importlib.util.find_spec(module) is None or (name == "mlflow-server" and not _serves()):

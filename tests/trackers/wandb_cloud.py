@@ -48,8 +48,17 @@ class _Cloud(ThreadingHTTPServer):
             "project": {"id": "1", "name": names.get("project"), "entity": {"id": "1", "name": "me"}},
         }  # fmt: skip
         files = {"runID": "1", "uploadHeaders": [], "files": []}
-        there = {"id": "1", "name": "", "entity": {"id": "1", "name": "me"}, "bucket": bucket if lines else None}
-        return {"model": there, "upsertBucket": {"bucket": bucket, "inserted": not lines}, "createRunFiles": files}
+        there = {
+            "id": "1",
+            "name": "",
+            "entity": {"id": "1", "name": "me"},
+            "bucket": bucket if lines else None,
+        }
+        return {
+            "model": there,
+            "upsertBucket": {"bucket": bucket, "inserted": not lines},
+            "createRunFiles": files,
+        }
 
 
 class _CloudDesk(BaseHTTPRequestHandler):
