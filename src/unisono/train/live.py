@@ -156,7 +156,7 @@ class Live:
         self.best, self.enough = verdict.best, verdict.enough
 
     def judge_again(self) -> None:
-        """Heed what the run's state says of validations once it was filled; `checkpoints/best` may name another step."""
+        """Heed what the run's state, filled anew, says of validations; `checkpoints/best` may name another step."""
         for section, judge in self.judges:
             self.judged(judge.judged(section, self.run))
         if self.judges and self.order.place.rank == 0:

@@ -114,7 +114,9 @@ def test_its_report_and_its_state_say_how_it_ended(tmp_path: Path) -> None:
     (run / "config.resolved.toml").write_text(resolved_toml(resolve(told, "dp=1")))
     said = report(run)
     (value,) = (
-        line["val_loss"] for line in map(json.loads, open(run / "metrics.jsonl")) if line["step"] == 1
+        line["val_loss"]
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if line["step"] == 1
     )
     assert said["best"] == {"step": 1, "val_loss": value}
     assert said["early"].startswith("early stopping: val_loss was best at step 1, ")
