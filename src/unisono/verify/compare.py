@@ -90,16 +90,8 @@ def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, se
     """Compare one step. before: the reference's record of the step before, None at step 0."""
     out = Judgement()
     look = _Step(terms, step, ref, before, seen, out)
-    for part in (
-        look.data,
-        look.init,
-        look.losses,
-        look.raw,
-        look.norm,
-        look.clipped,
-        look.updated,
-        look.buffers,
-    ):
+    inputs, passes = (look.data, look.init), (look.losses, look.raw, look.norm, look.clipped)
+    for part in (*inputs, *passes, look.updated, look.buffers):
         out.divergences.extend(part())
     return out
 

@@ -18,8 +18,8 @@ from unisono.spec.layout import Anatomy
 from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.watch.locate_nan import odd_loss
-from unisono.verify.beyond import beyond
 from unisono.verify.averages import no_average
+from unisono.verify.beyond import beyond
 from unisono.verify.bounds import Bounds, bounds_of, lag_of, rhythm_of
 from unisono.verify.case import Case
 from unisono.verify.cause import diagnose
