@@ -110,7 +110,7 @@ class RunRecord:
     def best_value(self) -> float | None:
         """What the validation of the best checkpoint came to; None where that is not known."""
         values = [r.get(self.judged_by) for r in self.steps if r["step"] == self.best]
-        return float(values[-1]) if values and is_number(values[-1]) else None
+        return next((float(value) for value in values if value is not None and is_number(value)), None)
 
     @property
     def plan(self) -> str:

@@ -235,8 +235,8 @@ class _Step:
                         yield from self._law(key, got, right, bound, "update")
         share = self.terms.average_step(self.step + 1)
         yield from self._tensors("ema", averages.tolerance_of(share, self.ref, tolerance))
-        for key, *law in averages.laws(share, self.ref, self.before, self.seen):
-            yield from self._law(key, *law, "average", "weights")
+        for key, got, right, bound in averages.laws(share, self.ref, self.before, self.seen):
+            yield from self._law(key, got, right, bound, "average", "weights")
 
     def _same(self, model_key: str) -> bool:
         """Whether a parameter and its moments have the reference's bits: then no formula has to be asked."""
