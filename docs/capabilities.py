@@ -1171,6 +1171,7 @@ DEBUGGING = (
     ),
 )
 _G = "20 Experiment management"
+_PICTURES = "--model.kind mlp --model.hidden 16 --data.source digits --data.val_fraction 0.2 --no-out.report"
 EXPERIMENTS = (
     reads(
         _G,
@@ -1186,6 +1187,32 @@ EXPERIMENTS = (
         f"{TRAIN} 4 --out.track tensorboard && unisono sync runs/proof --to tensorboard --json",
         "steps that the tracker has, asked of itself",
         lambda ran: ran.objects[-1]["to"]["tensorboard"]["sent"] == 4,
+    ),
+    reads(
+        _G,
+        "Early stopping, and the best checkpoint by a metric",
+        f"unisono train {_PICTURES} --train.steps 60 --train.eval_every 5 --early_stopping.patience 2"
+        " --early_stopping.min_delta 9 && unisono report runs --json",
+        "`early`, why the run ended, and `best`, the checkpoint that stays",
+        lambda ran: (
+            ran.objects[-1]["best"]["step"] == 5 and "in no 2 validations since" in ran.objects[-1]["early"]
+        ),
+    ),
+    reads(
+        _G,
+        "Average of the weights (EMA)",
+        f"unisono train {_PICTURES} --train.steps 20 --ema.decay 0.9 && unisono evaluate runs --json"
+        " && unisono evaluate runs --weights ema --json",
+        "`val_loss` of the weights, and another of their average",
+        lambda ran: ran.objects[-2]["val_loss"] != ran.objects[-1]["val_loss"],
+    ),
+    reads(
+        _G,
+        "Callbacks of one's own",
+        'printf \'def see(event):\\n    open("seen", "a").write(event.kind + chr(10))\\n\' > mine.py &&'
+        f" {TRAIN} 3 --callbacks.call mine.py:see",
+        "a line for each step, validation and save",
+        lambda ran: (ran.folder / "seen").read_text().split().count("step") == 3,
     ),
     reads(
         _G,

@@ -11,7 +11,7 @@ from unisono.observe.metrics import read_lines, read_steps
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
 from unisono.spec.doubtful import TEXT, read_text, toml_of
-from unisono.spec.runs import HISTORY
+from unisono.spec.runs import BEST, CHECKPOINTS, HISTORY
 from unisono.spec.source import counted_in
 from unisono.spec.words import is_number
 
@@ -51,6 +51,7 @@ class RunRecord:
     error: Record = field(default_factory=dict)
     prediction: Record = field(default_factory=dict)
     history: tuple[Record, ...] = ()
+    best: int | None = None  # the step of the checkpoint that `[early_stopping]` keeps as the best
     missing: tuple[str, ...] = ()
 
     @property
@@ -94,6 +95,24 @@ class RunRecord:
         )
 
     @property
+    def early(self) -> str:
+        """Why the run ended before its last step, as `[early_stopping]` said; "" where it did not."""
+        ends = [line for line in self.history if line["event"] in ("start", "end")]
+        return str(ends[-1].get("early", "")) if ends else ""
+
+    @property
+    def judged_by(self) -> str:
+        """The number of a validation by which its checkpoints are judged, `val_loss`."""
+        section = self.config.get("early_stopping")
+        return str(section.get("metric", "val_loss")) if isinstance(section, dict) else "val_loss"
+
+    @property
+    def best_value(self) -> float | None:
+        """What the validation of the best checkpoint came to; None where that is not known."""
+        values = [r.get(self.judged_by) for r in self.steps if r["step"] == self.best]
+        return next((float(value) for value in values if value is not None and is_number(value)), None)
+
+    @property
     def plan(self) -> str:
         return str(self.summary.get("plan") or self.config.get("plan") or "")
 
@@ -121,6 +140,7 @@ def collect(folder: str | Path) -> RunRecord:
         error=_json(root / "error.json", optional),
         prediction=_json(root / "prediction.json", optional),
         history=tuple(_history(root, optional)),
+        best=_best(root, optional),
         missing=tuple(missing + [line for line in optional if "absent" not in line]),
     )
 
@@ -135,6 +155,12 @@ def _history(root: Path, missing: list[str]) -> list[Record]:
     """What happened to the run, in order of time."""
     records, _ = _try(lambda: read_lines(root / HISTORY), ([], 0), HISTORY, missing)
     return sorted(filter(_is_change, records), key=lambda line: line["at"])
+
+
+def _best(root: Path, missing: list[str]) -> int | None:
+    name = _try(lambda: read_text(root / CHECKPOINTS / BEST, 4096), "", f"{CHECKPOINTS}/{BEST}", missing)
+    step = name.strip().rpartition("/step-")[2]
+    return int(step) if step.isdecimal() else None
 
 
 def _is_change(line: Record) -> bool:

@@ -20,7 +20,8 @@ def run(run_dir: str | Path) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
+    took part, and when), `best` (the best checkpoint: its step and value, or None), `early` (why it ended before its
+    last step, or ""), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
     written.
     """
     record = collect(run_folder(run_dir))
@@ -34,6 +35,8 @@ def run(run_dir: str | Path) -> dict[str, Any]:
         "advice": facts.finding.advice,
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
+        "best": None if record.best is None else {"step": record.best, record.judged_by: record.best_value},
+        "early": record.early,
         "missing": list(record.missing),
     }
 
@@ -89,6 +92,10 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
     tiles = [("loss", words.number(last.get("loss")), "last step")]
     if validated:
         tiles.append(("validation loss", words.number(validated[-1][1]), ""))
+    if run.best is not None:
+        tiles.append(
+            ("best checkpoint", f"step {run.best}", f"{run.judged_by} {words.number(run.best_value)}")
+        )
     if run.speed:
         tiles.append((f"{run.unit}/s", words.count(run.speed), "mean"))
     if shares:
@@ -101,7 +108,11 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
     hosts = len({rank.host for rank in run.ranks if rank.host})
     if ranks:
         tiles.append(("ranks", str(ranks), f"on {hosts} hosts" if hosts > 1 else ""))
-    wide = [("plan", run.plan, ""), ("verify", str(run.summary.get("parity") or ""), "")]
+    wide = [
+        ("plan", run.plan, ""),
+        ("verify", str(run.summary.get("parity") or ""), ""),
+        ("ended", run.early, ""),
+    ]
     return html.tiles(tiles if run.steps or shares else []) + html.tiles([w for w in wide if w[1]], "facts")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from unisono.spec.errors import UsageError
 
 CHECKPOINTS = "checkpoints"
+BEST = "best"  # in that folder: a file of one line, the checkpoint of the best validation
 CONFIG = "config.resolved.toml"
 HISTORY = "history.jsonl"  # of the run: starts, losses, meetings, ends
 PARENT = "parent.json"  # the checkpoint of another run from which it began, where there is one

@@ -61,7 +61,7 @@ class Live:
         default_factory=list
     )  # of as many of the last steps as a validation has batches
     judges: Sequence[tuple[Section, ModuleType]] = ()  # of validations
-    best: int = 0  # step of the best validation of this start, 0 before one
+    best: int = 0  # step of the best validation, 0 before one
     enough: str = ""  # why the run ends here, before its last step
     gap: float | None = None  # of the last validation: its loss less the mean of those
     clock: Clock = field(default_factory=Clock)
@@ -153,8 +153,15 @@ class Live:
 
     def judged(self, verdict: ValidationVerdict) -> None:
         """Heed what is thought of the last validation."""
-        self.best = self.run.step if verdict.best else self.best
-        self.enough = verdict.enough or self.enough
+        self.best, self.enough = verdict.best, verdict.enough
+
+    def judge_again(self) -> None:
+        """Heed what the run's state, filled anew, says of validations; `checkpoints/best` may name another step."""
+        for section, judge in self.judges:
+            self.judged(judge.judged(section, self.run))
+        if self.judges and self.order.place.rank == 0:
+            with writing(self.order.run_dir):
+                point_best(self.order.run_dir, self.best)
 
     def save(self, blocking: bool, last: bool = False) -> Path | None:
         """Save a checkpoint; its folder, or None if it is not whole yet, or failed. last: it must not fail. What fails
@@ -211,6 +218,7 @@ class Live:
             self.snapshots.turned_back()
             self.val_losses[:] = losses(state)
             self.recent_losses.clear()
+            self.judge_again()
             with writing(self.order.run_dir):
                 self.journal.close()
                 self.journal = Journal(observers(self.order, self.run), self.targets, self.note)
@@ -250,7 +258,8 @@ class Live:
         """Write down that this start ends in good order."""
         if self.order.place.rank == 0:
             with suppress(OSError):
-                history.note(self.order.run_dir, "end", step=self.run.step)
+                early = {"early": self.enough} if self.enough else {}
+                history.note(self.order.run_dir, "end", step=self.run.step, **early)
 
     def stop_feeds(self) -> None:
         """No more batches are read."""

@@ -29,7 +29,6 @@ from unisono.train.sample import sample
 from unisono.train.state import history
 from unisono.train.state.cadence import cadence_of
 from unisono.train.state.checkpoint import Saver
-from unisono.train.state.checkpoint.find import point_best
 from unisono.train.state.pinned_choices import pin
 from unisono.train.state.run_state import restore
 from unisono.train.state.saving import Saving
@@ -241,11 +240,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     )  # fmt: skip
     order.faults.trains(run, order.epoch)
     live.judges = judges_of(recipe)
-    for section, judge in live.judges:
-        live.judged(judge.judged(section, run))
-    if live.best and folder is not None and place.rank == 0:
-        with writing(order.run_dir):
-            point_best(order.run_dir, live.best)
+    live.judge_again()
     live.cadence = cadence_of(recipe, order.run_dir, place.rank, order.store, live.clock, run.step)
     live.written = run.step
     if place.rank == 0:

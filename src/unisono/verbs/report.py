@@ -22,6 +22,11 @@ class ReportVerb(Verb):
         result = page.run(run)
         call.settings.say(f"{result['report_html']}  (and report.png)")
         call.settings.say(result["verdict"])
+        if best := result["best"]:
+            values = (f"{key} {value}" for key, value in best.items() if value is not None)
+            call.settings.say(f"best checkpoint: {', '.join(values)}")
+        if result["early"]:
+            call.settings.say(result["early"])
         for what in result["missing"]:
             call.settings.note(f"note  {what}")
         return result

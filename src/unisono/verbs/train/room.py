@@ -246,4 +246,5 @@ def _sizes(recipe: Recipe, vocab: int | None) -> Transformer | None:
     if not recipe.model.attends:
         return None
     known = recipe.model.sized(Facts(vocab=vocab)).vocab or 256  # bytes, where only the data knows
-    return attending(with_optimiser(transformer(recipe.model, known), recipe.train.optimiser()))
+    averages = sum(section.kept for section in recipe.sections())
+    return attending(with_optimiser(transformer(recipe.model, known), recipe.train.optimiser(), averages))
