@@ -14,7 +14,7 @@ class DoctorVerb(Verb):
 unisono doctor hang runs/NAME/ID      ask all ranks of a run where they stand, from any host that has the folder
 unisono doctor hang                   the one loop of your own that is alive on this host and has no folder;
 unisono doctor hang PID               or that of this process
-unisono doctor explain LOG            why a run failed, by its log, by a folder of logs or runs/NAME/ID, or by stdin (-)"""
+unisono doctor explain LOG            why a run failed: by a log, a folder of logs, runs/NAME/ID or -"""
 
     def flags(self, parser: Parser) -> None:
         parser.add_argument(

@@ -5,7 +5,6 @@ facts["cause"]["pattern"]    # "gpu-out-of-memory"
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +19,7 @@ _WIDEST = 200  # letters of a line that is shown
 
 def run(where: str, stdin: IO[bytes] | None = None) -> tuple[dict[str, Any], list[str]]:
     """(the object of `--json`, lines for people) for a file, a folder or `-`. Raises UsageError E02."""
-    logs = [_unfolded(log) for log in read_logs(where, stdin or sys.stdin.buffer)]
+    logs = [_unfolded(log) for log in read_logs(where, stdin)]
     explanation = explain([look(log) for log in logs])
     return _facts(where, logs, explanation), _lines(where, logs, explanation)
 
@@ -83,6 +82,9 @@ def _lines(where: str, logs: list[LogFile], explanation: Explanation) -> list[st
         lines.append(f"likely    {root.likely}")
         lines += [f"{'try' if not number else '':<9} {text}" for number, text in enumerate(root.tries)]
         lines.append(f"pattern   {root.name}")
+    elif last and explanation.others:
+        lines.append("cause     not in these logs: they show only that another process had ended")
+        lines.append("try       the logs of the other ranks and hosts, in one folder")
     elif last:
         lines.append("cause     no known pattern")
         lines.append(f"last error  {_place(last[0], last[1])}  {last[2].strip()[:_WIDEST]}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from unisono_contrib.launch.explain.evidence import LogEvidence, LogFinding
 
 _LONG_BEFORE = 30.0  # seconds by which a time-out is no consequence of what comes then
+_NEAR = 6  # lines
 _ROOT = "Root Cause (first observed failure)"
 _RANK = re.compile(r"\brank +: (\d+)")
 _HOST = re.compile(r"\bhost +: (\S+)")
@@ -32,6 +33,8 @@ class Explanation:
 def explain(logs: Sequence[LogEvidence]) -> Explanation:
     """What ended the run whose logs these are."""
     fatal = [finding for log in logs for finding in log.fatal()]
+    names = {finding.name for finding in fatal}
+    fatal = [finding for finding in fatal if not finding.explains or names & set(finding.explains)]
     order = _order(logs, fatal)
     fatal.sort(key=lambda each: order[id(each)])
     speaking = [(log.log.name, log.last_error.number, log.last_error.text) for log in logs if log.last_error]
@@ -39,7 +42,7 @@ def explain(logs: Sequence[LogEvidence]) -> Explanation:
     known = [finding for finding in fatal if finding.kind != "echo"]
     if not known:
         return Explanation(None, tuple(_first_of_each(fatal)), last)
-    root = _root(known)
+    root = _clearest(_root(known), known)
     others = [finding for finding in _first_of_each(fatal) if finding.name != root.name]
     return Explanation(_refined(root, logs), tuple(others), last)
 
@@ -60,7 +63,7 @@ def _order(logs: Sequence[LogEvidence], fatal: Sequence[LogFinding]) -> dict[int
 
 def _root(known: Sequence[LogFinding]) -> LogFinding:
     """The first of the lightest, unless something that cannot come of it was long before."""
-    root = min(known, key=lambda each: each.weight)
+    root = min(known, key=lambda each: (not each.explains, each.weight))
     for early in known:
         if early is root:
             break
@@ -72,6 +75,18 @@ def _root(known: Sequence[LogFinding]) -> LogFinding:
         if early.log is root.log and (raised_before or waited_before):
             return early
     return root
+
+
+def _clearest(root: LogFinding, known: Sequence[LogFinding]) -> LogFinding:
+    """Of the same failure on the lines that follow, the one that says most."""
+    same = [
+        finding
+        for finding in known
+        if (finding.name, finding.rank) == (root.name, root.rank)
+        and finding.log is root.log
+        and 0 <= finding.line.number - root.line.number <= _NEAR
+    ]
+    return max(same, key=lambda each: len(each.says))
 
 
 def _first_of_each(findings: Sequence[LogFinding]) -> list[LogFinding]:
@@ -108,19 +123,28 @@ def _who_is_late(logs: Sequence[LogEvidence]) -> dict[str, object]:
     calls = Counter(works.values())
     (usual, _), *_ = calls.most_common(1) or [((0, "", ""), 0)]
     odd = sorted(rank for rank, call in works.items() if call[0] == usual[0] and call != usual)
-    if odd and len(odd) < len(works) - len(odd) + 1:
-        _, op, size = works[odd[0]]
-        said = f"rank {odd[0]} called {op}{f' of {size} numbers' if size else ''} where the others called {usual[1]}"
-        return {"name": "collective-mismatch", "rank": odd[0], "says": f"{said}{f' of {usual[2]}' if usual[2] else ''}",
-                "likely": "a branch that this rank takes and others do not, or other shapes on it",
-                "tries": ("the same calls in the same order on all ranks; TORCH_DISTRIBUTED_DEBUG=DETAIL names both sides",)}  # fmt: skip
+    if odd and 2 * len(odd) <= len(works):
+        return _mismatch(odd[0], works[odd[0]], usual)
     behind = min(queues, key=lambda rank: queues[rank], default=None)
     if behind is not None and queues[behind] < max(queues.values()):
-        most = max(queues.values())
-        says = f"ranks waited for rank {behind} until the time-out: it had issued {queues[behind]} collectives, others {most}"
-        return {"rank": behind, "says": says}
+        said = f"it had issued {queues[behind]} collectives, others {max(queues.values())}"
+        return {"rank": behind, "says": f"ranks waited for rank {behind} until the time-out: {said}"}
     silent = sorted({line.rank for line in lines if line.rank is not None} - set(works) - set(queues))
     if works and len(silent) == 1:
         says = f"ranks waited for rank {silent[0]} in a collective ({usual[1]}, number {usual[0]}) until the time-out"
         return {"rank": silent[0], "says": says}
     return {}
+
+
+def _mismatch(rank: int, call: tuple[int, str, str], usual: tuple[int, str, str]) -> dict[str, object]:
+    """What is said of a rank that called something else; a call is (number, operation, numbers in it)."""
+    odd, others = (f"{op} of {size} numbers" if size else op for _, op, size in (call, usual))
+    return {
+        "name": "collective-mismatch",
+        "rank": rank,
+        "says": f"rank {rank} called {odd} where the others called {others}",
+        "likely": "a branch that this rank takes and others do not, or other shapes on it",
+        "tries": (
+            "the same calls in the same order on all ranks; TORCH_DISTRIBUTED_DEBUG=DETAIL names both sides",
+        ),
+    }

@@ -1,4 +1,4 @@
-"""What a log shows: its signs of known failures, its exceptions, and how far the run had come at each line. No torch."""
+"""What a log shows: its signs of known failures, its exceptions, and how far the run was at each line. No torch."""
 
 import re
 from bisect import bisect_right
@@ -10,7 +10,8 @@ from unisono_contrib.launch.explain.logs import LogFile, LogLine
 from unisono_contrib.launch.explain.raised import ErrorBlock, LoggedException, error_blocks, exceptions
 
 _STEP = re.compile(
-    r"(?i)(?:^|[^\w.])(?:global_?step|step|iter(?:ation)?|epoch|it)s?['\"]?[\s:=\[/#|]{1,4}(\d+)\b|\b(\d+)/\d+ \[\d+:\d\d"
+    r"(?i)(?:^|[^\w.])(?:global_?step|step|iter(?:ation)?|epoch|it)s?['\"]?[\s:=\[/#|]{1,4}(\d+)\b"
+    r"|\b(\d+)/\d+ \[\d+:\d\d|['\"]epoch['\"]: (\d+\.\d+)"
 )
 _NO_NUMBER = re.compile(r"(?i)(?<![\w-])(?:nan|inf)\b")
 ENOUGH = 3
@@ -18,8 +19,10 @@ ENOUGH = 3
 _OURS = {"R03": "echo", "R01": "crash", "R02": "crash", "X00": "crash"}
 _WHO = re.compile(r", rank (?P<rank>\d+)(?:, host (?P<host>\S+))?$")
 _ERROR = re.compile(
-    r"(?<!\w)(?:\w*Error|\w*Exception|ERROR|FATAL|CRITICAL|error|fatal|panic|failed|FAILED|Aborted|aborted|core dumped)\b(?! rate|_|s\b)"
+    r"^(?:[\w.]*\.)?\w*(?:Error|Exception)\b(?::|$)|\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal|panic): "
+    r"|\berror U-|core dumped|\bAborted\b"
 )
+_WARNING = re.compile(r"(?:^|[\s\]:])\[W\d* |Warning: ")
 _MOST = 64  # findings of one pattern in a file
 
 
@@ -39,16 +42,18 @@ class LogFinding:
     host: str = ""
     step: int | None = None
     lasting: bool = False
+    explains: tuple[str, ...] = ()
 
     @property
-    def weight(self) -> int:
-        """0 for a cause, more for what is more of a consequence."""
-        return KINDS.index(self.kind)
+    def weight(self) -> float:
+        """0 for a cause, more for what is more of a consequence. A warning counts where nothing but echoes is seen."""
+        is_hint = not self.explains and _WARNING.search(self.line.text)
+        return max(KINDS.index(self.kind), KINDS.index("echo") - 0.5) if is_hint else KINDS.index(self.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvidence:
-    """What one log shows. steps: (number of the line, step) in order. last_error: the last line that speaks of an error."""
+    """What one log shows. steps: (number of the line, step) in order. last_error: the last line that tells an error."""
 
     log: LogFile
     findings: tuple[LogFinding, ...]
@@ -88,7 +93,7 @@ def look(log: LogFile) -> LogEvidence:
         replace(finding, step=bare.step_at(finding.line.number))
         for finding in sorted(findings, key=lambda each: each.line.number)
     ]
-    bad = [line for line in log.lines if _ERROR.search(line.text) and not bare.goes_on_after(line.number)]
+    bad = [line for line in log.lines if _ERROR.search(line.body) and not bare.goes_on_after(line.number)]
     return LogEvidence(log, tuple(placed), steps, bad[-1] if bad else None)
 
 
@@ -96,7 +101,7 @@ def _steps(log: LogFile) -> Iterator[tuple[int, int]]:
     for line in log.lines:
         match = _STEP.search(line.text)
         if match and not _NO_NUMBER.search(line.text):
-            yield line.number, int(match[1] or match[2])
+            yield line.number, int(match[1] or match[2] or match[3].replace(".", ""))
 
 
 def _known(log: LogFile) -> Iterator[LogFinding]:
@@ -125,7 +130,7 @@ def _of_pattern(
 ) -> LogFinding:
     return LogFinding(
         pattern.name, pattern.kind, filled(pattern.says, words), pattern.likely, pattern.tries, log, line,
-        line.spoken_rank(), lasting=pattern.lasting,
+        line.spoken_rank(), lasting=pattern.lasting, explains=pattern.explains,
     )  # fmt: skip
 
 
@@ -147,7 +152,8 @@ def _of_block(block: ErrorBlock, log: LogFile) -> LogFinding:
     rank = int(who["rank"]) if who else block.line.rank
     where = f", {block.rows['where']}" if "where" in block.rows else ""
     return LogFinding(
-        f"U-{block.code}", _OURS.get(block.code, "cause"), _WHO.sub("", block.what) + where, block.rows.get("likely", ""),
+        f"U-{block.code}", _OURS.get(block.code, "cause"), _WHO.sub("", block.what) + where,
+        block.rows.get("likely", ""),
         (block.rows["try"],) if "try" in block.rows else (f"docs/errors.md has U-{block.code}",), log, block.line, rank,
         (who["host"] or "") if who else "",
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Failures that are known, as data: `data/*.toml`, a file a family. A failure has signs, which are regular expressions for
-one line of a log, and says its cause and what to try.
+"""Failures that are known, as data: `data/*.toml`, a file a family. A failure has signs, which are regular expressions
+for one line of a log, and says its cause and what to try.
 
     [[pattern]]
     name = "port-in-use"
@@ -10,8 +10,9 @@ one line of a log, and says its cause and what to try.
     likely = "another job listens there"
     try = ["another MASTER_PORT"]
 
-What stands in brackets is left out where the line does not tell what is named there. `lasting`: steps that follow do not
-show that it was harmless, as they do after a warning. No torch.
+What stands in brackets is left out where the line does not tell what is named there. `lasting`: steps that follow do
+not show that it was harmless, as they do after a warning. `explains`: names of patterns; without one of them in the log
+it is harmless, and with one it is the cause. No torch.
 """
 
 import re
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 KINDS = ("cause", "crash", "stall", "echo")
 """From what is to be mended to what is but a consequence. A crash names a process that failed and not why; a stall has
@@ -27,6 +29,7 @@ another process as its cause; an echo says no more than that there was a failure
 _SPECIAL = re.compile(
     r"\\(?P<escaped>[^\w])|\\\w|\[\^?\]?(?:\\.|[^\]\\])*\]|[.^$]|(?P<plain>[^\\\[\].^$*+?{}()|])"
 )
+_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _REPEAT = re.compile(r"[*+?]\??|\{[^}]*\}")
 
 
@@ -63,6 +66,7 @@ class KnownFailure:
     tries: tuple[str, ...]
     unless: "re.Pattern[str] | None" = None
     lasting: bool = False
+    explains: tuple[str, ...] = ()
 
 
 @cache
@@ -77,22 +81,20 @@ def known_failures() -> tuple[KnownFailure, ...]:
     return tuple(map(_read, tables))
 
 
-def _read(table: Mapping[str, object]) -> KnownFailure:
-    match table:
-        case {
-            "name": str(name),
-            "kind": str(kind),
-            "signs": list(signs),
-            "says": str(says),
-            "likely": str(likely),
-        }:
-            unless, tries = table.get("unless"), table.get("try")
-            assert kind in KINDS and isinstance(tries, list), name
-            return KnownFailure(
-                name, kind, tuple(map(sign, signs)), says, likely, tuple(tries),
-                re.compile(str(unless)) if unless else None, table.get("lasting") is True,
-            )  # fmt: skip
-    raise ValueError(f"no pattern: {table}")
+def _read(table: Mapping[str, Any]) -> KnownFailure:
+    if table["kind"] not in KINDS:
+        raise ValueError(f"{table['name']}: its kind is one of {' '.join(KINDS)}")
+    return KnownFailure(
+        name=table["name"],
+        kind=table["kind"],
+        signs=tuple(map(sign, table["signs"])),
+        says=table["says"],
+        likely=table["likely"],
+        tries=tuple(table["try"]),
+        unless=re.compile(table["unless"]) if "unless" in table else None,
+        lasting=table.get("lasting", False),
+        explains=tuple(table.get("explains", ())),
+    )
 
 
 def sign(expression: str) -> Sign:
@@ -101,7 +103,7 @@ def sign(expression: str) -> Sign:
 
 
 def literal_of(expression: str) -> str:
-    """The longest text that all that it matches has, as far as it is easily seen: outside of groups, and not optional."""
+    """The longest text that all it matches has, as far as it is easily seen: outside of groups, and not optional."""
     if expression.startswith("(?i)") or "|" in _outer(expression):
         return ""
     best, run, at, outer = "", "", 0, _outer(expression)
@@ -123,9 +125,8 @@ def _outer(expression: str) -> str:
     """The expression with `.` in the place of each group."""
     kept, depth, at = "", 0, 0
     while at < len(expression):
-        part = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL).match(expression, at)
-        assert part
-        text, at = part[0], part.end()
+        text = _PART.match(expression, at)[0]  # type: ignore[index]
+        at += len(text)
         depth -= text == ")"
         if depth == 0:
             kept += "." if text == ")" else "" if text == "(" else text

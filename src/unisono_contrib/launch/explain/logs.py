@@ -2,6 +2,7 @@
 prefix names, whoever put it there: torchrun, srun, mpirun, Ray, Kubernetes, c10d, the kernel. No torch."""
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ _RANK_IN_NAME = re.compile(
     r"rank[-_.]?(\d+)|attempt_\d+/(\d+)/(?:stderr|stdout)|(?:^|/)task[-_](\d+)|worker[-_.]?(\d+)\.\w+$"
 )
 _CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d+)?)"
-_MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_MONTHS: Sequence[str] = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 _TIMES = (
     re.compile(rf"\b20\d\d[-/](?P<month>\d\d)[-/](?P<day>\d\d)[T _]{_CLOCK}"),
     re.compile(rf"\b(?P<name>{'|'.join(_MONTHS)}) +(?P<day>\d\d?) {_CLOCK}"),
@@ -50,8 +51,8 @@ _SPOKEN = re.compile(r"\[(?:PG [^\]]*)?[Rr]ank (\d+)\]|\brank[ _:=]{1,4}(\d+)\b|
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line. number: the first of a file is 1. text: without colours. body: without its prefix. rank: whose line it is,
-    as its prefix or its file says. at: seconds within a year, by the newest time so far; None if there was none."""
+    """One line. number: the first of a file is 1. text: without colours. body: without its prefix. rank: whose line it
+    is, as its prefix or its file says. at: seconds within a year, by the newest time so far; None if there was none."""
 
     number: int
     text: str
@@ -82,9 +83,7 @@ class LogFile:
 def read_logs(where: str, stdin: IO[bytes] | None = None) -> tuple[LogFile, ...]:
     """The logs of a file, of a folder, or of `-`. Raises UsageError E02."""
     if where == "-":
-        assert stdin is not None
-        data = stdin.read()
-        return (log_of("stdin", data.decode("utf-8", "replace")),)
+        return (log_of("stdin", (stdin or sys.stdin.buffer).read().decode("utf-8", "replace")),)
     root = Path(where)
     paths = list(_inside(root)) if root.is_dir() else [root]
     if not paths:

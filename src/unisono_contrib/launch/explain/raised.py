@@ -1,4 +1,4 @@
-"""Exceptions in a log: tracebacks of Python, whose ranks may lie within each other, and our own error blocks. No torch."""
+"""Exceptions in a log: tracebacks of Python, whose ranks may lie within each other, and our own errors. No torch."""
 
 import re
 from collections.abc import Iterator
@@ -7,8 +7,10 @@ from itertools import islice
 
 from unisono_contrib.launch.explain.logs import LogFile, LogLine
 
-_BEGIN = "Traceback (most recent call last):"
+_BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+_BOX = "│╭╰"  # around tracebacks that rich draws
+_BOXED = re.compile(r"│ +(?P<path>/[^ :]+\.py):(?P<line>\d+) in (?P<name>\S+)")
 _LAST = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: ?(?P<what>.*))?$")
 _LINKS = {
     "The above exception was the direct cause": "cause",
@@ -22,8 +24,8 @@ _NOISE = 4  # lines of others within a traceback
 
 @dataclass(frozen=True, slots=True)
 class LoggedException:
-    """A chain of exceptions, as one. kind: `KeyError`. place: the innermost line of the user's code, `data.py:88 in load`.
-    line: where it stands. lines: numbers of the last lines of all exceptions of the chain."""
+    """A chain of exceptions, as one. kind: `KeyError`. place: the innermost line of the user's code, as `data.py:88 in
+    load`. line: where it stands. lines: numbers of the last lines of all exceptions of the chain."""
 
     kind: str
     what: str
@@ -68,9 +70,7 @@ def exceptions(log: LogFile) -> Iterator[LoggedException]:
         state = reading.get(line.rank)
         if _BEGIN in line.body:
             indent = len(line.body) - len(line.body.lstrip())
-            linked = state is not None and not state.inside and state.link
-            if linked:
-                assert state
+            if state is not None and not state.inside and state.link:
                 state.indent, state.frames, state.inside, state.noise = indent, [], True, 0
             else:
                 yield from state.whole() if state else ()
@@ -90,11 +90,11 @@ def _read(state: _Reading, line: LogLine) -> None:
         links = [kind for words, kind in _LINKS.items() if words in body]
         state.link = links[0] if links else state.link
         state.noise += bool(body.strip()) and not links
-    elif frame := _FRAME.match(body):
+    elif frame := _FRAME.match(body) or _BOXED.match(body):
         state.frames.append(
             f"{frame['path']}:{frame['line']}" + (f" in {frame['name']}" if frame["name"] else "")
         )
-    elif body[:1].isspace() or not body:
+    elif not body or body[0].isspace() or body[0] in _BOX:
         pass
     elif state.frames and (end := _LAST.match(body)) and _is_kind(end["kind"], end["what"]):
         inner = [frame for frame in state.frames if not _FOREIGN.search(frame)]
