@@ -42,8 +42,8 @@ class ResourceSeries:
     samples: tuple[Mapping[str, Any], ...]
 
     def values(self, *path: str) -> list[float]:
-        """The numbers at a path of keys: `values("disk", "free_mib")`; those of `values("net", "eth0")` are sums of both
-        ways."""
+        """The numbers at a path of keys, as `values("disk", "free_mib")`. Those of `values("net", "eth0")` are of both
+        ways together."""
         return [value for sample in self.samples if (value := _number(sample, path)) is not None]
 
 
@@ -146,9 +146,9 @@ def _row(name: str, series: ResourceSeries) -> list[str]:
     least = min(series.values("available_mib"), default=None)
     used = words.mebibytes(total - least) if isinstance(total, int) and least is not None else "–"
     busy = series.values("cores")
-    links = {
-        link: fmean(series.values("net", link)) for sample in series.samples for link in sample.get("net", {})
-    }
+    nets = [sample["net"] for sample in series.samples if isinstance(sample.get("net"), dict)]
+    rates = {link: series.values("net", link) for net in nets for link in net}
+    links = {link: fmean(values) for link, values in rates.items() if values}
     link = max(links, key=lambda each: links[each], default="")
     gpus = [gpu for sample in series.samples for gpu in _gpus(sample)]
     share = [gpu["busy"] for gpu in gpus if is_number(gpu.get("busy"))]

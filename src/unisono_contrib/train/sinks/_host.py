@@ -144,7 +144,7 @@ class Gpus:
             self._nvml.nvmlInit()
             count = self._nvml.nvmlDeviceGetCount()
             self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        except Exception:  # noqa: BLE001 - not installed, no driver, no right: the errors of NVML are classes of its own
+        except Exception:  # not installed, no driver, no right: the errors of NVML are classes of its own
             self._nvml, self._handles = None, []
 
     def names(self) -> list[str]:
@@ -184,7 +184,7 @@ class Gpus:
     def _ask(self, ask: Callable[[Any], Any]) -> Any:
         try:
             return ask(self._nvml)
-        except Exception:  # noqa: BLE001 - what a card does not tell is no failure of the run
+        except Exception:  # what a card does not tell is no failure of the run
             return None
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from unisono.spec.sink import Observer, RunFacts, Sink
 
 
 class ResourcesSink(Sink):
-    """resources/: once a second cores, memory, disk, network, GPUs and energy of each host, and what each rank takes."""
+    """resources/: each second the cores, memory, disk, network, GPUs and energy of a host, and what a rank takes."""
 
     name = "resources"
     main = "every"
