@@ -167,6 +167,16 @@ def test_the_error_of_a_run_of_ours_is_read(tmp_path: Path) -> None:
     assert cause["try"] == ["a longer launch.timeout"] and "model.py:41" in lines[0]
 
 
+def test_what_ranks_of_ours_printed_is_read_with_their_ranks(tmp_path: Path) -> None:
+    rows = [
+        {"at": 1.0, "rank": -1, "kind": "note", "text": "2 ranks"},
+        {"at": 2.0, "rank": 1, "kind": "output", "text": "loss: nan"},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cause = run(str(tmp_path))[0]["cause"]
+    assert (cause["pattern"], cause["rank"], cause["evidence"]["line"]) == ("nan", 1, 2)
+
+
 def test_an_own_error_that_echoes_another_is_no_cause() -> None:
     text = (
         "error U-R03  another rank has ended, rank 0, host a\n  try     the error of that rank\n"

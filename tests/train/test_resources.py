@@ -66,14 +66,22 @@ def test_one_rank_of_a_host_samples_it_and_another_takes_over(tmp_path: Path) ->
     assert not any(thread.name == "resources" for thread in threading.enumerate())
 
 
-def test_a_full_disk_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_full_disk_does_not_take_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = ResourceSampler(facts(tmp_path), 0.1)
+    write, full = sampler._file.write, True
 
-    def full(*records: object) -> None:
-        raise OSError(28, "No space left on device")
+    def writes(*records: Any) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        write(*records)
 
-    monkeypatch.setattr(sampler._file, "write", full)
-    sampler.ended(1, False)
+    monkeypatch.setattr(sampler._file, "write", writes)
+    sampler._waiting.append((sampler._file, {"at": 1.0, "step": 1}))
+    with pytest.raises(OSError, match="No space"):
+        sampler.observe([])
+    full = False
+    sampler.observe([])
+    assert {"at": 1.0, "step": 1} in lines(tmp_path / "resources/rank0.jsonl")
     sampler.close()
     assert not sampler._thread.is_alive()
 

@@ -25,18 +25,29 @@ def run(where: str, stdin: IO[bytes] | None = None) -> tuple[dict[str, Any], lis
 
 
 def _unfolded(log: LogFile) -> LogFile:
-    """error.json as the block that stood on the screen, and its traceback; other logs as they are."""
-    if Path(log.name).name != "error.json":
-        return log
+    """What a run of ours writes, as it stood on the screen: its error, what its ranks printed; others as they are."""
+    unfold = {"error.json": _error, "log.jsonl": _printed}.get(Path(log.name).name)
     try:
-        error = json.loads(log.text)
-        head = f"error {error['code']}  {error['what']}"
-        head += f", rank {error['rank']}" if error.get("rank") is not None else ""
-        head += f", host {error['host']}" if error.get("host") else ""
-        rows = [f"  {key:<7} {error[key]}" for key in ("where", "likely", "try") if error.get(key)]
+        return log_of(log.name, unfold(log)) if unfold else log
     except (ValueError, KeyError, TypeError):
         return log
-    return log_of(log.name, "\n".join([str(error.get("traceback") or ""), head, *rows]))
+
+
+def _error(log: LogFile) -> str:
+    """The block that an error is printed as, below its traceback."""
+    error = json.loads(log.text)
+    head = f"error {error['code']}  {error['what']}"
+    head += f", rank {error['rank']}" if error.get("rank") is not None else ""
+    head += f", host {error['host']}" if error.get("host") else ""
+    rows = [f"  {key:<7} {error[key]}" for key in ("where", "likely", "try") if error.get(key)]
+    return "\n".join([str(error.get("traceback") or ""), head, *rows])
+
+
+def _printed(log: LogFile) -> str:
+    """A line for each line, after the rank that printed it."""
+    lines = [json.loads(line.text) for line in log.lines]
+    ranks = (f"[rank{line['rank']}]: " if line["rank"] >= 0 else "" for line in lines)
+    return "\n".join(rank + line["text"].replace("\n", " ") for rank, line in zip(ranks, lines, strict=True))
 
 
 def _facts(where: str, logs: list[LogFile], explanation: Explanation) -> dict[str, Any]:

@@ -16,7 +16,7 @@ LONGEST = 8192  # letters of a line that are read
 MOST = 4096  # files of a folder
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[=>()][A-Z0-9]?")
 _NAMES = re.compile(
-    r"(?:.*\.(?:log|out|err|txt|stderr|stdout)(?:\.\d+)?|stderr|stdout|dmesg|messages|syslog|error\.json|history\.jsonl)"
+    r"(?:.*\.(?:log|out|err|txt|stderr|stdout)(?:\.\d+)?|stderr|stdout|dmesg|messages|syslog|error\.json|log\.jsonl)"
 )
 _RANK_IN_NAME = re.compile(
     r"rank[-_.]?(\d+)|attempt_\d+/(\d+)/(?:stderr|stdout)|(?:^|/)task[-_](\d+)|worker[-_.]?(\d+)\.\w+$"

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,24 +20,27 @@ from unisono.spec.sink import Observer, RunFacts, StepRecord
 from unisono_contrib.train.sinks._host import HostMeter
 
 FOLDER = "resources"
+_MOST = 7200  # lines that wait for a disk with room
 
 
 class ResourceSampler(Observer):
-    """The live sink. The rank that first locks its host's file is the host's; another takes over when that has gone."""
+    """The live sink. The rank that first locks its host's file is the host's; another takes over when that has gone.
+
+    What a full disk does not take waits, an hour of it at most, and comes with the next sample or step.
+    """
 
     def __init__(self, run: RunFacts, every: float) -> None:
-        self._folder, self._every, self._step = run.run_dir / FOLDER, every, run.step
-        self._file = JsonLines(self._folder / f"rank{run.rank}.jsonl")
+        folder = run.run_dir / FOLDER
+        self._folder, self._every, self._step = folder, every, run.step
         self._name = run.host or socket.gethostname()
-        self._lock = os.open(
-            self._folder / f".{self._name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        self._file = JsonLines(folder / f"rank{run.rank}.jsonl")
+        self._lock = os.open(folder / f".{self._name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._meter: HostMeter | None = None
         self._host: JsonLines | None = None
         self._process = ProcessMeter()
-        self._end = threading.Event()
-        with suppress(OSError):
-            self._file.write({"kind": "info", "rank": run.rank, "host": self._name, "pid": os.getpid()})
+        facts = {"kind": "info", "rank": run.rank, "host": self._name, "pid": os.getpid()}
+        self._waiting = deque[tuple[JsonLines, Mapping[str, Any]]]([(self._file, facts)], maxlen=_MOST)
+        self._writing, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="resources", daemon=True)
         self._thread.start()
 
@@ -44,7 +48,7 @@ class ResourceSampler(Observer):
         self._step = step
 
     def observe(self, steps: Sequence[StepRecord]) -> None:
-        return None
+        self._flush()
 
     def close(self) -> None:
         self._end.set()
@@ -57,21 +61,30 @@ class ResourceSampler(Observer):
         os.close(self._lock)
 
     def _run(self) -> None:
-        while not self._end.wait(self._every):
-            with suppress(OSError):  # a full disk, a file system that is away: the run goes on without
+        ends = False
+        while not ends:
+            ends = self._end.wait(self._every)
+            with suppress(OSError):  # the next step tells of it
                 self._sample()
-        with suppress(OSError):
-            self._sample()
+                self._flush()
 
     def _sample(self) -> None:
         head = {"at": round(time.time(), 3), "step": self._step}
-        self._file.write({**head, **self._process.read()})
+        self._waiting.append((self._file, {**head, **self._process.read()}))
         if self._host is None and lock_now(self._lock):
             self._meter = HostMeter(self._folder)
             self._host = JsonLines(self._folder / f"host-{self._name}.jsonl")
-            self._host.write({"kind": "info", "host": self._name, **self._meter.facts()})
+            self._waiting.append((self._host, {"kind": "info", "host": self._name, **self._meter.facts()}))
         elif self._host is not None and self._meter is not None:
-            self._host.write({**head, **self._meter.read()})
+            self._waiting.append((self._host, {**head, **self._meter.read()}))
+
+    def _flush(self) -> None:
+        """Write what waits. Raises OSError."""
+        with self._writing:
+            while self._waiting:
+                file, line = self._waiting[0]
+                file.write(line)
+                self._waiting.popleft()
 
 
 class ProcessMeter:
