@@ -11,8 +11,8 @@ resources   cores, memory, disk, network and GPUs of the host, a sample a second
 profile     a profile of steps that are far away
 dash        `unisono dash` beside the run, with one who looks on; in blocks without, it is stopped
 
-Both kinds of blocks are of one run. The figure is the median of the pairs' ratios, less 1, with the 90 % interval of
-that median. `cpu` is the same of what the ranks computed; that of dash, which is a process of its own, is not in it.
+Both kinds of blocks are of one run. The figure is the median of the pairs' ratios, less 1, and the 90 % interval of that
+median. `cpu` is the same of what the ranks computed; that of dash, which is a process of its own, is not in it.
 Pairs are played until others left the machine alone in `--pairs` of them, at most twice as many.
 """
 
@@ -57,7 +57,7 @@ def line_of(row: dict[str, Any]) -> str:
     if "absent" in row:
         return f"{row['what']:<10} {row['absent']}"
     low, high = row["interval"]
-    said = f"{row['what']:<10} {row['more']:+.2%} of a step, 90 % within {low:+.2%} .. {high:+.2%}; cpu {row['cpu']:+.2%}"
+    said = f"{row['what']:<10} {row['more']:+.2%} of a step, within {low:+.2%} .. {high:+.2%}; cpu {row['cpu']:+.2%}"
     pairs = f"{len(row['pairs'])} pairs of {row['length']} steps of {row['step_s'] * 1e3:.0f} ms"
     return f"{said}; {pairs}; others took up to {row['others']:.0%} of the cores"
 
