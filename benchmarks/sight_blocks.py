@@ -11,7 +11,7 @@ resources   cores, memory, disk, network and GPUs of the host, a sample a second
 profile     a profile of steps that are far away
 dash        `unisono dash` beside the run, with one who looks on; in blocks without, it is stopped
 
-Both kinds of blocks are of one run. The figure is the median of the pairs' ratios, less 1, and the 90 % interval of that
+Both kinds of blocks are of one run. Printed is the median of the pairs' ratios, less 1, and the 90 % interval of that
 median. `cpu` is the same of what the ranks computed; that of dash, which is a process of its own, is not in it.
 Pairs are played until others left the machine alone in `--pairs` of them, at most twice as many.
 """
