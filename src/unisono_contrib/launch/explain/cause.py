@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unisono_contrib.launch.explain.evidence import LogEvidence, LogFinding
+from unisono_contrib.launch.explain.known import KINDS
 
 _LONG_BEFORE = 30.0  # seconds by which a time-out is no consequence of what comes then
 _NEAR = 6  # lines
@@ -23,11 +24,12 @@ _QUEUE = re.compile(
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """root: None where no pattern is known. others: consequences, one for each pattern. last: (name of the log, number,
-    text) of the last line that speaks of an error."""
+    text) of the last line that speaks of an error. passed: what would be a cause, had no steps come after it."""
 
     root: LogFinding | None
     others: tuple[LogFinding, ...]
     last: tuple[str, int, str] | None
+    passed: tuple[LogFinding, ...] = ()
 
 
 def explain(logs: Sequence[LogEvidence]) -> Explanation:
@@ -41,7 +43,11 @@ def explain(logs: Sequence[LogEvidence]) -> Explanation:
     last = speaking[-1] if speaking else None
     known = [finding for finding in fatal if finding.kind != "echo"]
     if not known:
-        return Explanation(None, tuple(_first_of_each(fatal)), last)
+        ended = {id(finding) for finding in fatal}
+        past = [
+            each for log in logs for each in log.findings if id(each) not in ended and each.kind in KINDS[:2]
+        ]
+        return Explanation(None, tuple(_first_of_each(fatal)), last, tuple(_first_of_each(past)))
     root = _clearest(_root(known), known)
     others = [finding for finding in _first_of_each(fatal) if finding.name != root.name]
     return Explanation(_refined(root, logs), tuple(others), last)
