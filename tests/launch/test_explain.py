@@ -150,6 +150,15 @@ def test_an_unknown_failure_is_no_known_pattern(tmp_path: Path, capsys: pytest.C
     assert "no known pattern" in said and "odd.log:3  frobnicator" in said
 
 
+def test_what_a_run_went_on_after_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps may stand below an error because they waited in a buffer; the log alone does not tell."""
+    log = tmp_path / "run.log"
+    log.write_text("ERROR: CUDA out of memory\n" + "".join(f"step {step}\n" for step in range(9)))
+    assert main(["doctor", "explain", str(log)]) == 0
+    said = capsys.readouterr().out
+    assert "no failure is seen" in said and "went on   after: the GPU ran out of memory" in said
+
+
 def test_a_log_of_consequences_sends_one_to_the_others() -> None:
     explanation = explained(
         "[rank1]: RuntimeError: Connection reset by peer\nsrun: error: n2: task 1: Exited with exit code 1\n"

@@ -61,6 +61,7 @@ def _facts(where: str, logs: list[LogFile], explanation: Explanation) -> dict[st
         "lines": sum(len(log.lines) for log in logs),
         "cause": _fact(root) if root else None,
         "after": [_fact(finding) for finding in explanation.others],
+        "passed": [_fact(finding) for finding in explanation.passed],
         "last_error": dict(zip(("file", "line", "text"), last, strict=True)) if last else None,
     }
 
@@ -106,6 +107,10 @@ def _lines(where: str, logs: list[LogFile], explanation: Explanation) -> list[st
     for finding in explanation.others[:_SHOWN]:
         head = "after it" if root else "seen"
         lines.append(f"{head:<9} {finding.says} ({_place(finding.log.name, finding.line.number)})")
+    lines += [
+        f"went on   after: {finding.says} ({_place(finding.log.name, finding.line.number)})"
+        for finding in explanation.passed[:_SHOWN]
+    ]
     lines += [
         f"note      {log.name}: {log.left_out} bytes in the middle were not read"
         for log in logs
