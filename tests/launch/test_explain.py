@@ -108,6 +108,13 @@ def test_patterns_say_only_what_their_signs_tell() -> None:
         assert set(pattern.explains) <= set(names)
 
 
+def test_the_step_is_that_of_the_line_or_the_newest_before_it() -> None:
+    root = explained("step 7 loss 2.0\nstep 8 loss nan\nstep 9 loss nan\n").root
+    assert root and (root.name, root.step, root.line.number) == ("nan", 8, 2)
+    root = explained("step 7 loss 2.0\nOSError: [Errno 28] No space left on device\n").root
+    assert root and root.step == 7
+
+
 def test_the_literal_of_a_sign_loses_no_line() -> None:
     """A sign is looked for by a plain text first: it sees the lines that the expression alone does."""
     text = (

@@ -52,7 +52,7 @@ def _printed(log: LogFile) -> str:
 
 def _facts(where: str, logs: list[LogFile], explanation: Explanation) -> dict[str, Any]:
     root, last = explanation.root, explanation.last
-    failed = root is not None or last is not None
+    failed = bool(root or last or explanation.others)
     return {
         "schema_version": 1,
         "ok": not failed,
@@ -94,7 +94,7 @@ def _lines(where: str, logs: list[LogFile], explanation: Explanation) -> list[st
         lines.append(f"likely    {root.likely}")
         lines += [f"{'try' if not number else '':<9} {text}" for number, text in enumerate(root.tries)]
         lines.append(f"pattern   {root.name}")
-    elif last and explanation.others:
+    elif explanation.others:
         lines.append("cause     not in these logs: they show only that another process had ended")
         lines.append("try       the logs of the other ranks and hosts, in one folder")
     elif last:
@@ -112,7 +112,7 @@ def _lines(where: str, logs: list[LogFile], explanation: Explanation) -> list[st
         for finding in explanation.passed[:_SHOWN]
     ]
     lines += [
-        f"note      {log.name}: {log.left_out} bytes in the middle were not read"
+        f"note      {log.name}: {log.left_out} bytes in the middle were not read, nor are lines of them counted"
         for log in logs
         if log.left_out
     ]

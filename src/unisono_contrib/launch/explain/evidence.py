@@ -90,7 +90,7 @@ def look(log: LogFile) -> LogEvidence:
     findings = [finding for several in by_line.values() for finding in several] + blocks
     findings += [_of_exception(error, log) for error in free]
     placed = [
-        replace(finding, step=bare.step_at(finding.line.number))
+        replace(finding, step=_step_of(finding.line, bare.step_at(finding.line.number)))
         for finding in sorted(findings, key=lambda each: each.line.number)
     ]
     bad = [line for line in log.lines if _ERROR.search(line.body) and not bare.goes_on_after(line.number)]
@@ -99,13 +99,19 @@ def look(log: LogFile) -> LogEvidence:
 
 def _steps(log: LogFile) -> Iterator[tuple[int, int]]:
     for line in log.lines:
-        match = _STEP.search(line.text)
-        if match and not _NO_NUMBER.search(line.text):
-            yield line.number, int(match[1] or match[2] or match[3].replace(".", ""))
+        step = _step_of(line)
+        if step is not None and not _NO_NUMBER.search(line.text):
+            yield line.number, step
+
+
+def _step_of(line: LogLine, otherwise: int | None = None) -> int | None:
+    """The step that a line names. Epochs with a fraction count as they grow: 0.25 is 25."""
+    match = _STEP.search(line.text)
+    return int(match[1] or match[2] or match[3].replace(".", "")) if match else otherwise
 
 
 def _known(log: LogFile) -> Iterator[LogFinding]:
-    """Signs of known failures: the first of each pattern, rank and line."""
+    """Signs of known failures: one of each pattern and line."""
     text = log.text
     starts = [0]
     for line in log.lines:
