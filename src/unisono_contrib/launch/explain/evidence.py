@@ -75,7 +75,7 @@ class LogEvidence:
     def step_at(self, line: int) -> int | None:
         """The newest step at a line, or before it."""
         place = bisect_right(self.steps, (line, 1 << 62))
-        return self.steps[place - 1][1] if place else None
+        return next((step for _, step in reversed(self.steps[:place]) if step >= 0), None)
 
 
 def look(log: LogFile) -> LogEvidence:
@@ -105,9 +105,11 @@ def _steps(log: LogFile) -> Iterator[tuple[int, int]]:
 
 
 def _step_of(line: LogLine, otherwise: int | None = None) -> int | None:
-    """The step that a line names. Epochs with a fraction count as they grow: 0.25 is 25."""
+    """The step that a line names; less than 0 for an epoch with a fraction, which shows progress and is no step."""
     match = _STEP.search(line.text)
-    return int(match[1] or match[2] or match[3].replace(".", "")) if match else otherwise
+    if match and match[3]:
+        return -int(match[3].replace(".", ""))
+    return int(match[1] or match[2]) if match else otherwise
 
 
 def _known(log: LogFile) -> Iterator[LogFinding]:
