@@ -72,10 +72,12 @@ class LogEvidence:
         later = self.steps[bisect_right(self.steps, (line, 1 << 62)) :]
         return len({step for _, step in later}) >= ENOUGH
 
-    def step_at(self, line: int) -> int | None:
-        """The newest step at a line, or before it."""
-        place = bisect_right(self.steps, (line, 1 << 62))
-        return next((step for _, step in reversed(self.steps[:place]) if step >= 0), None)
+    def step_at(self, line: LogLine) -> int | None:
+        """The step that a line names, or the newest before it."""
+        named = _step_of(line)
+        place = bisect_right(self.steps, (line.number, 1 << 62))
+        before = (step for _, step in reversed(self.steps[:place]))
+        return next((step for step in (named, *before) if step is not None and step >= 0), None)
 
 
 def look(log: LogFile) -> LogEvidence:
@@ -90,7 +92,7 @@ def look(log: LogFile) -> LogEvidence:
     findings = [finding for several in by_line.values() for finding in several] + blocks
     findings += [_of_exception(error, log) for error in free]
     placed = [
-        replace(finding, step=_step_of(finding.line, bare.step_at(finding.line.number)))
+        replace(finding, step=bare.step_at(finding.line))
         for finding in sorted(findings, key=lambda each: each.line.number)
     ]
     bad = [line for line in log.lines if _ERROR.search(line.body) and not bare.goes_on_after(line.number)]
@@ -104,12 +106,12 @@ def _steps(log: LogFile) -> Iterator[tuple[int, int]]:
             yield line.number, step
 
 
-def _step_of(line: LogLine, otherwise: int | None = None) -> int | None:
+def _step_of(line: LogLine) -> int | None:
     """The step that a line names; less than 0 for an epoch with a fraction, which shows progress and is no step."""
     match = _STEP.search(line.text)
     if match and match[3]:
         return -int(match[3].replace(".", ""))
-    return int(match[1] or match[2]) if match else otherwise
+    return int(match[1] or match[2]) if match else None
 
 
 def _known(log: LogFile) -> Iterator[LogFinding]:
