@@ -17,7 +17,7 @@ _WORK = re.compile(
     r"\[(?:PG [^\]]*)?Rank (\d+)\].*WorkNCCL\((?:SeqNum|OpID)=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?"
 )
 _QUEUE = re.compile(
-    r"(?:\[rank(\d+)\]|\bRank (\d+)\]).*last enqueued (?:NCCL )?work: (-?\d+), last completed (?:NCCL )?work: (-?\d+)"
+    r"(?:\[rank(\d+)\]|\bRank (\d+)\]).*last enqueued (?:\w+ )?work: (-?\d+), last completed (?:\w+ )?work: (-?\d+)"
 )
 
 
