@@ -1,6 +1,6 @@
 """What a host has and what of it is in use: cores, memory, swap, disk, network, GPUs, energy. No torch.
 
-GPUs are asked through NVML (`pip install nvidia-ml-py`), and left out where that is not installed. Joules are the
+GPUs are asked through NVML (`pip install "unisono[nvml]"`), and left out where that is not installed. Joules are the
 counters of RAPL (/sys/class/powercap, which only root may read on most kernels) and of NVML.
 """
 
