@@ -1045,7 +1045,7 @@ PROFILING = (
     reads(
         _G,
         "Resources of hosts and ranks over a run",
-        "unisono train --demo --quiet --train.steps 30 --out.track '[\"resources:every=0.2\"]'",
+        "unisono train --demo --quiet --train.steps 30 --out.track resources:every=0.2",
         "cores, memory, disk, network; GPUs and joules where the host tells; a row of the report",
         lambda ran: (
             "Means over" in (ran.folder / "runs/demo/latest/report.html").read_text()
