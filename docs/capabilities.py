@@ -133,6 +133,10 @@ def _total(ran: Ran, run: int) -> float:
     return sum(step["bytes_sent"] for step in ran.metrics(run))
 
 
+def _texts(ran: Ran, pattern: str) -> list[str]:
+    return [path.read_text() for path in ran.folder.glob(pattern)]
+
+
 def _near(one: float, other: float) -> bool:
     return abs(one - other) < 1e-4
 
@@ -1055,6 +1059,28 @@ PROFILING = (
         "unisono doctor --json; true",
         "cores, memory, disk, load",
         lambda ran: ran.objects,
+    ),
+    reads(
+        _G,
+        "Resources of hosts and ranks over a run",
+        "unisono train --demo --quiet --train.steps 30 --out.track resources:every=0.2",
+        "cores, memory, disk, network; GPUs and joules where the host tells; a row of the report",
+        lambda ran: (
+            "Means over" in (ran.folder / "runs/demo/latest/report.html").read_text()
+            and any(
+                '"available_mib"' in text for text in _texts(ran, "runs/demo/latest/resources/host-*.jsonl")
+            )
+        ),
+    ),
+    prints(
+        _G,
+        "Explaining logs of failed runs",
+        "printf '%s\\n' '[rank1]: OSError: [Errno 28] No space left' '[rank0]: Broken pipe' > a.log; "
+        "unisono doctor explain a.log",
+        "`cause`, `evidence`, `try`; exit code 4",
+        r"cause +.*the disk.*rank 1",
+        r"evidence +a\.log:1",
+        code=4,
     ),
 )
 _G = "18 Cluster managers"

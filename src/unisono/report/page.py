@@ -12,6 +12,7 @@ from unisono.report import analyse, charts, expected, html, instruments, members
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.spec import words
+from unisono.spec.finder import sister
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
 
@@ -79,6 +80,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _pipeline(facts),
         _heat(run),
         html.pair(_bytes(run), _memory(run)),
+        _resources(run),
         sections.codec_error(run),
         _sample(run),
         html.pair(_again(run), _environment(run)),
@@ -232,6 +234,12 @@ def _memory(run: RunRecord) -> str:
     shown = len(chart.rows)
     more = html.note(f"The {shown} largest of {count} ranks.") if count > shown else ""
     return html.section("memory", chart.title, html.bars(chart), more)
+
+
+def _resources(run: RunRecord) -> str:
+    """What hosts took of their machines, of a run that sampled it."""
+    part = sister("unisono.report.resources") if (run.folder / "resources").is_dir() else None
+    return part.section(run) if part else ""
 
 
 def _sample(run: RunRecord) -> str:
