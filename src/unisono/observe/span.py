@@ -43,8 +43,8 @@ class Lap(NamedTuple):
     """What happened since the lap before: seconds per part, bytes sent per (axis, op), and per `Payload`.
 
     start_ns: when that lap ended, on the recorder's clock. start_s: the same in Unix time, on the clock of all hosts,
-    and clock: what was taken out of this host's for that. calls: that ended. modules: by name, of those that were timed,
-    seconds of their own in forward and in backward.
+    and clock: what was taken out of this host's for that. calls: that ended. modules: of those that were timed, by
+    name, seconds of their own in forward and in backward.
     """
 
     seconds: dict[str, float]
