@@ -27,7 +27,7 @@ _TURNS = 4  # stretches of several ranks, from which on they take turns
 @dataclass(frozen=True, slots=True)
 class Straggler:
     """One cause of waiting. rank: NOBODY where ranks take turns (rotating). phase: data, forward, backward, optim or
-    other, module: that takes longer in it; "" where that is not known. since_step, until_step: the first and the last of
+    other, module: that takes longer in it; "" where that is not known. since_step, until_step: the first and last of
     its steps, `steps` of which it held up. cost_s_per_step: seconds that the others waited for it, of each step.
     share: the same of a step."""
 
