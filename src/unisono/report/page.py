@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
+from unisono.report import (
+    analyse,
+    charts,
+    collectives,
+    expected,
+    html,
+    instruments,
+    membership,
+    sections,
+    sheet,
+)
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.spec import words
@@ -20,7 +30,8 @@ def run(run_dir: str | Path) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
+    took part, and when), `collectives` (waiting and moving by axis, operation and size), `stragglers`, `missing` and
+    `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
     written.
     """
     record = collect(run_folder(run_dir))
@@ -34,6 +45,7 @@ def run(run_dir: str | Path) -> dict[str, Any]:
         "advice": facts.finding.advice,
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
+        **collectives.as_json(record),
         "missing": list(record.missing),
     }
 
@@ -75,6 +87,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _timeline(run),
         _pipeline(facts),
         _heat(run),
+        collectives.section(run),
         html.pair(_bytes(run), _memory(run)),
         sections.codec_error(run),
         _sample(run),
