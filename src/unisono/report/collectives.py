@@ -25,9 +25,11 @@ _LEAST = 64 << 10  # bytes from which on a call's rate is the link's, not that o
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
     """Calls of one axis, operation and size. size: bytes, the least of its class; nbytes: of a call in the mean.
-    a_step: how many calls, of a rank. waiting_s: of a rank and step, for the last rank. moving_s: of a call, the median,
-    from when all were there; latency_s: the quickest of these. rate: bytes/s in the median. share: of `link`, what the
-    link gave at best, in bytes/s; None for calls too small to fill it. of: `calibrated` or `best call`."""
+
+    a_step: how many calls, of a rank. waiting_s: of a rank and step, for the last rank. moving_s: of a call, from when
+    all were there, the median; latency_s: the quickest of these. rate: bytes/s in the median. share: of `link`, what
+    the link gave at best, in bytes/s; None for calls too small to fill it. of: `calibrated` or `best call`.
+    """
 
     axis: str
     op: str
