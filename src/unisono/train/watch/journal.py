@@ -136,10 +136,11 @@ class Journal:
 
     def _record(self, report: Report, lap: Lap, seconds: float, share: float, mem_mib: float) -> StepRecord:
         nbytes = {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
+        calls = rows(lap.calls, lap.start_ns, ROWS if lap.modules else affordable(seconds))
         return StepRecord(
             report.step + 1, report.loss, report.lr, report.norm, round(self._tokens * share), seconds,
             _times(lap, seconds), nbytes, mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
-            lap.start_s, lap.clock, *rows(lap.calls, lap.start_ns, ROWS if lap.modules else affordable(seconds)), lap.modules,
+            lap.start_s, lap.clock, *calls, lap.modules,
         )  # fmt: skip
 
 
