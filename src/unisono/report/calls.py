@@ -179,13 +179,14 @@ class StepCalls:
         return none | {rank: at - middle for rank, at in apart.arrived.items()}
 
 
-def steps(ranks: Iterable[RankFacts]) -> list[StepCalls]:
-    """The steps that ranks have written down with their calls, in order."""
+def steps(ranks: Iterable[RankFacts], last: int | None = None) -> list[StepCalls]:
+    """The steps that ranks have written down with their calls, in order. last: so many at the end, where a long run
+    would take long to look at."""
     facts = list(ranks)
     places = {one.rank: one.coords for one in facts}
     by_step: dict[int, dict[int, RankStep]] = {}
     for one in facts:
-        for line in one.steps:
+        for line in one.steps[-last:] if last else one.steps:
             if (mine := rank_step(one.rank, line)) is not None:
                 by_step.setdefault(mine.step, {})[one.rank] = mine
     return [StepCalls(step, by_step[step], places) for step in sorted(by_step)]

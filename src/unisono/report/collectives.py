@@ -19,6 +19,8 @@ from unisono.spec.words import is_number, percent
 
 CLASSES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 """Bytes that divide small calls from large ones."""
+LAST = 4096
+"""Steps that are looked at, the last of a long run."""
 _LEAST = 64 << 10  # bytes from which on a call's rate is the link's, not that of starting
 
 
@@ -62,7 +64,7 @@ def table(run: RunRecord) -> list[CollectiveRow]:
 
 def as_json(run: RunRecord) -> dict[str, Any]:
     """`collectives` and `stragglers`, lists of objects."""
-    late = stragglers(calls.steps(run.ranks)[1:])
+    late = stragglers(calls.steps(run.ranks, LAST)[1:])
     return {"collectives": [asdict(row) for row in table(run)], "stragglers": [asdict(one) for one in late]}
 
 
@@ -90,7 +92,7 @@ def section(run: RunRecord) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    late = "".join(html.note(one.says() + ".") for one in stragglers(calls.steps(run.ranks)[1:]))
+    late = "".join(html.note(one.says() + ".") for one in stragglers(calls.steps(run.ranks, LAST)[1:]))
     of = "that `unisono calibrate` has measured" if rows[0].of == "calibrated" else "of the axis' best call"
     said = html.note(
         "Waiting is until the last rank was there, moving from then until the call was over. The link's rate is the one"
@@ -131,7 +133,7 @@ def _rate(call: CallMeeting) -> float:
 
 
 def _steps(run: RunRecord) -> Sequence[StepCalls]:
-    every = {step.step: step for step in calls.steps(run.ranks)}
+    every = {step.step: step for step in calls.steps(run.ranks, LAST)}
     kept = steady([{"step": number} for number in every])
     return [every[line["step"]] for line in kept]
 

@@ -106,7 +106,8 @@ def _stretches(late: Sequence[_Late], enough: float) -> list[tuple[int, int]]:
         first, last = free.pop()
         if last < first:
             continue
-        ranks = {one.rank for one in late[first : last + 1]} - {NOBODY}
+        often = Counter(one.rank for one in late[first : last + 1])
+        ranks = [rank for rank, count in often.items() if rank != NOBODY and count >= enough]
         sums = [_longest(late, rank, first, last) for rank in ranks]
         best = max(sums, default=(0.0, 0, 0))
         if best[0] >= enough:
