@@ -155,9 +155,9 @@ class StepCalls:
 
     @cached_property
     def waiting(self) -> Mapping[int, float]:
-        """Seconds that each rank waited for others in all calls of which there are rows; where there is none of several
-        ranks, what its own times say. A wait that went beside computing is none."""
-        if not self.meetings:
+        """Seconds that each rank waited for others in its calls. A wait that went beside computing is none. Where some
+        calls have no row, what its own times say, in which moving is counted as well."""
+        if not self.meetings or any(rank.left_out for rank in self.ranks.values()):
             return {rank: mine.blocked for rank, mine in self.ranks.items()}
         sums = dict.fromkeys(self.ranks, 0.0)
         for call in self.meetings:
