@@ -105,3 +105,14 @@ def test_rare_kinds_stay_whatever_they_took() -> None:
     said, left_out = rows(log.take(), 0, 8)
     assert [row[:2] for row in said[-2:]] == [["dp", "all_reduce"], ["dp", "all_gather"]]
     assert len(said) == 8 and left_out == 94
+
+
+def test_where_nobody_takes_them_the_latest_are_held() -> None:
+    """A loop of a user's own asks for no lap."""
+    clock = Clock()
+    clock.now = 1
+    log = CallLog(clock)
+    for _ in range(10_000):
+        call(log, clock, 1)
+    held = log.take()
+    assert len(held) < 5000 and held[-1].number == 9999

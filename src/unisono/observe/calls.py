@@ -4,7 +4,7 @@ A sum makes all ranks equally slow, so times of steps say nothing of who was lat
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ _SHARE, _ROW_S, _LEAST = (
     6e-6,
     4,
 )  # of a step, what writing its rows may take; what one takes: benchmarks/sight.py
+_HELD = 4096  # calls, the latest, where nobody takes them
 _PHASES = {"forward": "forward", "backward": "backward", "optim": "optim", "sync": "optim"}
 
 
@@ -54,12 +55,12 @@ class LoggedCall:
 
 
 class CallLog:
-    """Calls since the last `take`. module: whose gradients the calls to come carry, "" where none is known."""
+    """Calls since the last `take`, the latest of very many. module: whose gradients the calls to come carry, "" where none is known."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.module = ""
         self._clock = clock
-        self._calls: list[LoggedCall] = []
+        self._calls: deque[LoggedCall] = deque(maxlen=_HELD)
         self._numbers: dict[tuple[str, str], int] = {}
 
     def begin(self, axis: str, op: str, nbytes: int, phase: str) -> LoggedCall:
@@ -73,12 +74,10 @@ class CallLog:
 
     def take(self) -> list[LoggedCall]:
         """The calls that are over, in the order in which they began; those under way come with the next ones."""
-        calls, self._numbers = self._calls, {}
-        self._calls = []
-        over = [call for call in calls if call.done_ns]
-        if len(over) < len(calls):
-            self._calls = [call for call in calls if not call.done_ns][-MOST:] + self._calls
-        return over
+        calls, self._numbers = list(self._calls), {}
+        self._calls.clear()
+        self._calls.extend([call for call in calls if not call.done_ns][-MOST:])
+        return [call for call in calls if call.done_ns]
 
 
 def affordable(seconds: float) -> int:
