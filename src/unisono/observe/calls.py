@@ -55,7 +55,8 @@ class LoggedCall:
 
 
 class CallLog:
-    """Calls since the last `take`, the latest of very many. module: whose gradients the calls to come carry, "" where none is known."""
+    """Calls since the last `take`, the latest of very many. module: whose gradients the calls to come carry, "" where
+    none is known."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.module = ""
