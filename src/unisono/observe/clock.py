@@ -121,11 +121,11 @@ class HostClock:
             self._pause_s = FIRST_S
 
     def _sample(self, reference: Callable[[], int]) -> OffsetSample:
-        asked = self.here_ns(self._clock())
+        before = self.here_ns(self._clock())
         said = reference()
-        answered = self.here_ns(self._clock())
-        middle = (asked + answered) // 2
-        return OffsetSample(middle, said - middle, answered - asked)
+        after = self.here_ns(self._clock())
+        middle = (before + after) // 2
+        return OffsetSample(middle, said - middle, after - before)
 
     def says(self) -> dict[str, float]:
         """What was taken out of this host's time, in microseconds; {} where nothing was measured."""

@@ -80,7 +80,7 @@ class ModuleTimes:
         for handle in look.handles:
             handle.remove()
         self._cost_s = look.hooks * _HOOK_S
-        return look.own()
+        return look.spent()
 
 
 class _Look:
@@ -133,7 +133,7 @@ class _Look:
             self._backward[at] += now - since
             self._open[at] = now
 
-    def own(self) -> dict[str, tuple[float, float]]:
+    def spent(self) -> dict[str, tuple[float, float]]:
         """Seconds of each module's own in forward and in backward."""
         places = {name: at for at, name in enumerate(self._names)}
         forward, backward = list(self._forward), list(self._backward)
@@ -169,7 +169,7 @@ def _differentiable(value: Any) -> Tensor | None:
     """The first tensor in it that a gradient reaches."""
     if isinstance(value, Tensor):
         return value if value.requires_grad else None
-    for one in value if isinstance(value, tuple | list) else ():
-        if (x := _differentiable(one)) is not None:
+    for each in value if isinstance(value, tuple | list) else ():
+        if (x := _differentiable(each)) is not None:
             return x
     return None
