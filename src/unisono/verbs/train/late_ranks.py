@@ -23,7 +23,7 @@ class LateRanks:
     _tail: RunTail | None = None
     _due: float = 0.0
     _seen: dict[tuple[int, str], int] = field(default_factory=dict)  # looks at which each was one
-    _told: set[tuple[int, str]] = field(default_factory=set)
+    _said: set[tuple[int, str]] = field(default_factory=set)
     _texts: list[str] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
@@ -58,7 +58,7 @@ class LateRanks:
         key = each.rank, each.phase
         self._seen[key] = looks = self._seen.get(key, 0) + 1
         computes = each.phase in ("", "forward", "backward")
-        if each.rotating or key in self._told or (computes and not each.module and looks < _PATIENCE):
+        if each.rotating or key in self._said or (computes and not each.module and looks < _PATIENCE):
             return ""
-        self._told.add(key)
+        self._said.add(key)
         return each.says()
