@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
+from unisono.report import (
+    analyse,
+    charts,
+    collectives,
+    expected,
+    html,
+    instruments,
+    membership,
+    sections,
+    sheet,
+)
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.spec import words
@@ -22,8 +32,8 @@ def run(run_dir: str | Path) -> dict[str, Any]:
 
     Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
     took part, and when), `best` (the best checkpoint: its step and value, or None), `early` (why it ended before its
-    last step, or ""), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
-    written.
+    last step, or ""), `collectives` (waiting and moving by axis, operation and size), `stragglers`, `missing` and
+    `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be written.
     """
     record = collect(run_folder(run_dir))
     facts = analyse.analyse(record)
@@ -38,6 +48,7 @@ def run(run_dir: str | Path) -> dict[str, Any]:
         "members": membership.changes(record),
         "best": None if record.best is None else {"step": record.best, record.judged_by: record.best_value},
         "early": record.early,
+        **collectives.as_json(record),
         "missing": list(record.missing),
     }
 
@@ -79,6 +90,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _timeline(run),
         _pipeline(facts),
         _heat(run),
+        collectives.section(run),
         html.pair(_bytes(run), _memory(run)),
         _resources(run),
         sections.codec_error(run),

@@ -40,6 +40,7 @@ from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal
 from unisono.train.watch.locate_nan import odd_loss
+from unisono.train.watch.module_times import ModuleTimes
 
 
 def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
@@ -211,6 +212,10 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
+    run.recorder.host_clock.reference = getattr(
+        order.store, "time_ns", None
+    )  # torch's own stores have no time
+    run.recorder.host_clock.ask()
     feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane, run.update.keeps)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))
@@ -239,6 +244,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
         order, run, corpus, feed, val, bad, saving, snapshots, check, targets, journal, losses(state), folder, saved
     )  # fmt: skip
     order.faults.trains(run, order.epoch)
+    live.modules = ModuleTimes(run.local.stages, run.recorder, place.device)
     live.judges = judges_of(recipe)
     live.judge_again()
     live.cadence = cadence_of(recipe, order.run_dir, place.rank, order.store, live.clock, run.step)
@@ -270,6 +276,8 @@ def _leave(live: Live, carried: CarriedState) -> None:
         live.journal.close()
     carried.recent = live.journal.recent()
     live.snapshots.end()
+    if live.modules is not None:
+        live.modules.close()
     live.stop_feeds()
     live.run.sync.close()
     carried.bad = live.bad.state()
