@@ -249,7 +249,11 @@ def _looked(line: Record) -> bool:
 
 def _gap(gap: object) -> str:
     """Between which operations, without torch's own first names."""
-    names = [str(name).rpartition("::")[2].removeprefix("evaluate_function: ") for name in gap[:2]] if isinstance(gap, list) else []
+    names = (
+        [str(name).rpartition("::")[2].removeprefix("evaluate_function: ") for name in gap[:2]]
+        if isinstance(gap, list)
+        else []
+    )
     return f"between {names[0]} and {names[1]}" if len(names) == 2 and names[0] else ""
 
 
