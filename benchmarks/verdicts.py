@@ -92,7 +92,7 @@ AMBIGUOUS = (
     Planted("ambiguous: events are missing", UNCLEAR,
             f'{SMALL} --plan "dp=2" --chaos "slow:who=1:step=1:times=2:seconds=1000000"', without=1),
     Planted("ambiguous: two alike", UNCLEAR, f'{own("collecting")} --plan "dp=2" --data.source {DATA}:SlowText',
-            environ={"PLANTED_SLEEP": "0.25"}),
+            environ={"PLANTED_SLEEP": "0.18"}),
 )  # fmt: skip
 
 

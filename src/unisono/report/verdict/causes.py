@@ -85,6 +85,8 @@ def _moving(case: Case) -> tuple[float, str]:
     for nobody, so what it calls communication moves."""
     rows = case.evidence.rows
     least = sum(min(step.parts.get("comm_exposed", 0.0) for step in row) for row in rows) / max(1, len(rows))
+    if case.evidence.cores:  # on one host ranks send by its cores: what waits for a core is no link's fault
+        least = max(0.0, least - case.evidence.beside("queue_s"))
     spread = {axis: part for axis, part in case.evidence.spread.items() if axis != "pp"}
     return least, max(spread, key=spread.__getitem__, default=_replicas(case.evidence))
 
@@ -95,7 +97,7 @@ def _replicas(evidence: RunEvidence) -> str:
 
 def _communication(case: Case) -> Candidate | None:
     evidence = case.evidence
-    if len(evidence.ranks) < 2 or evidence.size("pp") == len(evidence.ranks):
+    if all(evidence.size(axis) == 1 for axis in ("dp", "shard", "tp", "cp")):
         return None
     cost, axis = _moving(case)
     mine = [call for call in evidence.calls if call.axis == axis]
@@ -324,17 +326,7 @@ def _faults(case: Case) -> Candidate | None:
     faults = evidence.beside("faults")
     if faults < 1:
         return None
-    # A thread that waits for a page has no core and wants none.
-    off = evidence.mean(
-        lambda s: max(
-            0.0,
-            s.wall
-            - s.beside.get("cpu_s", s.wall)
-            - s.beside.get("queue_s", 0.0)
-            - s.idle
-            - s.parts.get("data", 0.0),
-        )
-    )
+    off = evidence.mean(lambda step: step.blocked)
     return Candidate(
         "host memory", off, 0.8 * off, "",
         "Memory that does not fit is read back from a disk in each step: less of it (recompute=full, a smaller micro-batch, "

@@ -42,6 +42,21 @@ class StepSeen:
     def idle(self) -> float:
         return sum(self.parts.get(part, 0.0) for part in IDLE)
 
+    @property
+    def blocked(self) -> float:
+        """Seconds in which its thread had no core and wanted none, beside those that it waited for ranks and samples:
+        it waited for a disk. 0 where nobody counted them."""
+        if "cpu_s" not in self.beside:
+            return 0.0
+        known = self.beside["cpu_s"] + self.beside.get("queue_s", 0.0) + self.idle + self.parts.get("data", 0.0)
+        return max(0.0, self.wall - known)
+
+    @property
+    def cored(self) -> float:
+        """Of the time in which its thread wanted a core, the share in which it had one."""
+        cpu, queue = self.beside.get("cpu_s", 0.0), self.beside.get("queue_s", 0.0)
+        return cpu / (cpu + queue) if cpu + queue > 0 else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
@@ -206,7 +221,7 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
         ),
         whole=not isinstance(world, int) or world == len(seen),
         calls=traced.calls(run, kept),
-        kernels=tuple(_kernels(line["kernels"]) for f in seen for line in f.steps if _looked(line)),
+        kernels=tuple(_kernels(line) for f in seen for line in f.steps if _looked(line)),
         bubble=traced.bubble(run),
         spread=traced.spread(run),
         error=str(run.error.get("what", "no reason was written down")) if run.error else "",
@@ -258,5 +273,10 @@ def _gap(gap: object) -> str:
 
 
 def _kernels(line: Record) -> KernelsSeen:
-    count, inside, python, small, small_count = (line[key] for key in _KERNELS)
-    return KernelsSeen(int(count), inside, python, small, int(small_count), _gap(line.get("gap")))
+    """What a rank saw in one step. Between operations Python is at work only while the thread has a core, and collects
+    no garbage."""
+    looked, step = line["kernels"], _seen(line)
+    count, inside, python, small, small_count = (looked[key] for key in _KERNELS)
+    collecting, faults = step.beside.get("gc_s", 0.0), step.beside.get("faults", 0.0)
+    python -= collecting + (step.blocked if faults else 0.0)
+    return KernelsSeen(int(count), inside, max(0.0, python) * step.cored, small, int(small_count), _gap(looked.get("gap")))

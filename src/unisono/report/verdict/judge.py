@@ -17,7 +17,8 @@ by one run."""
 FEWEST = 8
 """Steps that a verdict takes: fewer are mostly luck."""
 UNKNOWN = "cannot tell"
-_HEALTHY = ("compute", "cores", "memory bandwidth")
+CORES = "cores"
+_HEALTHY = ("compute", CORES, "memory bandwidth")
 _PAIRED = (
     "communication",
     "small buckets",
@@ -99,6 +100,7 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
         what = "Nothing was measured, so nothing can be said about what limited this run."
         return RunVerdict(UNKNOWN, False, what, measure="a run with [out] report = true")
     every = candidates(evidence, price)
+    every = _without_busy(evidence, every)
     visible = sum(one.cost for one in every)
     top = every[0] if every else None
     if top is None or top.cost < TROUBLE * evidence.period:
@@ -106,6 +108,13 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
     if doubt := _doubt(evidence, every, visible):
         return _unknown(evidence, every, visible, doubt)
     return _named(evidence, every, visible, price)
+
+
+def _without_busy(evidence: RunEvidence, every: list[Candidate]) -> list[Candidate]:
+    """All but a machine that is busy with other programs, unless nothing else is any trouble: that makes everything
+    that was measured longer, and no change to the run makes it shorter."""
+    rest = [one for one in every if one.cause != CORES or len(evidence.ranks) > evidence.cores > 0]
+    return rest if rest and rest[0].cost >= TROUBLE * evidence.period else every
 
 
 def _doubt(evidence: RunEvidence, every: Sequence[Candidate], visible: float) -> tuple[str, str] | None:
