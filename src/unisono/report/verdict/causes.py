@@ -11,7 +11,7 @@ from unisono.report.verdict.evidence import Prices, RunEvidence
 from unisono.report.verdict.stragglers import Lateness, lateness
 from unisono.spec.words import nbytes, percent, seconds
 
-TINY = 25e-6
+TINY = 60e-6
 """Seconds: an operation that takes less is mostly its own start."""
 _MANY_CALLS = 8
 _SMALL_CALL = 1 << 18

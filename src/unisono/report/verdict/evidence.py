@@ -89,7 +89,7 @@ class CallsSeen:
 class KernelsSeen:
     """One step that a rank looked at, operation by operation. count: operations called from Python or backward.
     inside: seconds inside of them. python: seconds of forward and backward outside of any. small: seconds of those
-    operations that took less than 25 µs, and how many they were. gap: between which two most time was spent, or ""."""
+    operations that took less than 60 µs, and how many they were. gap: between which two most time was spent, or ""."""
 
     count: int
     inside: float

@@ -11,7 +11,7 @@ from typing import Any
 from torch._C import _autograd
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-TINY_US = 25.0
+TINY_US = 60.0
 """An operation that takes less is mostly its own start."""
 FIRST = 4
 
