@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
+from unisono.report import (
+    analyse,
+    charts,
+    collectives,
+    expected,
+    html,
+    instruments,
+    membership,
+    sections,
+    sheet,
+)
 from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.report.verdict.evidence import STACKED, Prices
@@ -22,8 +32,9 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     price: of changes, by the planner. Returns `report_html`, `report_png`, `verdict`, `advice` and `judged` (see
-    `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
+    `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who took part, and when),
+    `collectives` (waiting and moving by axis, operation and size), `stragglers`, `missing` and `run_dir`. Raises
+    UsageError if there is no run, OSError if the folder cannot be
     written.
     """
     record = collect(run_folder(run_dir))
@@ -38,6 +49,7 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
         "judged": as_json(facts.verdict),
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
+        **collectives.as_json(record),
         "missing": list(record.missing),
     }
 
@@ -79,6 +91,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _timeline(run),
         _pipeline(facts),
         _heat(run),
+        collectives.section(run),
         html.pair(_bytes(run), _memory(run)),
         sections.codec_error(run),
         _sample(run),

@@ -38,6 +38,7 @@ from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal, LiveTable
 from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import locate_nan
+from unisono.train.watch.module_times import ModuleTimes
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Live:
     cadence: Fixed | Chosen = field(default_factory=Fixed)
     host: HostMeter = field(default_factory=HostMeter)
     look: KernelLook = field(default_factory=lambda: KernelLook(False))
+    modules: ModuleTimes | None = None
 
     def note(self, text: str) -> None:
         """Say something on the user's screen; rank 0 speaks for all."""
@@ -97,10 +99,11 @@ class Live:
         if not report.bad:
             self.recent_losses = [*self.recent_losses, report.loss][-train.eval_batches :]
         self.trained += self.targets * share
+        if self.modules is not None:
+            self.modules.stepped(self.run.step, seconds)
         lap = self.run.recorder.lap()
-        self.journal.add(
-            report, lap._replace(host=self._host(lap, seconds)), seconds, self._validates(train, step), share
-        )
+        lap = lap._replace(host=self._host(lap, seconds))
+        self.journal.add(report, lap, seconds, self._validates(train, step), share)
         self.written = step
 
     def _host(self, lap: Lap, seconds: float) -> dict[str, Any]:

@@ -4,11 +4,12 @@ A function a cause: it reads the evidence and returns what it costs in seconds o
 say nothing of it. No cost is counted under two causes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from unisono.report.verdict.evidence import Prices, RunEvidence
-from unisono.report.verdict.stragglers import Lateness, lateness
+from unisono.report.stragglers import Straggler
+from unisono.report.verdict.evidence import Prices, RunEvidence, StepSeen
 from unisono.spec.words import nbytes, percent, seconds
 
 TINY = 60e-6
@@ -40,16 +41,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What causes look at: the figures, the planner's prices if there are any, and who was late."""
+    """What causes look at: the figures, and the planner's prices if there are any."""
 
     evidence: RunEvidence
     price: Prices
-    late: Lateness | None = field(default=None)
 
 
 def candidates(evidence: RunEvidence, price: Prices) -> list[Candidate]:
     """All causes that cost anything, the dearest first."""
-    case = Case(evidence, price, lateness(evidence))
+    case = Case(evidence, price)
     every = (cause(case) for cause in CAUSES)
     return sorted((one for one in every if one is not None and one.cost > 0), key=lambda one: -one.cost)
 
@@ -170,36 +170,67 @@ def _halved(evidence: RunEvidence) -> int:
 
 
 def _straggler(case: Case) -> Candidate | None:
-    late = case.late
-    if late is None:
+    """Ranks that wait for a late one, who is late for no reason that is a cause of its own."""
+    evidence = case.evidence
+    if not evidence.late:
         return None
-    if late.rank is None:
-        shared = ", ".join(f"{name} {percent(share)}" for name, share in late.shares[:8])
+    late = evidence.late[0]
+    who = next((rank for rank in evidence.ranks if rank.rank == late.rank), None)
+    stretch = late.steps / max(1, len(evidence.numbers)) if late.rotating else _within(evidence, late)
+    cost = max(0.0, late.cost_s_per_step - _excused(evidence, late)) * min(1.0, stretch)
+    if who is None:
         return Candidate(
-            "rotating stragglers", late.cost,
-            evidence=[f"ranks wait for the late one {_share(case, late.cost)}, which is now one and now another: {shared}"],
-            advice="No rank is to blame: ranks take turns at being late.",
+            "rotating stragglers", cost,
+            evidence=[f"ranks take turns to be late, and the others wait {_share(case, cost)}"],
+            advice="No rank is to blame.", phase=late.phase, module=late.module, since=late.since_step, until=late.until_step,
             measure="the same run on quiet cores, or with a core for each rank",
         )  # fmt: skip
-    who, of_step = late.rank, percent(late.longer / max(1e-9, case.evidence.period))
+    between = _longer(evidence, late, "between")
+    phase = "between" if between > late.cost_s_per_step / 2 else late.phase
+    where = late.module or {"": "its steps", "between": "what it does between two steps"}.get(phase, phase)
     rows = [
-        f"the others wait for {who.name} {_share(case, late.cost)}, from step {late.since} to {late.until}",
-        f"it takes {seconds(max(0.0, late.longer))} ({of_step} of a step) more than its peers in {late.phase}"
-        + (f", in {late.module}" if late.module else ""),
+        f"the others wait for {who.name}, late in {where}, {_share(case, cost)}, from step {late.since_step} to {late.until_step}"
     ]
-    where = f" in {late.module}" if late.module else f" in its {late.phase}"
-    cause, advice = (
-        "straggler",
-        f"Look at {who.name}{where}: other work than its peers', a busier host, slower hardware.",
-    )
-    change = ""
-    if late.phase == "between":
-        cause, change = "python", "--callbacks.call []" if _called(case.evidence) else ""
-        advice = (
-            f"What {who.name} does between two steps holds the others up: make it rarer, or do it elsewhere."
-        )
-    return Candidate(cause, late.cost, late.cost, change, advice, rows, phase=late.phase, module=late.module,
-                     rank=who.rank, since=late.since, until=late.until)  # fmt: skip
+    cause, change = "straggler", ""
+    advice = f"Look at {who.name} in {where}: other work than its peers', a busier host, slower hardware."
+    if phase == "between":
+        cause, change = "python", "--callbacks.call []" if _called(evidence) else ""
+        advice = f"What {who.name} does between two steps holds the others up: make it rarer, or do it elsewhere."
+    return Candidate(cause, cost, cost, change, advice, rows, phase=phase, module=late.module, rank=who.rank,
+                     since=late.since_step, until=late.until_step)  # fmt: skip
+
+
+def _within(evidence: RunEvidence, late: Straggler) -> float:
+    """The share of all steps from the first to the last of a straggler's."""
+    return sum(late.since_step <= step <= late.until_step for step in evidence.numbers) / len(evidence.numbers)
+
+
+def _longer(evidence: RunEvidence, late: Straggler, part: str) -> float:
+    """Seconds that the late rank's part of a step takes more than the others' median, in its steps."""
+    rows = [row for row in evidence.rows if late.since_step <= row[0].step <= late.until_step]
+    at = next(place for place, rank in enumerate(evidence.ranks) if rank.rank == late.rank)
+    return _mean(_more([step.parts.get(part, 0.0) for step in row], at) for row in rows if len(row) > 1)
+
+
+def _excused(evidence: RunEvidence, late: Straggler) -> float:
+    """Seconds that a late rank had no core, or collected garbage, longer than the others: causes of their own."""
+
+    def excuse(step: StepSeen) -> float:
+        return step.beside.get("queue_s", 0.0) + step.beside.get("gc_s", 0.0)
+
+    places = {rank.rank: at for at, rank in enumerate(evidence.ranks)}
+    rows = [row for row in evidence.rows if late.since_step <= row[0].step <= late.until_step and len(row) > 1]
+    who = lambda row: places.get(late.rank, min(range(len(row)), key=lambda at: row[at].idle))
+    return max(0.0, _mean(_more([excuse(step) for step in row], who(row)) for row in rows))
+
+
+def _more(values: Sequence[float], at: int) -> float:
+    return values[at] - statistics.median(value for place, value in enumerate(values) if place != at)
+
+
+def _mean(values: Iterable[float]) -> float:
+    every = list(values)
+    return statistics.fmean(every) if every else 0.0
 
 
 def _called(evidence: RunEvidence) -> bool:

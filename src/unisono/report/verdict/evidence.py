@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from unisono.observe.span import PARTS
 from unisono.report.collect import RankFacts, Record, RunRecord
+from unisono.report.stragglers import Straggler
 from unisono.spec.words import is_number, whole
 
 STACKED = tuple(part for part in PARTS if part != "comm_hidden")  # these add up to a step's wall time
@@ -128,6 +129,7 @@ class RunEvidence:
     whole: bool = True
     calls: tuple[CallsSeen, ...] = ()
     kernels: tuple[KernelsSeen, ...] = ()
+    late: tuple[Straggler, ...] = ()
     bubble: BubbleSeen | None = None
     spread: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
@@ -222,6 +224,7 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
         whole=not isinstance(world, int) or world == len(seen),
         calls=traced.calls(run, kept),
         kernels=tuple(_kernels(line) for f in seen for line in f.steps if _looked(line)),
+        late=traced.late(run, kept),
         bubble=traced.bubble(run),
         spread=traced.spread(run),
         error=str(run.error.get("what", "no reason was written down")) if run.error else "",
