@@ -49,7 +49,9 @@ class StepSeen:
         it waited for a disk. 0 where nobody counted them."""
         if "cpu_s" not in self.beside:
             return 0.0
-        known = self.beside["cpu_s"] + self.beside.get("queue_s", 0.0) + self.idle + self.parts.get("data", 0.0)
+        known = (
+            self.beside["cpu_s"] + self.beside.get("queue_s", 0.0) + self.idle + self.parts.get("data", 0.0)
+        )
         return max(0.0, self.wall - known)
 
     @property
@@ -282,4 +284,6 @@ def _kernels(line: Record) -> KernelsSeen:
     count, inside, python, small, small_count = (looked[key] for key in _KERNELS)
     collecting, faults = step.beside.get("gc_s", 0.0), step.beside.get("faults", 0.0)
     python -= collecting + (step.blocked if faults else 0.0)
-    return KernelsSeen(int(count), inside, max(0.0, python) * step.cored, small, int(small_count), _gap(looked.get("gap")))
+    return KernelsSeen(
+        int(count), inside, max(0.0, python) * step.cored, small, int(small_count), _gap(looked.get("gap"))
+    )

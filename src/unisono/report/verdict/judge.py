@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unisono.report.verdict.causes import Candidate, candidates
+from unisono.report.verdict.causes import candidates
+from unisono.report.verdict.costs import Candidate
 from unisono.report.verdict.evidence import Prices, RunEvidence
 from unisono.spec.words import listed, percent, seconds
 
