@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 from unisono.observe.host_time import HostMeter
-from unisono.observe.span import Lap
 from unisono.spec.section import Section
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
@@ -102,15 +101,14 @@ class Live:
         if self.modules is not None:
             self.modules.stepped(self.run.step, seconds)
         lap = self.run.recorder.lap()
-        lap = lap._replace(host=self._host(lap, seconds))
+        lap = lap._replace(host=self._host(seconds))
         self.journal.add(report, lap, seconds, self._validates(train, step), share)
         self.written = step
 
-    def _host(self, lap: Lap, seconds: float) -> dict[str, Any]:
+    def _host(self, seconds: float) -> dict[str, Any]:
         """What the host did in the step that has just ended, and what was seen of its operations."""
         host: dict[str, Any] = self.host.lap(seconds)
-        work = sum(lap.seconds.get(part, 0.0) for part in ("forward", "backward", "optim"))
-        if kernels := self.look.take(work):
+        if kernels := self.look.take():
             host["kernels"] = kernels
         return host
 

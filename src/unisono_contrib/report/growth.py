@@ -63,9 +63,8 @@ def rows(points: Sequence[GrowthPoint]) -> list[dict[str, Any]]:
 
 def said(table: Sequence[Mapping[str, Any]]) -> list[str]:
     """The rows for people."""
-    lines = [
-        f"{'scaling':8} {'ranks':>5} {'batch':>7} {'step':>9} {'samples/s':>10} {'speed-up':>8} {'efficiency':>10}  limited by"
-    ]
+    heads = f"{'step':>9} {'samples/s':>10} {'speed-up':>8} {'efficiency':>10}  limited by"
+    lines = [f"{'scaling':8} {'ranks':>5} {'batch':>7} {heads}"]
     for row in table:
         if row["verdict"] is None:
             lines.append(f"{row['kind']:8} {row['ranks']:5} {row['global_batch']:7} {row['why']}")
@@ -91,7 +90,8 @@ def advice(points: Sequence[GrowthPoint], noise_scale: float | None, noise_why: 
     lines = []
     if share > ENOUGH and work > 0:
         times = ceil(largest.moving * (1 - ENOUGH) / (ENOUGH * work))
-        kept = f"communication would take {percent(largest.moving / (largest.moving + times * work))} of a step, not {percent(share)}"
+        after = largest.moving / (largest.moving + times * work)
+        kept = f"communication would take {percent(after)} of a step, not {percent(share)}"
         batch = largest.batch * times
         fits = (
             ""
@@ -103,11 +103,13 @@ def advice(points: Sequence[GrowthPoint], noise_scale: float | None, noise_why: 
         lines.append(
             f"accumulation: {times} times the micro-batches, --train.global_batch {batch}: {kept}{fits}"
         )
-        lines.append(f"frequency: sync=local_sgd:h={times} or diloco:h={max(30, times)} meets once in as many steps, with as many "
-                     f"samples a step (LOSSY: replicas drift between): {kept}")  # fmt: skip
+        lines.append(
+            f"frequency: sync=local_sgd:h={times} or diloco:h={max(30, times)} meets once in as many steps, each of as"
+            f" many samples as now (LOSSY: replicas drift between): {kept}"
+        )
     else:
         lines.append(
-            f"accumulation, frequency: communication takes {percent(share)} of a step on {largest.ranks} ranks: nothing to gain"
+            f"accumulation, frequency: nothing to gain: communication takes {percent(share)} of a step"
         )
     lines.append(_batch(largest, noise_scale, noise_why))
     return lines
@@ -116,15 +118,16 @@ def advice(points: Sequence[GrowthPoint], noise_scale: float | None, noise_why: 
 def _batch(largest: GrowthPoint, noise_scale: float | None, why: str) -> str:
     if noise_scale is None:
         said = f" ({why})" if why else ""
-        return f"batch: not known{said}; --noise_scale.smoothing 0.95 measures how large one may be (docs/batch-size.md)"
+        return f"batch: not known{said}; --noise_scale.smoothing 0.95 measures how large one may be"
     if largest.batch < noise_scale:
         return (
             f"batch: {largest.batch} samples are below the noise scale of {count(noise_scale)}: twice the batch takes "
             f"{percent(1 - _steps(2 * largest.batch, noise_scale) / _steps(largest.batch, noise_scale))} fewer steps"
         )
+    more = _steps(largest.batch / 2, noise_scale) / _steps(largest.batch, noise_scale) - 1
     return (
         f"batch: {largest.batch} samples are above the noise scale of {count(noise_scale)}: half of them would take "
-        f"{percent(_steps(largest.batch / 2, noise_scale) / _steps(largest.batch, noise_scale) - 1)} more steps of half the samples"
+        f"{percent(more)} more steps, each of half the samples"
     )
 
 

@@ -76,8 +76,8 @@ def _sizes(text: str) -> list[int]:
 def _jobs(call: CommandCall) -> Iterator[tuple[int, str, "Loaded"]]:
     """(ranks, kind, recipe) of each run. Raises ConfigProblems, and UsageError for a size that the plan cannot fill."""
     args = call.args
-    keys = [("train.steps", str(args.steps)), ("train.eval_every", "0"), ("train.save_every", "0"), ("out.report", "false"),
-            ("launch.replan", "false")]  # fmt: skip
+    keys = [("train.steps", str(args.steps)), ("train.eval_every", "0"), ("train.save_every", "0"),
+            ("out.report", "false"), ("launch.replan", "false")]  # fmt: skip
     if args.plan is not None:
         keys.append(("plan", args.plan))
     base = loaded(call, args.file, keys=keys, demo=args.demo)
@@ -175,7 +175,7 @@ def _point(call: CommandCall, ranks: int, kind: str, got: "Loaded", folder: Path
 def _noise(
     call: CommandCall, jobs: Sequence[tuple[int, str, "Loaded"]], folder: Path
 ) -> tuple[float | None, str]:
-    """(the gradient noise scale in samples, "") as asked, or of one more run of the largest size; or (None, why not)."""
+    """(the gradient noise scale in samples, "") as asked, or of one more run of the largest size; else (None, why)."""
     from unisono.observe.metrics import read_steps
     from unisono.spec.words import is_number
 

@@ -40,7 +40,7 @@ def _communication(case: Case) -> Candidate | None:
     if count >= _MANY_CALLS and size / count <= _SMALL_CALL and axis == "dp":
         return _buckets(case, cost, count, size, rows)
     if axis != "dp":
-        return Candidate("communication", cost, cost / 2, advice=f"Fewer ranks on {axis}, or a faster link between them.",
+        return Candidate("communication", cost, cost / 2, advice=f"Fewer ranks on {axis}, or a faster link between.",
                          evidence=rows, phase=axis)  # fmt: skip
     if evidence.plan.get("codec", "plain") == "plain" and evidence.plan.get("sync", "every_step").startswith(
         "every_step"
@@ -48,13 +48,13 @@ def _communication(case: Case) -> Candidate | None:
         change, advice = (
             said(case, {"codec": "int8+ef"}),
             (
-                "int8 sends a quarter of the bytes, with an error that error feedback carries on (LOSSY); sync=diloco:h=30 "
-                "sends them once in 30 steps; a larger global batch sends them for more samples."
+                "int8 sends a quarter of the bytes; error feedback carries its error on (LOSSY). sync=diloco:h=30 "
+                "sends them once in 30 steps, a larger global batch for more samples."
             ),
         )
         return Candidate("communication", cost, 0.7 * cost, change, advice, rows, phase=axis)
-    return Candidate("communication", cost, cost / 2, advice="A larger global batch sends less a sample.", evidence=rows,
-                     phase=axis)  # fmt: skip
+    return Candidate("communication", cost, cost / 2, advice="A larger global batch sends less a sample.",
+                     evidence=rows, phase=axis)  # fmt: skip
 
 
 def _buckets(case: Case, cost: float, count: float, size: float, rows: list[str]) -> Candidate:
@@ -114,14 +114,16 @@ def _straggler(case: Case) -> Candidate | None:
         return Candidate(
             "rotating stragglers", cost,
             evidence=[f"ranks take turns to be late, and the others wait {share(case, cost)}"],
-            advice="No rank is to blame.", phase=late.phase, module=late.module, since=late.since_step, until=late.until_step,
+            advice="No rank is to blame.", phase=late.phase, module=late.module, since=late.since_step,
+            until=late.until_step,
             measure="the same run on quiet cores, or with a core for each rank",
         )  # fmt: skip
     between = _longer(evidence, late, "between")
     phase = "between" if between > late.cost_s_per_step / 2 else late.phase
     where = late.module or {"": "its steps", "between": "what it does between two steps"}.get(phase, phase)
     rows = [
-        f"the others wait for {who.name}, late in {where}, {share(case, cost)}, from step {late.since_step} to {late.until_step}"
+        f"the others wait for {who.name}, late in {where}, {share(case, cost)}, from step {late.since_step} to "
+        f"{late.until_step}"
     ]
     cause, change = "straggler", ""
     advice = f"Look at {who.name} in {where}: other work than its peers', a busier host, slower hardware."

@@ -259,7 +259,7 @@ BESIDE = ("cpu_s", "queue_s", "gc_s", "save_s", "eval_s", "faults")
 """Numbers of a step's line beside its parts: seconds in which the thread that trains had a core (`cpu_s`), or was ready
 and had none (`queue_s`), of garbage collection, of saving and of validating since the step before, and pages that had
 to be read from a disk (`faults`)."""
-_KERNELS = ("count", "inside_s", "python_s", "small_s", "small_count")
+_KERNELS = ("count", "inside_s", "small_s", "small_count")
 
 
 def _looked(line: Record) -> bool:
@@ -278,12 +278,13 @@ def _gap(gap: object) -> str:
 
 
 def _kernels(line: Record) -> KernelsSeen:
-    """What a rank saw in one step. Between operations Python is at work only while the thread has a core, and collects
-    no garbage."""
+    """What a rank saw in one step. Python is at work while the thread has a core, is in no operation, collects no
+    garbage and waits for nobody: with all that it is longer, as the step is, by the time in which it had no core."""
     looked, step = line["kernels"], _seen(line)
-    count, inside, python, small, small_count = (looked[key] for key in _KERNELS)
-    collecting, faults = step.beside.get("gc_s", 0.0), step.beside.get("faults", 0.0)
-    python -= collecting + (step.blocked if faults else 0.0)
+    count, inside, small, small_count = (looked[key] for key in _KERNELS)
+    cpu = step.beside.get("cpu_s", step.busy)
+    python = max(0.0, min(cpu, step.busy) - inside - step.beside.get("gc_s", 0.0) - step.idle)
     return KernelsSeen(
-        int(count), inside, max(0.0, python) * step.cored, small, int(small_count), _gap(looked.get("gap"))
-    )
+        int(count), inside / step.cored, python / step.cored, small / step.cored, int(small_count),
+        _gap(looked.get("gap")),
+    )  # fmt: skip

@@ -149,8 +149,11 @@ def _doubt(evidence: RunEvidence, every: Sequence[Candidate], visible: float) ->
 
 
 def _noise(evidence: RunEvidence) -> float:
-    """The standard error of the mean step, in seconds: of the median rank."""
-    walls = [statistics.median(step.wall for step in row) for row in evidence.rows]
+    """The standard error of the mean step, in seconds: of the median rank, without what it waited for a core."""
+    walls = [
+        statistics.median(max(0.0, step.wall - step.beside.get("queue_s", 0.0)) for step in row)
+        for row in evidence.rows
+    ]
     return statistics.stdev(walls) / len(walls) ** 0.5 if len(walls) > 1 else 0.0
 
 
@@ -159,12 +162,13 @@ def _named(evidence: RunEvidence, every: Sequence[Candidate], visible: float, pr
     gain, by = _gain(evidence, top, price)
     covers, who = top.cost / visible, _who(evidence, top)
     return RunVerdict(
-        top.cause, covers >= COVERS and not top.measure, f"Limited by {who}: {top.evidence[0]}.", _steps(evidence), evidence.period,
+        top.cause, covers >= COVERS and not top.measure, f"Limited by {who}: {top.evidence[0]}.", _steps(evidence),
+        evidence.period,
         top.rank, top.phase, top.module,
         top.since if top.since is not None else evidence.numbers[0],
         top.until if top.until is not None else evidence.numbers[-1],
-        top.cost, top.cost / evidence.period, covers, tuple(top.evidence), top.change, top.advice, gain, by, top.measure,
-        _others(evidence, every[1:]),
+        top.cost, top.cost / evidence.period, covers, tuple(top.evidence), top.change, top.advice, gain, by,
+        top.measure, _others(evidence, every[1:]),
     )  # fmt: skip
 
 
@@ -211,7 +215,8 @@ def _unknown(
         UNKNOWN, False, f"What limits this run cannot be said: {why}.", steps, evidence.period,
         since_step=steps[0], until_step=steps[1], cost_s=every[0].cost, share=every[0].cost / evidence.period,
         covers=every[0].cost / visible,
-        evidence=tuple(row for one in every[:2] for row in one.evidence), measure=measure, others=_others(evidence, every),
+        evidence=tuple(row for one in every[:2] for row in one.evidence), measure=measure,
+        others=_others(evidence, every),
     )  # fmt: skip
 
 

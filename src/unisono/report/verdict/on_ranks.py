@@ -27,8 +27,8 @@ def _input(case: Case) -> Candidate | None:
 
 
 def _looks(case: Case) -> tuple[float, float, float, str]:
-    """(operations of a step, seconds between them, seconds inside of tiny ones, between which), means of the steps that were
-    looked at, which cost more than others: their seconds are those of a usual step's forward and backward."""
+    """(operations of a step, seconds between them, inside of tiny ones, between which): means of the steps that were
+    looked at, which take longer than others: their seconds are those of a usual step's forward and backward."""
     looks, evidence = case.evidence.kernels, case.evidence
     if not looks:
         return 0.0, 0.0, 0.0, ""
@@ -50,8 +50,8 @@ def _python(case: Case) -> Candidate | None:
     return Candidate(
         "python", cost, 0.8 * cost, "",
         f"Write the loop{f' in {module}' if module else ''} as tensor operations; --train.compile where it cannot be.",
-        [f"{seconds(between)} of forward and backward lie between {count:.0f} operations, most of it {gap or 'anywhere'}, {share(case, cost)} more "
-         "than starting them takes"],
+        [f"{seconds(between)} of forward and backward lie between {count:.0f} operations, most of it "
+         f"{gap or 'anywhere'}, {share(case, cost)} more than starting them takes"],
         phase="forward", module=module,
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ def _dearest(evidence: RunEvidence) -> str:
     return max(sums, key=sums.__getitem__, default="")
 
 
-_START = 12e-6
+_START = 15e-6
 """Seconds of Python from one operation to the next in a plain model, `docs/verdict.md` has the command."""
 
 
@@ -77,7 +77,8 @@ def _tiny(case: Case) -> Candidate | None:
     cost = small + min(between, count * _START)
     size, micros = evidence.setting("train", "micro_batch"), evidence.size("micros")
     rows = [
-        f"{count:.0f} operations a step, of which those below {seconds(TINY)} and what starts them take {share(case, cost)}"
+        f"{count:.0f} operations a step, of which those below {seconds(TINY)} and what starts them take "
+        f"{share(case, cost)}"
     ]
     if not isinstance(size, int):
         return Candidate("tiny kernels", cost, cost / 2, "--train.compile", "Fuse them.", rows)
@@ -91,8 +92,8 @@ def _tiny(case: Case) -> Candidate | None:
     change = (
         f"--train.global_batch {4 * batch} --train.micro_batch {4 * size}" if isinstance(batch, int) else ""
     )
-    return Candidate("tiny kernels", cost, 0.75 * cost, change, "Larger batches or wider layers: the same operations for more "
-                     "samples; the gain is of a step of as many samples.", rows)  # fmt: skip
+    return Candidate("tiny kernels", cost, 0.75 * cost, change, "Larger batches or wider layers: the same "
+                     "operations for more samples; the gain is of a step of as many samples.", rows)  # fmt: skip
 
 
 def _factor(micros: int) -> int:
@@ -135,7 +136,7 @@ def _collector(case: Case) -> Candidate | None:
     cost = sum(max(step.beside.get("gc_s", 0.0) for step in row) for row in rows) / max(1, len(rows))
     return Candidate(
         "garbage collection", cost, 0.9 * cost, "",
-        "Keep fewer objects that live long, or gc.freeze() them before training; gc.disable() and collect between steps.",
+        "Keep fewer objects that live long, gc.freeze() them before training, or collect between steps alone.",
         [f"Python's garbage collector takes {share(case, cost)}"],
     )  # fmt: skip
 
@@ -149,8 +150,8 @@ def _faults(case: Case) -> Candidate | None:
     off = evidence.mean(lambda step: step.blocked)
     return Candidate(
         "host memory", off, 0.8 * off, "",
-        "Memory that does not fit is read back from a disk in each step: less of it (recompute=full, a smaller micro-batch, "
-        "zero=3), more memory, or fewer programs beside this one.",
+        "Memory that does not fit is read back from a disk in each step: less of it (recompute=full, a smaller "
+        "micro-batch, zero=3), more memory, or fewer programs beside this one.",
         [f"{faults:.0f} pages a step are read from a disk, and a rank stands still {share(case, off)}"],
     )  # fmt: skip
 
@@ -165,7 +166,8 @@ def _recompute(case: Case) -> Candidate | None:
         return None
     cost = again * evidence.part("forward")
     rows = [f"recompute={mode} computes the forward pass again, {share(case, cost)}",
-            f"a rank takes {nbytes(evidence.peak_mib * 2**20)} at most, of {nbytes(room * 2**20)} that it may have"]  # fmt: skip
+            f"a rank takes {nbytes(evidence.peak_mib * 2**20)} at most, of {nbytes(room * 2**20)} that "
+            "it may have"]  # fmt: skip
     return Candidate("needless recompute", cost, 0.9 * cost, said(case, {"recompute": "none"}),
                      "Keep what there is room for.", rows, phase="backward")  # fmt: skip
 
@@ -182,7 +184,7 @@ def _memory(case: Case) -> Candidate | None:
                          phase="optim", priced=True)  # fmt: skip
     batch = evidence.setting("train", "global_batch")
     change = f"--train.global_batch {2 * batch}" if isinstance(batch, int) else ""
-    return Candidate("memory bandwidth", cost, cost / 2, change, "More samples an update; the gain is of a step of as many.",
+    return Candidate("memory bandwidth", cost, cost / 2, change, "More samples an update; the gain is of as many.",
                      rows, phase="optim")  # fmt: skip
 
 
