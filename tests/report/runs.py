@@ -61,7 +61,7 @@ def write_run(
                         "mem_mib": size,
                         "start": 1_700_000_000.0 + 0.2 * step,
                         "calls": [],
-                    }  # fmt: skip
+                    }
                 )
                 if rank == 0:
                     metrics.write(_metric(step, time, end, sum(sent.values()), size, luck))

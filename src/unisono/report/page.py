@@ -23,6 +23,7 @@ from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.report.verdict.evidence import STACKED, Prices
 from unisono.report.verdict.judge import as_json, no_price
+from unisono.report.verdict.waterfall import in_words
 from unisono.spec import words
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
@@ -47,6 +48,9 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
         "verdict": facts.verdict.sentence,
         "advice": facts.verdict.said,
         "judged": as_json(facts.verdict),
+        "mfu": facts.used[-1].after if facts.used else None,
+        "mfu_words": in_words(facts.used, record.prediction),
+        "waterfall": [asdict(loss) for loss in facts.used],
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
         **collectives.as_json(record),
@@ -88,6 +92,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         sections.experts(run),
         _times(facts),
         expected.section(run, facts.shares),
+        _peak(run, facts),
         _timeline(run),
         _pipeline(facts),
         _heat(run),
@@ -169,6 +174,13 @@ def _times(facts: Analysis) -> str:
     table = html.table(("rank", *(words.PART_NAMES[part] for part in STACKED)), rows, numeric=len(STACKED))
     chart = charts.times(shares)
     return html.section("times", chart.title, html.bars(chart), html.details("As a table", table))
+
+
+def _peak(run: RunRecord, facts: Analysis) -> str:
+    """MFU loss by loss; nothing where no peak is known."""
+    lines = in_words(facts.used, run.prediction)
+    rows = "".join(f"<li>{escape(line)}</li>" for line in lines[1:])
+    return html.section("peak", lines[0], f"<ol>{rows}</ol>") if lines else ""
 
 
 def _timeline(run: RunRecord) -> str:
