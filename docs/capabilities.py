@@ -1019,13 +1019,6 @@ PROFILING = (
     ),
     prints(
         _G,
-        "Bottleneck verdict in words",
-        f"{TRAIN} 6 --plan dp=2 --out.report",
-        "`Limited by ...`",
-        r"Limited by",
-    ),
-    prints(
-        _G,
         "Advice on accumulation and communication frequency",
         f'{SIMULATE.replace(" --json", "")} --plan "dp=64" --batches',
         "which batch and accumulation suit the hardware",
@@ -1050,7 +1043,7 @@ PROFILING = (
     ),
     reads(
         _G,
-        "Bottleneck named, with the change and its gain",
+        "Bottleneck verdict in words, with the change and its gain",
         f'{TRAIN} 24 --plan dp=2 --train.save_every 1 && unisono ask runs/proof "since step 10" --json',
         "`checkpoints`, and a larger `--train.save_every`",
         lambda ran: (
