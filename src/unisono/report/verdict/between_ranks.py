@@ -156,6 +156,8 @@ def _excused(evidence: RunEvidence, late: Straggler) -> float:
     def excuse(step: StepSeen) -> float:
         return step.beside.get("queue_s", 0.0) + step.beside.get("gc_s", 0.0)
 
+    if late.rotating:  # who takes turns with other programs for a core is late in turns
+        return evidence.beside("queue_s") + evidence.beside("gc_s")
     places = {rank.rank: at for at, rank in enumerate(evidence.ranks)}
     rows = [
         row for row in evidence.rows if late.since_step <= row[0].step <= late.until_step and len(row) > 1

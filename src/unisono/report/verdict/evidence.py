@@ -213,13 +213,12 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
     several = len({rank.host for rank in ranks}) > 1
     cores = environment.get("cores_usable") or environment.get("cores")
     world = run.summary.get("ranks")
-    memory = environment.get("memory_gib")
     return RunEvidence(
         ranks,
         plan={key: value for key, _, value in (word.partition("=") for word in run.plan.split())},
         recipe=run.config,
         cores=cores if isinstance(cores, int) and not several else 0,
-        memory_mib=1024.0 * memory if is_number(memory) else 0.0,
+        memory_mib=1024.0 * number_of(environment, "memory_gib"),
         peak_mib=max(
             (line["mem_mib"] for f in seen for line in f.steps if is_number(line.get("mem_mib"))), default=0.0
         ),
@@ -233,9 +232,15 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
     )
 
 
+def number_of(line: Mapping[str, Any], key: str) -> float:
+    """A number of a line that a run wrote; 0 where it is absent, or none."""
+    value = line.get(key)
+    return float(value) if isinstance(value, int | float) and is_number(value) else 0.0
+
+
 def _seen(line: Record) -> StepSeen:
-    time, start, modules = line["time"], line.get("start"), line.get("modules")
-    own = {}
+    time, modules = line["time"], line.get("modules")
+    own: dict[str, float] = {}
     for name, pair in modules.items() if isinstance(modules, dict) else ():
         if isinstance(pair, list) and all(is_number(value) for value in pair):
             own[str(name)] = float(sum(pair))
@@ -243,16 +248,14 @@ def _seen(line: Record) -> StepSeen:
         line["step"],
         {part: float(time[part]) for part in PARTS if is_number(time.get(part))} | _between(line),
         {key: float(line[key]) for key in BESIDE if is_number(line.get(key))},
-        float(start) if is_number(start) else None,
+        number_of(line, "start") or None,
         own,
     )
 
 
 def _between(line: Record) -> dict[str, float]:
-    spent, save, validation = (
-        float(line[k]) if is_number(line.get(k)) else 0.0 for k in ("between_s", "save_s", "eval_s")
-    )
-    return {"between": max(0.0, spent - save - validation)}
+    known = number_of(line, "save_s") + number_of(line, "eval_s")
+    return {"between": max(0.0, number_of(line, "between_s") - known)}
 
 
 BESIDE = ("cpu_s", "queue_s", "gc_s", "save_s", "eval_s", "faults")
@@ -282,8 +285,9 @@ def _kernels(line: Record) -> KernelsSeen:
     garbage and waits for nobody: with all that it is longer, as the step is, by the time in which it had no core."""
     looked, step = line["kernels"], _seen(line)
     count, inside, small, small_count = (looked[key] for key in _KERNELS)
-    cpu = step.beside.get("cpu_s", step.busy)
-    python = max(0.0, min(cpu, step.busy) - inside - step.beside.get("gc_s", 0.0) - step.idle)
+    cpu = min(step.beside.get("cpu_s", step.busy), step.wall)
+    between = number_of(looked, "outside_s") - step.idle  # ranks may wait with a core, or without
+    python = max(0.0, min(cpu - inside - step.beside.get("gc_s", 0.0), between))
     return KernelsSeen(
         int(count), inside / step.cored, python / step.cored, small / step.cored, int(small_count),
         _gap(looked.get("gap")),

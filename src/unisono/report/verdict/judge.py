@@ -238,7 +238,11 @@ def _others(evidence: RunEvidence, rest: Sequence[Candidate]) -> tuple[dict[str,
 
 def in_words(verdict: RunVerdict) -> str:
     """The verdict on a few lines, for a terminal."""
-    rows = [verdict.sentence, *(f"  {row}" for row in verdict.evidence if row not in verdict.sentence), verdict.said]
+    rows = [
+        verdict.sentence,
+        *(f"  {row}" for row in verdict.evidence if row not in verdict.sentence),
+        verdict.said,
+    ]
     if verdict.others:
         rest = [f"{one['cause']} {percent(one['share'])}" for one in verdict.others]
         rows.append(f"Beside it: {listed(rest)} of a step.")

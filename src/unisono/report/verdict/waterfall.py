@@ -1,4 +1,4 @@
-"""Model FLOP utilisation (MFU) as a waterfall in words: from a step at peak to what was measured, loss by loss, each with
+"""Model FLOP utilisation (MFU) as a waterfall in words: from a step at peak to what was measured, each loss with
 what would change it."""
 
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.report.verdict.causes import candidates
-from unisono.report.verdict.evidence import Prices, RunEvidence
-from unisono.spec.words import count, is_number, percent, seconds
+from unisono.report.verdict.evidence import Prices, RunEvidence, number_of
+from unisono.spec.words import count, percent, seconds
 
 BELOW = "operations below peak"
 _LEAST = 0.005  # of a step: what takes less is not shown
@@ -36,8 +36,8 @@ def waterfall(evidence: RunEvidence, price: Prices, prediction: Mapping[str, Any
     remains is the MFU. prediction: of `prediction.json`, for `ideal_s`, the seconds of the model's arithmetic at peak.
     Nothing where these are not known. Where causes overlap, so that more than the step would be lost, the smaller ones
     give way."""
-    ideal, period = prediction.get("ideal_s"), evidence.period
-    if not is_number(ideal) or not 0 < ideal <= period:
+    ideal, period = number_of(prediction, "ideal_s"), evidence.period
+    if not 0 < ideal <= period:
         return []
     left, losses = 1.0, []
     for one in candidates(evidence, price):
@@ -62,8 +62,8 @@ def in_words(losses: Sequence[UsedPeak], prediction: Mapping[str, Any]) -> list[
         if prediction.get("calibrated") is True
         else f"of {prediction.get('cluster')}, not measured"
     )
-    peak = prediction.get("peak_flops")
-    at = f" of {count(peak)}FLOP/s" if is_number(peak) else ""
+    peak = number_of(prediction, "peak_flops")
+    at = f" of {count(peak)}FLOP/s" if peak else ""
     return [
         f"MFU {percent(losses[-1].after)}{at} a rank ({whose}): from 100 %,",
         *(loss.says() for loss in losses),

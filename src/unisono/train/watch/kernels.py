@@ -55,10 +55,10 @@ def _begin() -> bool:
 
 
 def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Of the outermost operations of the thread that has most of them: how many, their seconds, those of tiny ones, and
-    `gap`: after which, before which, and for how many seconds it did nothing else for longest, all such gaps together.
-    """
-    events = max(threads, key=len, default=())
+    """Of the outermost operations of the thread that has most of them: how many, their seconds, those between them, those
+    of tiny ones, and `gap`: after which, before which, and for how many seconds there was none for longest, all such
+    gaps together."""
+    events: Sequence[Any] = max(threads, key=len, default=[])
     depth, began, ended, name, before = 0, 0.0, 0.0, "", ""
     spent: dict[str, list[float]] = {}
     gaps: dict[tuple[str, str], float] = {}
@@ -83,6 +83,7 @@ def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
     return {
         "count": len(clean),
         "inside_s": round(sum(clean) * 1e-6, 6),
+        "outside_s": round(sum(gaps.values()) * 1e-6, 6),
         "small_s": round(sum(small) * 1e-6, 6),
         "small_count": len(small),
         "gap": [*gap, round(gaps.get(gap, 0.0) * 1e-6, 6)],
