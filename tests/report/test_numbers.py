@@ -14,7 +14,8 @@ from tests.report.runs import write_run
 from unisono.report import analyse, picture
 from unisono.report.collect import collect
 from unisono.report.pipelines import pipeline_of
-from unisono.report.verdict.evidence import STACKED, gather
+from unisono.report.verdict.evidence import STACKED
+from unisono.report.verdict.gather import gather
 from unisono.report.verdict.judge import judge
 from unisono.spec import words
 from unisono.spec.errors import UsageError

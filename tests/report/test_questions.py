@@ -37,7 +37,7 @@ def evidence(steps: int = 200, seconds: float = 10.0) -> RunEvidence:
         ("steps 30 to 50", (30, 50)),
         ("since step 150", (150, 200)),
         ("before step 30", (1, 30)),
-        ("why slow at 02:10?", (103, 143)),
+        ("why slow at 02:10?", (104, 144)),
         ("2026-03-01 02:10:00", (101, 141)),
         ("between 02:00 and 02:10", (64, 124)),
         ("since 02:20", (184, 200)),

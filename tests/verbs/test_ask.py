@@ -21,7 +21,7 @@ def test_the_object_is_the_verdict(run: str, capsys: pytest.CaptureFixture[str])
     assert said["schema_version"] == 1 and said["understood"]
     assert (said["cause"], said["rank"], said["sure"]) == ("straggler", 2, True)
     assert said["evidence"] and 0 < said["gain_s"] <= said["cost_s"] < said["step_s"]
-    assert said["window"] == said["steps"] == [6, 59]
+    assert said["window"] == said["steps"] == [7, 60]
 
 
 def test_a_question_looks_at_a_stretch(run: str, capsys: pytest.CaptureFixture[str]) -> None:

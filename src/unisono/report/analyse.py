@@ -8,7 +8,8 @@ from typing import TypeVar
 from unisono.observe.span import PARTS
 from unisono.report.collect import Record, RunRecord
 from unisono.report.pipelines import Pipeline, pipeline_of
-from unisono.report.verdict.evidence import BUSY, STACKED, Prices, gather, steady
+from unisono.report.verdict.evidence import BUSY, STACKED, Prices, steady
+from unisono.report.verdict.gather import gather
 from unisono.report.verdict.judge import RunVerdict, judge, no_price
 from unisono.report.verdict.waterfall import UsedPeak, waterfall
 

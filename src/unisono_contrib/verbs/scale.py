@@ -158,7 +158,7 @@ def _trained(call: CommandCall, got: "Loaded", folder: Path) -> tuple[str, str]:
 
 def _point(call: CommandCall, ranks: int, kind: str, got: "Loaded", folder: Path) -> "GrowthPoint":
     from unisono.report.collect import collect
-    from unisono.report.verdict.evidence import gather
+    from unisono.report.verdict.gather import gather
     from unisono.report.verdict.judge import judge
     from unisono.verbs._prices import prices_of
     from unisono_contrib.report import growth

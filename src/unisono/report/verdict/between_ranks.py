@@ -73,6 +73,8 @@ def _bubble(case: Case) -> Candidate | None:
     if evidence.size("pp") < 2:
         return None
     cost = evidence.part("wait") + evidence.part("comm_exposed") * evidence.spread.get("pp", 0.0)
+    if evidence.late and _slower_than_peers(evidence, evidence.late[0]):  # stages wait for it too
+        cost = max(0.0, cost - evidence.late[0].cost_s_per_step)
     if seen is None:
         return Candidate(
             "pipeline bubble", cost, evidence=[f"ranks wait for their neighbours {share(case, cost)}"],
@@ -107,6 +109,8 @@ def _straggler(case: Case) -> Candidate | None:
     if not evidence.late:
         return None
     late = evidence.late[0]
+    if evidence.size("pp") > 1 and not _slower_than_peers(evidence, late):
+        return None  # a stage with more to do
     who = next((rank for rank in evidence.ranks if rank.rank == late.rank), None)
     stretch = late.steps / max(1, len(evidence.numbers)) if late.rotating else _within(evidence, late)
     cost = max(0.0, late.cost_s_per_step - _excused(evidence, late)) * min(1.0, stretch)
@@ -134,6 +138,20 @@ def _straggler(case: Case) -> Candidate | None:
         )
     return Candidate(cause, cost, cost, change, advice, rows, phase=phase, module=late.module, rank=who.rank,
                      since=late.since_step, until=late.until_step)  # fmt: skip
+
+
+def _slower_than_peers(evidence: RunEvidence, late: Straggler) -> bool:
+    """Whether a late rank works longer than the ranks of its own stage, which have as much to do."""
+    who = next((rank for rank in evidence.ranks if rank.rank == late.rank), None)
+    if who is None:
+        return False
+    peers = [
+        rank for rank in evidence.ranks if rank.coords.get("pp") == who.coords.get("pp") and rank is not who
+    ]
+    busy = lambda rank: mean(
+        step.busy for step in rank.steps if late.since_step <= step.step <= late.until_step
+    )
+    return bool(peers) and busy(who) - statistics.median(map(busy, peers)) >= late.cost_s_per_step / 2
 
 
 def _within(evidence: RunEvidence, late: Straggler) -> float:

@@ -56,8 +56,8 @@ def _begin() -> bool:
 
 def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Of the outermost operations of the thread that has most of them: how many, their seconds, those between them,
-    those of tiny ones, and `gap`: after which, before which, and for how many seconds there was none for longest, all such
-    gaps together."""
+    those of tiny ones, and `gap`: after which, before which, and for how many seconds there was none for longest, all
+    such gaps together."""
     events: Sequence[Any] = max(threads, key=len, default=[])
     depth, began, ended, name, before = 0, 0.0, 0.0, "", ""
     spent: dict[str, list[float]] = {}
