@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.report.verdict.causes import candidates
-from unisono.report.verdict.costs import Candidate
+from unisono.report.verdict.costs import Candidate, Case, said
 from unisono.report.verdict.evidence import Prices, RunEvidence
 from unisono.spec.words import listed, percent, seconds
 
@@ -105,7 +105,7 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
     visible = sum(one.cost for one in every)
     top = every[0] if every else None
     if top is None or top.cost < TROUBLE * evidence.period:
-        return _healthy(evidence, every)
+        return _healthy(evidence, every, price)
     if doubt := _doubt(evidence, every, visible):
         return _unknown(evidence, every, visible, doubt)
     return _named(evidence, every, visible, price)
@@ -190,7 +190,15 @@ def _who(evidence: RunEvidence, top: Candidate) -> str:
     return named.get(top.cause, top.cause)
 
 
-def _healthy(evidence: RunEvidence, every: Sequence[Candidate]) -> RunVerdict:
+def _more_ranks(evidence: RunEvidence, price: Prices) -> tuple[str, float]:
+    """(twice the replicas, as typed, seconds of a step that they save by the planner's price); ("", 0) where they save
+    nothing: ranks of one host share its cores."""
+    change = said(Case(evidence, price), {"dp": 2 * evidence.size("dp")})
+    ratio = price(change)
+    return (change, (1 - ratio) * evidence.period) if ratio is not None and ratio < 1 - TROUBLE else ("", 0.0)
+
+
+def _healthy(evidence: RunEvidence, every: Sequence[Candidate], price: Prices) -> RunVerdict:
     compute = sum(evidence.part(part) for part in ("forward", "backward", "optim")) / evidence.period
     rows = [f"compute {percent(compute)} of a step"]
     rows += [
@@ -198,11 +206,12 @@ def _healthy(evidence: RunEvidence, every: Sequence[Candidate]) -> RunVerdict:
         for one in every[:3]
         if one.cost >= 0.01 * evidence.period
     ]
-    steps = _steps(evidence)
+    steps, (change, gain) = _steps(evidence), _more_ranks(evidence, price)
     return RunVerdict(
         "compute", len(evidence.numbers) >= FEWEST, f"Limited by compute: {', '.join(rows)}.", steps, evidence.period,
         since_step=steps[0], until_step=steps[1], cost_s=compute * evidence.period, share=compute, covers=1.0,
-        evidence=tuple(rows), advice="Nothing else takes a tenth of a step. More ranks or faster ones make it shorter",
+        evidence=tuple(rows), change=change, gain_s=gain, by="the planner's price" if change else "",
+        advice="Nothing else takes a tenth of a step. More ranks or faster ones make it shorter",
         others=_others(evidence, every),
     )  # fmt: skip
 
