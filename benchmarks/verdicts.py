@@ -55,7 +55,7 @@ class Planted:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def own(model: str) -> str:
+def custom(model: str) -> str:
     return f"--model.kind {MODELS}:{model} --model.context 64"
 
 
@@ -71,12 +71,12 @@ PLANTS = (
     Planted("uneven stages", ("uneven stages",), "--model.n_layer 8 --model.n_head 4 --model.d_model 128 "
             '--model.context 64 --plan "pp=2 micros=8 schedule=1f1b:cut=7/1"'),
     Planted("thin link", ("communication",), f"{SMALL} {DP}", lab=("40mbit", "1ms")),
-    Planted("garbage collection", ("garbage collection",), f"{own('collecting')} {DP}", f"{own('frozen')} {DP}",
+    Planted("garbage collection", ("garbage collection",), f"{custom('collecting')} {DP}", f"{custom('frozen')} {DP}",
             "no collection in each pass"),
     Planted("frequent checkpoints", ("checkpoints",), f"{SMALL} --model.d_model 256 {DP} --train.save_every 1"),
-    Planted("swap", ("host memory",), f"{own('swapped')} {DP}", f"{own('resident')} {DP}",
+    Planted("swap", ("host memory",), f"{custom('swapped')} {DP}", f"{custom('resident')} {DP}",
             "a table that stays in memory"),
-    Planted("python in the loop", ("python",), f"{own('counted')} {DP}", f"{own('vectorised')} {DP}",
+    Planted("python in the loop", ("python",), f"{custom('counted')} {DP}", f"{custom('vectorised')} {DP}",
             "the loop as tensor operations"),
     Planted("too many micro-batches", ("too many micro-batches",), "--model.n_layer 4 --model.n_head 2 "
             "--model.d_model 32 --model.context 16 --train.global_batch 64 --train.micro_batch 1 "

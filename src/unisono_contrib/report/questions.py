@@ -104,10 +104,10 @@ def beside(evidence: RunEvidence, rank: int | None) -> list[str]:
 
     rows = []
     for part in (*STACKED, "between"):
-        own, theirs = mean(mine, part), statistics.median(mean(one, part) for one in others)
-        if max(own, theirs) >= 0.01 * evidence.period:
+        its, theirs = mean(mine, part), statistics.median(mean(one, part) for one in others)
+        if max(its, theirs) >= 0.01 * evidence.period:
             name = words.PART_NAMES.get(part, "between two steps")
-            rows.append(f"{mine.name}: {name} {words.seconds(own)}, the others {words.seconds(theirs)}")
+            rows.append(f"{mine.name}: {name} {words.seconds(its)}, the others {words.seconds(theirs)}")
     return rows
 
 

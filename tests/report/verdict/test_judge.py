@@ -43,14 +43,14 @@ def evidence(ranks: int = 2, steps: int = 30, jitter: float = 0.01, **fields: An
     parts, host, rank0 = (fields.pop(name, {}) for name in ("parts", "host", "rank0"))
     seen = []
     for rank in range(ranks):
-        own = {**PARTS, **parts, **(rank0 if rank == 0 else {})}
+        times = {**PARTS, **parts, **(rank0 if rank == 0 else {})}
         seen.append(
             RankSeen(
                 rank,
                 tuple(
                     StepSeen(
                         step,
-                        {k: v * luck.uniform(1 - jitter, 1 + jitter) for k, v in own.items()},
+                        {k: v * luck.uniform(1 - jitter, 1 + jitter) for k, v in times.items()},
                         {**HOST, **host},
                     )
                     for step in range(1, steps + 1)

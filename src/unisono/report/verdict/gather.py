@@ -59,16 +59,16 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
 
 def _seen(line: Record) -> StepSeen:
     time, modules = line["time"], line.get("modules")
-    own: dict[str, float] = {}
+    timed: dict[str, float] = {}
     for name, pair in modules.items() if isinstance(modules, dict) else ():
         if isinstance(pair, list) and all(is_number(value) for value in pair):
-            own[str(name)] = float(sum(pair))
+            timed[str(name)] = float(sum(pair))
     return StepSeen(
         line["step"],
         {part: float(time[part]) for part in PARTS if is_number(time.get(part))} | _between(line),
         {key: float(line[key]) for key in BESIDE if is_number(line.get(key))},
         number_of(line, "start") or None,
-        own,
+        timed,
     )
 
 
