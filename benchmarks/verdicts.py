@@ -140,10 +140,10 @@ def run(plant: Planted, flags: str, folder: Path) -> Answered:
     run_dir = next(path.parent for path in out.rglob("metrics.jsonl"))
     if plant.without is not None:
         (run_dir / "events" / f"rank{plant.without}.jsonl").unlink()
-    asked = subprocess.run(
+    answer = subprocess.run(
         [program, "ask", str(run_dir), "--json"], capture_output=True, text=True, check=True
     )
-    return Answered(json.loads(asked.stdout), sample_seconds(run_dir), run_dir)
+    return Answered(json.loads(answer.stdout), sample_seconds(run_dir), run_dir)
 
 
 def sample_seconds(run_dir: Path) -> float:

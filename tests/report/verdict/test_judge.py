@@ -169,7 +169,7 @@ def test_a_few_steps_are_not_judged() -> None:
 def test_two_causes_that_cost_alike_are_not_told_apart() -> None:
     verdict = judge(evidence(parts={"data": 0.1, "forward": 0.12}, host={"gc_s": 0.09}))
     assert verdict.cause == UNKNOWN and verdict.measure
-    assert {one["cause"] for one in verdict.others} >= {"input", "garbage collection"}
+    assert {each["cause"] for each in verdict.others} >= {"input", "garbage collection"}
 
 
 def test_nobody_is_blamed_where_a_ranks_events_are_missing() -> None:

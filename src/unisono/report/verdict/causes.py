@@ -14,4 +14,4 @@ def candidates(evidence: RunEvidence, price: Prices) -> list[Candidate]:
     """All causes that cost anything, the dearest first."""
     case = Case(evidence, price)
     every = (cause(case) for cause in (*BETWEEN, *ON_RANKS))
-    return sorted((one for one in every if one is not None and one.cost > 0), key=lambda one: -one.cost)
+    return sorted((each for each in every if each is not None and each.cost > 0), key=lambda each: -each.cost)
