@@ -999,9 +999,11 @@ PROFILING = (
     reads(
         _G,
         "Collective bandwidth and latency log",
-        f"{TRAIN} 4 --plan dp=2 --json",
-        "`ledger`: bytes by axis, operation, algorithm",
-        lambda ran: any("all_reduce" in key for key in ran.metrics()[-1]["ledger"]),
+        f"{TRAIN} 8 --plan dp=2 && unisono report runs/proof --json",
+        "`collectives`: waiting apart from moving, by axis, operation and size; `sent`: bytes by algorithm",
+        lambda ran: any(
+            row["op"] == "all_reduce" and row["moving_s"] > 0 for row in ran.objects[0]["collectives"]
+        ),
     ),
     reads(
         _G,
@@ -1017,6 +1019,23 @@ PROFILING = (
         "`mfu`",
         lambda ran: 0 < ran.objects[0]["mfu"] < 1,
     ),
+    reads(
+        _G,
+        "Straggler inside backward",
+        f'{TRAIN} 60 --plan dp=2 --chaos "lag:who=1:step=10:part=backward:module=blocks.1.mlp"'
+        " && unisono report runs/proof --json",
+        "`stragglers`: rank, part of the step, module, since when, and what it costs",
+        lambda ran: ran.objects[0]["stragglers"][0]["module"] == "blocks.1.mlp",
+    ),
+    reads(
+        _G,
+        "One clock for the ranks of all hosts",
+        f"{TRAIN} 8 --plan dp=2",
+        "`start` of each step, and `clock`: what was taken out of the rank's own",
+        lambda ran: all(
+            line["start"] > 0 and "offset_us" in line["clock"] for one in ran.events() for line in one[1:]
+        ),
+    ),
     prints(
         _G,
         "Advice on accumulation and communication frequency",
@@ -1030,16 +1049,6 @@ PROFILING = (
         "unisono doctor --json; true",
         "cores, memory, disk, load",
         lambda ran: ran.objects,
-    ),
-    reads(
-        _G,
-        "Straggler named, with rank and cost",
-        f'{TRAIN} 24 --plan dp=2 --chaos "slow:who=1:step=1:times=4:seconds=100000" && unisono ask runs/proof --json',
-        "`straggler`, rank 1, sure",
-        lambda ran: (
-            (ran.objects[-1]["cause"], ran.objects[-1]["rank"], ran.objects[-1]["sure"])
-            == ("straggler", 1, True)
-        ),
     ),
     reads(
         _G,

@@ -4,11 +4,17 @@ A sum makes all ranks equally slow, so times of steps say nothing of who was lat
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST = 64
-"""Rows of a step that is written in full; of others a quarter."""
+"""Rows of a step that is written in full; of others at most a quarter."""
+_SHARE, _ROW_S, _LEAST = (
+    0.002,
+    6e-6,
+    4,
+)  # of a step, what writing its rows may take; what one takes: benchmarks/sight.py
 _PHASES = {"forward": "forward", "backward": "backward", "optim": "optim", "sync": "optim"}
 
 
@@ -75,12 +81,18 @@ class CallLog:
         return over
 
 
+def affordable(seconds: float) -> int:
+    """Rows of a step that took so long, where it is not written in full."""
+    return max(_LEAST, min(MOST // 4, int(_SHARE * seconds / _ROW_S)))
+
+
 def rows(calls: Sequence[LoggedCall], start_ns: int, most: int = MOST) -> tuple[list[list[Any]], int]:
     """What a line of events says of calls, and how many it leaves out. Each row is [axis, operation, bytes, phase,
     module, arrived, done, wanted, number], the three times in seconds since `start_ns`.
 
-    Kept are those that were waited for longest, and those before which this rank worked longest: where a rank is late,
-    these are the same call on the others and on itself.
+    Kept are calls of a kind that is rare in the step, the same ones on all ranks; then those that were waited for
+    longest, and those before which this rank worked longest: where a rank is late, these are the same call on the
+    others and on itself.
     """
     kept = calls if len(calls) <= most else _telling(calls, start_ns, most)
     at = lambda ns: round((ns - start_ns) * 1e-9, 6)
@@ -92,11 +104,15 @@ def rows(calls: Sequence[LoggedCall], start_ns: int, most: int = MOST) -> tuple[
 
 
 def _telling(calls: Sequence[LoggedCall], start_ns: int, most: int) -> list[LoggedCall]:
+    kinds = Counter((call.axis, call.op) for call in calls)
+    chosen: set[int] = set()
+    for kind, count in sorted(kinds.items(), key=lambda pair: (pair[1], pair[0])):
+        if len(chosen) + count <= most // 2:
+            chosen |= {i for i, call in enumerate(calls) if (call.axis, call.op) == kind}
     waits = [call.done_ns - call.issued_ns for call in calls]
     ends = [start_ns, *(call.done_ns for call in calls[:-1])]
     works = [call.issued_ns - end for call, end in zip(calls, ends, strict=True)]
     longest = lambda values: sorted(range(len(calls)), key=values.__getitem__, reverse=True)
-    chosen: set[int] = set()
     for pair in zip(longest(waits), longest(works), strict=True):
         for at in pair:
             if len(chosen) < most:

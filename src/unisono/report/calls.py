@@ -155,9 +155,9 @@ class StepCalls:
 
     @cached_property
     def waiting(self) -> Mapping[int, float]:
-        """Seconds that each rank waited for others in all calls of which there are rows; where there is none of several
-        ranks, what its own times say. A wait that went beside computing is none."""
-        if not self.meetings:
+        """Seconds that each rank waited for others in its calls. A wait that went beside computing is none. Where some
+        calls have no row, what its own times say, in which moving is counted as well."""
+        if not self.meetings or any(rank.left_out for rank in self.ranks.values()):
             return {rank: mine.blocked for rank, mine in self.ranks.items()}
         sums = dict.fromkeys(self.ranks, 0.0)
         for call in self.meetings:
@@ -179,13 +179,14 @@ class StepCalls:
         return none | {rank: at - middle for rank, at in apart.arrived.items()}
 
 
-def steps(ranks: Iterable[RankFacts]) -> list[StepCalls]:
-    """The steps that ranks have written down with their calls, in order."""
+def steps(ranks: Iterable[RankFacts], last: int | None = None) -> list[StepCalls]:
+    """The steps that ranks have written down with their calls, in order. last: so many at the end, where a long run
+    would take long to look at."""
     facts = list(ranks)
     places = {one.rank: one.coords for one in facts}
     by_step: dict[int, dict[int, RankStep]] = {}
     for one in facts:
-        for line in one.steps:
+        for line in one.steps[-last:] if last else one.steps:
             if (mine := rank_step(one.rank, line)) is not None:
                 by_step.setdefault(mine.step, {})[one.rank] = mine
     return [StepCalls(step, by_step[step], places) for step in sorted(by_step)]

@@ -19,15 +19,19 @@ from unisono.spec.words import is_number, percent
 
 CLASSES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 """Bytes that divide small calls from large ones."""
+LAST = 4096
+"""Steps that are looked at, the last of a long run."""
 _LEAST = 64 << 10  # bytes from which on a call's rate is the link's, not that of starting
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
     """Calls of one axis, operation and size. size: bytes, the least of its class; nbytes: of a call in the mean.
-    a_step: how many calls, of a rank. waiting_s: of a rank and step, for the last rank. moving_s: of a call, the median,
-    from when all were there; latency_s: the quickest of these. rate: bytes/s in the median. share: of `link`, what the
-    link gave at best, in bytes/s; None for calls too small to fill it. of: `calibrated` or `best call`."""
+
+    a_step: how many calls, of a rank. waiting_s: of a rank and step, for the last rank. moving_s: of a call, from when
+    all were there, the median; latency_s: the quickest of these. rate: bytes/s in the median. share: of `link`, what
+    the link gave at best, in bytes/s; None for calls too small to fill it. of: `calibrated` or `best call`.
+    """
 
     axis: str
     op: str
@@ -60,7 +64,7 @@ def table(run: RunRecord) -> list[CollectiveRow]:
 
 def as_json(run: RunRecord) -> dict[str, Any]:
     """`collectives` and `stragglers`, lists of objects."""
-    late = stragglers(calls.steps(run.ranks)[1:])
+    late = stragglers(calls.steps(run.ranks, LAST)[1:])
     return {"collectives": [asdict(row) for row in table(run)], "stragglers": [asdict(one) for one in late]}
 
 
@@ -88,7 +92,7 @@ def section(run: RunRecord) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    late = "".join(html.note(one.says() + ".") for one in stragglers(calls.steps(run.ranks)[1:]))
+    late = "".join(html.note(one.says() + ".") for one in stragglers(calls.steps(run.ranks, LAST)[1:]))
     of = "that `unisono calibrate` has measured" if rows[0].of == "calibrated" else "of the axis' best call"
     said = html.note(
         "Waiting is until the last rank was there, moving from then until the call was over. The link's rate is the one"
@@ -129,7 +133,7 @@ def _rate(call: CallMeeting) -> float:
 
 
 def _steps(run: RunRecord) -> Sequence[StepCalls]:
-    every = {step.step: step for step in calls.steps(run.ranks)}
+    every = {step.step: step for step in calls.steps(run.ranks, LAST)}
     kept = steady([{"step": number} for number in every])
     return [every[line["step"]] for line in kept]
 

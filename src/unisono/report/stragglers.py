@@ -21,6 +21,7 @@ NOBODY = -1
 _CHANCE = 0.01  # that a healthy run has a straggler by this account
 _PENALTY = 2.0  # for a step in which somebody else is late, or nobody
 _MOSTLY = 0.5  # of what is lost: less of it is no cause
+_OFTEN = 2 / 3  # of all steps: what chance does to a busy host is less
 _TURNS = 4  # stretches of several ranks, from which on they take turns
 
 
@@ -73,7 +74,7 @@ def stragglers(steps: Sequence[StepCalls]) -> list[Straggler]:
     out = [_straggler(late[a].rank, late[a : b + 1]) for a, b in stretches]
     rest = [one for i, one in enumerate(late) if not any(a <= i <= b for a, b in stretches)]
     uneven = [one for one in rest if one.rank != NOBODY]
-    if len(uneven) >= max(enough, _MOSTLY * len(rest)):
+    if len(uneven) >= max(enough, _OFTEN * len(rest)):
         out.append(_rotating(rest, uneven))
     return sorted(out, key=lambda one: -one.cost_s_per_step * one.steps)
 
@@ -106,7 +107,8 @@ def _stretches(late: Sequence[_Late], enough: float) -> list[tuple[int, int]]:
         first, last = free.pop()
         if last < first:
             continue
-        ranks = {one.rank for one in late[first : last + 1]} - {NOBODY}
+        often = Counter(one.rank for one in late[first : last + 1])
+        ranks = [rank for rank, count in often.items() if rank != NOBODY and count >= enough]
         sums = [_longest(late, rank, first, last) for rank in ranks]
         best = max(sums, default=(0.0, 0, 0))
         if best[0] >= enough:
@@ -139,9 +141,8 @@ def _straggler(rank: int, late: Sequence[_Late]) -> Straggler:
 
 
 def _rotating(late: Sequence[_Late], uneven: Sequence[_Late]) -> Straggler:
-    phase, excess = _phase([(one.at, one.rank) for one in uneven])
-    module = _module([(one.at, one.rank) for one in uneven], phase, excess)
-    return _said(NOBODY, late, uneven, phase, module)
+    phase, _ = _phase([(one.at, one.rank) for one in uneven])
+    return _said(NOBODY, late, uneven, phase, "")
 
 
 def _said(rank: int, late: Sequence[_Late], uneven: Sequence[_Late], phase: str, module: str) -> Straggler:

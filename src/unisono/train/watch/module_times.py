@@ -22,7 +22,7 @@ SHARE = 0.002
 """Of all time, what looking may take."""
 SOON_S, LATER_S, SOON_FOR_S = 1.0, 5.0, 60.0
 """Seconds between two looks, in the first minute and later."""
-_HOOK_S = 3e-6  # what one hook takes, without what it looks at: benchmarks/overhead.py --calls
+_HOOK_S = 3e-6  # what one hook takes, without what it looks at: benchmarks/sight.py
 _HOOKS = 7  # of a module and micro-batch: two around forward, two gradients, and making these
 
 
@@ -38,18 +38,26 @@ class ModuleTimes:
         self.recorder = recorder
         compiled = any(getattr(m, "_compiled_call_impl", None) for s in stages.values() for m in s.modules())
         self.modules = {} if compiled or is_apart(device) else dict(_timed(stages.values()))
-        self._handles: list[Any] = []
         self._look: _Look | None = None
+        self._due = False
         self._began = time.monotonic()
         self._cost_s = len(self.modules) * _HOOKS * _HOOK_S
 
     def stepped(self, step: int, seconds: float) -> None:
-        """After step `step`, which took so long: hand its times to the recorder, and look at the next step if it is
-        time to."""
+        """After step `step`, which took so long: hand its times to the recorder."""
         if self._look is not None:
             self.recorder.modules = self._end(self._look)
-        if self.modules and (step + 1) % self._every(seconds) == 0:
-            self._begin()
+        self._due = bool(self.modules) and (step + 1) % self._every(seconds) == 0
+
+    def begin(self) -> None:
+        """The next step is about to begin: look at it if it is time to."""
+        if self._due:
+            self._due, self._look = False, self._hooked()
+
+    def close(self) -> None:
+        """No hook stays."""
+        if self._look is not None:
+            self._end(self._look)
 
     def _every(self, seconds: float) -> int:
         """Steps from one look to the next, a power of two. seconds: of a step."""
@@ -60,11 +68,12 @@ class ModuleTimes:
             every *= 2
         return every
 
-    def _begin(self) -> None:
-        self._look = look = _Look(self.recorder, list(self.modules))
+    def _hooked(self) -> "_Look":
+        look = _Look(self.recorder, list(self.modules))
         for at, module in enumerate(self.modules.values()):
             look.handles.append(module.register_forward_pre_hook(partial(look.entered, at)))
             look.handles.append(module.register_forward_hook(partial(look.left, at)))
+        return look
 
     def _end(self, look: "_Look") -> dict[str, tuple[float, float]]:
         self._look = None
@@ -96,7 +105,9 @@ class _Look:
 
     def left(self, at: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._forward[at] += self._now() - self._entered[at]
-        if (y := _differentiable(output)) is None:
+        y = _differentiable(output)
+        # Gradients of samples (torch.func) come by no hook.
+        if y is None or torch._C._are_functorch_transforms_active():
             return
         self.hooks += 2
         y.register_hook(partial(self._reached, at))
