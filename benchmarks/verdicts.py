@@ -3,7 +3,8 @@
 The verdict of `unisono ask` is read, the change that it proposes is made, and the run is repeated. Where the change is
 no key (a loop in Python, a slow rank), it is made by hand, as the table says. Promised and gained are shares of the
 time of a sample: of the median step with what lies between steps, without what the rank waited for a core, since other
-programs take that. Healthy runs must have no verdict of trouble, and ambiguous ones must be answered with `cannot tell`.
+programs take that. Healthy runs must have no verdict of trouble, and ambiguous ones must be answered with `cannot
+tell`.
 
 The thin and the long link are those of `unisono lab`, which needs root. Swap is played by a file that memory does not
 keep: each step reads its pages from the disk again.

@@ -101,8 +101,7 @@ def _kernels(line: Record) -> KernelsSeen:
     looked, step = line["kernels"], _seen(line)
     count, inside, small, small_count = (looked[key] for key in _KERNELS)
     cpu = min(step.beside.get("cpu_s", step.busy), step.wall)
-    between = number_of(looked, "outside_s") - step.idle  # ranks may wait with a core, or without
-    python = max(0.0, min(cpu - inside - step.beside.get("gc_s", 0.0), between))
+    python = max(0.0, min(cpu - inside - step.beside.get("gc_s", 0.0), number_of(looked, "outside_s")))
     return KernelsSeen(
         int(count), inside / step.cored, python / step.cored, small / step.cored, int(small_count),
         _gap(looked.get("gap")),

@@ -16,6 +16,7 @@ TINY_US = 60.0
 """An operation that takes less is mostly its own start."""
 FIRST = 4
 _DEAREST = 5
+_SENT = ("c10d::", "gloo:")  # collectives: the thread waits in them, without a core
 _ODD, _SLICE_US = 4.0, 200.0
 
 
@@ -81,7 +82,7 @@ def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
     dearest = sorted(
         ((sum(_undisturbed(mine)), len(mine), name) for name, mine in spent.items()), reverse=True
     )
-    clean = [us for mine in spent.values() for us in _undisturbed(mine)]
+    clean = [us for name, mine in spent.items() if not name.startswith(_SENT) for us in _undisturbed(mine)]
     small = [us for us in clean if us < TINY_US]
     gap = max(gaps, key=gaps.__getitem__, default=("", ""))
     return {
