@@ -70,11 +70,16 @@ _START = 15e-6
 """Seconds of Python from one operation to the next in a plain model, `docs/verdict.md` has the command."""
 
 
+def _small(case: Case) -> float:
+    """Seconds of a step in small operations, and in what starts operations."""
+    count, between, small, _ = _looks(case)
+    return small + min(between, count * _START)
+
+
 def _tiny(case: Case) -> Candidate | None:
     """Operations that are little but their own start: fewer, larger ones do the same."""
     evidence = case.evidence
-    count, between, small, _ = _looks(case)
-    cost = small + min(between, count * _START)
+    count, cost = _looks(case)[0], _small(case)
     size, micros = evidence.setting("train", "micro_batch"), evidence.size("micros")
     rows = [
         f"{count:.0f} operations a step, of which those below {seconds(TINY)} and what starts them take "
@@ -176,6 +181,8 @@ def _memory(case: Case) -> Candidate | None:
     """The update reads and writes each state once, whatever the batch: it is as fast as memory."""
     evidence = case.evidence
     cost = evidence.part("optim")
+    if _small(case) > cost:  # so small a model's update is a few small operations more
+        return None
     rows = [f"the optimiser's update, which memory bandwidth limits, takes {share(case, cost)}"]
     dp = evidence.size("dp")
     if dp > 1 and evidence.size("shard") == 1 and evidence.size("pp") == 1:
