@@ -1,5 +1,6 @@
 """Causes that lie on each rank: its samples, Python, small operations, what it does between steps, its host."""
 
+import statistics
 from collections.abc import Callable
 
 from unisono.report.verdict.costs import Candidate, Case, called, said, share
@@ -27,18 +28,18 @@ def _input(case: Case) -> Candidate | None:
 
 
 def _looks(case: Case) -> tuple[float, float, float, str]:
-    """(operations of a step, seconds between them, inside of tiny ones, between which): means of the steps that were
+    """(operations of a step, seconds between them, inside of tiny ones, between which): medians of the steps that were
     looked at, which take longer than others: their seconds are those of a usual step's forward and backward."""
     looks, evidence = case.evidence.kernels, case.evidence
     if not looks:
         return 0.0, 0.0, 0.0, ""
     usual = evidence.part("forward") + evidence.part("backward")
-    whole = sum(look.inside + look.python for look in looks)
-    scale = min(1.0, usual * len(looks) / whole) if whole else 0.0
-    mean = scale / len(looks)
-    count = sum(look.count for look in looks) / len(looks)
-    return (count, mean * sum(look.python for look in looks), mean * sum(look.small for look in looks),
-            looks[-1].gap)  # fmt: skip
+    count, between, inside, small = (
+        statistics.median(getattr(look, name) for look in looks)
+        for name in ("count", "python", "inside", "small")
+    )
+    scale = min(1.0, usual / (inside + between)) if inside + between else 0.0
+    return count, scale * between, scale * small, looks[-1].gap
 
 
 def _python(case: Case) -> Candidate | None:
