@@ -101,7 +101,9 @@ def _kernels(line: Record) -> KernelsSeen:
     looked, step = line["kernels"], _seen(line)
     count, inside, small, small_count = (looked[key] for key in _KERNELS)
     cpu = min(step.beside.get("cpu_s", step.busy), step.wall)
-    python = max(0.0, min(cpu - inside - step.beside.get("gc_s", 0.0), number_of(looked, "outside_s")))
+    paging = step.paging - step.blocked if step.paging else 0.0
+    python = cpu - inside - step.beside.get("gc_s", 0.0) - paging
+    python = max(0.0, min(python, number_of(looked, "outside_s")))
     return KernelsSeen(
         int(count), inside / step.cored, python / step.cored, small / step.cored, int(small_count),
         _gap(looked.get("gap")),

@@ -153,7 +153,7 @@ def _faults(case: Case) -> Candidate | None:
     faults = evidence.beside("faults")
     if faults < 1:
         return None
-    off = evidence.mean(lambda step: step.blocked)
+    off = evidence.mean(lambda step: step.paging)
     return Candidate(
         "host memory", off, 0.8 * off, "",
         "Memory that does not fit is read back from a disk in each step: less of it (recompute=full, a smaller "
