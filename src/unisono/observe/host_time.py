@@ -13,7 +13,7 @@ _FIELDS = 3  # of schedstat: ns with a core, ns ready without one, turns
 class HostMeter:
     """The numbers of one thread, from its creation in that thread on. `lap` returns those since the lap before.
 
-    meter = HostMeter(); ...; meter.lap()    # {"cpu_s": 0.18, "queue_s": 0.004, "gc_s": 0.0, "faults": 0, "system_s": 0.01}
+    meter = HostMeter(); ...; meter.lap(0.2)    # {"cpu_s": 0.18, "queue_s": 0.004, "gc_s": 0.0, "faults": 0, ...}
 
     Linux tells all of them; elsewhere `queue_s`, `faults` and `system_s` are absent. clock: seconds.
     """

@@ -59,7 +59,7 @@ class StepSeen:
 
     @property
     def paging(self) -> float:
-        """Seconds for pages that were read from a disk: the wait for it, and the system's work. 0 without such pages."""
+        """Seconds for pages that were read from a disk: the wait for it, and the system's work; 0 without any."""
         return self.blocked + self.beside.get("system_s", 0.0) if self.beside.get("faults", 0.0) >= 1 else 0.0
 
     @property
