@@ -15,7 +15,7 @@ class HostMeter:
 
     meter = HostMeter(); ...; meter.lap(0.2)    # {"cpu_s": 0.18, "queue_s": 0.004, "gc_s": 0.0, "faults": 0, ...}
 
-    Linux tells all of them; elsewhere `queue_s`, `faults` and `system_s` are absent. clock: seconds.
+    Linux tells all of them; elsewhere `queue_s`, `faults` and `system_s` are absent.
     """
 
     def __init__(self) -> None:
