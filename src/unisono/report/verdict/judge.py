@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.report.verdict.causes import candidates
-from unisono.report.verdict.costs import Candidate, Case, said
+from unisono.report.verdict.costs import Candidate, CauseCase, said
 from unisono.report.verdict.evidence import Prices, RunEvidence
 from unisono.spec.words import listed, percent, seconds
 
@@ -193,7 +193,7 @@ def _who(evidence: RunEvidence, top: Candidate) -> str:
 def _more_ranks(evidence: RunEvidence, price: Prices) -> tuple[str, float]:
     """(twice the replicas, as typed, seconds of a step that they save by the planner's price); ("", 0) where they save
     nothing: ranks of one host share its cores."""
-    change = said(Case(evidence, price), {"dp": 2 * evidence.size("dp")})
+    change = said(CauseCase(evidence, price), {"dp": 2 * evidence.size("dp")})
     ratio = price(change)
     return (change, (1 - ratio) * evidence.period) if ratio is not None and ratio < 1 - TROUBLE else ("", 0.0)
 
