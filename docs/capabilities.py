@@ -1041,13 +1041,6 @@ PROFILING = (
         "`mfu`",
         lambda ran: 0 < ran.objects[0]["mfu"] < 1,
     ),
-    prints(
-        _G,
-        "Bottleneck verdict in words",
-        f"{TRAIN} 6 --plan dp=2 --out.report",
-        "`Limited by ...`",
-        r"Limited by",
-    ),
     reads(
         _G,
         "Straggler inside backward",
@@ -1100,6 +1093,25 @@ PROFILING = (
         r"cause +.*the disk.*rank 1",
         r"evidence +a\.log:1",
         code=4,
+    ),
+    reads(
+        _G,
+        "Bottleneck verdict in words, with the change and its gain",
+        f'{TRAIN} 24 --plan dp=2 --train.save_every 1 && unisono ask runs/proof "since step 10" --json',
+        "`checkpoints`, and a larger `--train.save_every`",
+        lambda ran: (
+            ran.objects[-1]["cause"] == "checkpoints" and "--train.save_every" in ran.objects[-1]["change"]
+        ),
+    ),
+    reads(
+        _G,
+        "Strong and weak scaling, with advice",
+        "unisono scale examples/proof.toml --ranks 1,2 --steps 12 --json",
+        "speed-up and efficiency of four runs, and a verdict of each",
+        lambda ran: (
+            [point["ranks"] for point in ran.objects[-1]["points"]] == [1, 2, 1, 2]
+            and all(point["verdict"] and point["efficiency"] for point in ran.objects[-1]["points"])
+        ),
     ),
 )
 _G = "18 Cluster managers"
