@@ -157,6 +157,11 @@ class _Train(BaseModel):
     fused: bool = Field(default=True, description="use the fused optimiser if there is one")
     async_save: bool = Field(default=False, description="write checkpoints while the next steps run")
     trace_steps: Natural = Field(default=3, description="steps drawn in the trace and the report")
+    profile: str | None = Field(
+        default=None,
+        pattern=r"^[1-9]\d*:[1-9]\d*$",
+        description="FIRST:LAST steps that are profiled: operators, modules, memory; --profile steps=FIRST:LAST",
+    )
 
 
 def _with_options(base: type[BaseModel], *families: Family[Any]) -> Any:

@@ -72,12 +72,13 @@ class Recorder:
     `span` belongs to the thread that runs the steps; `add` and `count` may be called from any thread.
     `step`, when set, is added to the tags of every span that is kept. `codec` is the name of the codec whose exchange
     is being issued, "" outside of one. `epoch_ns` (Unix time at clock zero) lets recorders of several processes be laid
-    on one time axis.
+    on one time axis. `also`, when set, gets every span besides, whoever keeps them: a profile does.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.rank = rank
         self.keep = False
+        self.also: list[Span] | None = None
         self.step: int | None = None
         self.codec = ""
         # A process that is put aside between two readings makes it too early, never too late.
@@ -104,6 +105,17 @@ class Recorder:
         key = Payload(axis, op, algorithm, self.codec)
         with self._lock:
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
+
+    @property
+    def looks(self) -> bool:
+        """Whether anybody will see single spans."""
+        return self.keep or self.also is not None
+
+    def mark(self, kind: str, **tags: Any) -> None:
+        """A moment, for a profile alone: it has no length, and belongs to no part of the step."""
+        if self.also is not None:
+            now_ns = self._clock()
+            self.also.append(Span(kind, now_ns, now_ns, {"step": self.step, **tags}))
 
     def now_ns(self) -> int:
         """Nanoseconds of this recorder's clock."""
@@ -156,10 +168,14 @@ class Recorder:
             outer.inner_ns += spent_ns
         with self._lock:
             self._ns[part] = self._ns.get(part, 0) + spent_ns - inner_ns
-            if self.keep:
+            if self.looks:
                 if self.step is not None:
                     tags.setdefault("step", self.step)
-                self._kept.append(Span(kind, start_ns, stop_ns, tags))
+                span = Span(kind, start_ns, stop_ns, tags)
+                if self.keep:
+                    self._kept.append(span)
+                if self.also is not None:
+                    self.also.append(span)
 
 
 def _by_operation(ledger: dict[Payload, int]) -> dict[tuple[str, str], int]:

@@ -75,7 +75,10 @@ class Post:
 
     def received(self, action: Action) -> list[Tensor]:
         """What `action` receives, asked for now if it was not before."""
-        with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
+        way = "F" if action.kind == "RECV_F" else "B"
+        with self.recorder.span(
+            "wait", axis="pp", op="recv", micro=action.micro, stage=action.stage, way=way
+        ):
             arriving = self._receiving.pop(action, None) or self._ask(action)
             for _, pending in arriving:
                 pending.wait()

@@ -271,9 +271,11 @@ def observers(order: RankOrder, run: Run) -> list[Observer]:
     facts = RunFacts(
         order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
         run.recorder, run.mesh.dp.says(), recipe.model_dump(mode="json"), str(order.plan),
-        lambda text: note(order, text),
+        lambda text: note(order, text), run,
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
+    if recipe.train.profile:
+        traced.append("profile:first={}:last={}".format(*recipe.train.profile.split(":")))
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}
     sections = observers_of(recipe, facts) if place.rank == 0 else []
     return [
