@@ -35,6 +35,7 @@ from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal, LiveTable
 from unisono.train.watch.locate_nan import locate_nan
+from unisono.train.watch.module_times import ModuleTimes
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class Live:
     written: int = 0  # steps of which the journal knows
     since: float = field(default_factory=time.perf_counter)  # when the step under way began
     cadence: Fixed | Chosen = field(default_factory=Fixed)
+    modules: ModuleTimes | None = None
 
     def note(self, text: str) -> None:
         """Say something on the user's screen; rank 0 speaks for all."""
@@ -92,6 +94,8 @@ class Live:
         if not report.bad:
             self.recent_losses = [*self.recent_losses, report.loss][-train.eval_batches :]
         self.trained += self.targets * share
+        if self.modules is not None:
+            self.modules.stepped(self.run.step, seconds)
         self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
         self.written = step
 
@@ -118,6 +122,7 @@ class Live:
             self.validate()
         if not self.enough and (self.cadence.due(step) or self.best == step):
             self.save(blocking=not train.async_save)
+        self.run.recorder.host_clock.ask()
         self.run.recorder.lap()
 
     @staticmethod

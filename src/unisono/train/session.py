@@ -41,6 +41,7 @@ from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal
 from unisono.train.watch.locate_nan import odd_loss
+from unisono.train.watch.module_times import ModuleTimes
 
 
 def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
@@ -212,6 +213,10 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
+    run.recorder.host_clock.reference = getattr(
+        order.store, "time_ns", None
+    )  # torch's own stores have no time
+    run.recorder.host_clock.ask()
     feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane, run.update.keeps)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))
@@ -240,6 +245,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
         order, run, corpus, feed, val, bad, saving, snapshots, check, targets, journal, losses(state), folder, saved
     )  # fmt: skip
     order.faults.trains(run, order.epoch)
+    live.modules = ModuleTimes(run.local.stages, run.recorder, place.device)
     live.judges = judges_of(recipe)
     for section, judge in live.judges:
         live.judged(judge.judged(section, run))
