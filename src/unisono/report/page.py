@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
+from unisono.report import analyse, charts, expected, html, instruments, membership, profiles, sections, sheet
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord, collect
+from unisono.report.profiles import NO_PROFILE, ProfilePart
 from unisono.spec import words
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
@@ -20,27 +21,28 @@ def run(run_dir: str | Path) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
-    written.
+    took part, and when), `profile` (see [profile], None without one), `missing` and `run_dir`. Raises UsageError if
+    there is no run, OSError if the folder cannot be written.
     """
     record = collect(run_folder(run_dir))
-    facts = analyse.analyse(record)
+    facts, profile = analyse.analyse(record), profiles.of(record)
     return {
         "schema_version": 1,
         "run_dir": str(record.folder),
-        "report_html": str(write(record, facts, record.folder / "report.html")),
+        "report_html": str(write(record, facts, record.folder / "report.html", profile)),
         "report_png": str(picture(record, facts, record.folder / "report.png")),
         "verdict": facts.finding.sentence,
         "advice": facts.finding.advice,
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
-        "missing": list(record.missing),
+        "profile": profile.numbers,
+        "missing": [*record.missing, *profile.missing],
     }
 
 
-def write(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
+def write(run: RunRecord, facts: Analysis, path: str | Path, profile: ProfilePart = NO_PROFILE) -> Path:
     """Write the page, whole or not at all. Raises OSError."""
-    return write_whole(path, page(run, facts))
+    return write_whole(path, page(run, facts, profile))
 
 
 def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
@@ -59,7 +61,7 @@ def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
     return sheet.write(path, facts.finding.sentence, said, rows)
 
 
-def page(run: RunRecord, facts: Analysis) -> str:
+def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> str:
     """The whole page as text; sections without data say so or are left out."""
     title = f"unisono report · {run.name} · {run.folder}"
     body = [
@@ -74,6 +76,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         expected.section(run, facts.shares),
         _timeline(run),
         _pipeline(facts),
+        profile.section,
         _heat(run),
         html.pair(_bytes(run), _memory(run)),
         sections.codec_error(run),

@@ -1,5 +1,5 @@
-"""What profiled steps cost: by module, operator and line, over all ranks; what the memory held at its peak; and how much
-of a rank's time was computing, communicating, idle. Means of a step, seconds and bytes."""
+"""What profiled steps cost: by module, operator and line, over all ranks; what the memory held at its peak; and how
+much of a rank's time was computing, communicating, idle. Means of a step, seconds and bytes."""
 
 import math
 import statistics
@@ -25,8 +25,8 @@ OUTSIDE = "(outside modules)"
 @dataclass(frozen=True)
 class ModuleCost:
     """A module on the ranks that have it: seconds of its own in a step, mean over ranks, without modules inside it.
-    bytes_at_peak: that its forwards and backwards had allocated when the rank held most; the most of any rank. calls: of
-    its forward in a step."""
+    bytes_at_peak: that its forwards and backwards had allocated when the rank held most; the most of any rank. calls:
+    of its forward in a step."""
 
     name: str
     forward_s: float
@@ -76,7 +76,8 @@ class Breakdown:
 class PeakMemory:
     """A rank when its tensors were most, in bytes by kind: `params`, `grads`, `optim`, `activations` (of forwards),
     `working` (what backwards and the update need meanwhile), `buffers`. modules: that had allocated what is not there
-    between steps. before, after: the process and its allocator around the profiled steps, see `observe.memory.heap`."""
+    between steps. before, after: the process and its allocator around the profiled steps, see
+    `observe.memory.heap`."""
 
     rank: int
     total: int

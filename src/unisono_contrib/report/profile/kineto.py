@@ -20,8 +20,8 @@ _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Range(NamedTuple):
-    """An operator, a module's forward, or a Python function. sequence: that ties a backward to its forward, -1 without.
-    shapes: of its tensors, as text."""
+    """An operator, a module's forward, or a Python function. sequence: that ties a backward to its forward, -1
+    without. shapes: of its tensors, as text."""
 
     name: str
     start_ns: int
@@ -49,8 +49,8 @@ class Allocation(NamedTuple):
 
 @dataclass(frozen=True)
 class RankProfile:
-    """One rank. facts: what the rank says of itself (`held`, `memory`, `lines`, `first`, `last`, ...). threads: ranges by
-    thread, `main` that of the steps. functions: of Python, if they were recorded."""
+    """One rank. facts: what the rank says of itself (`held`, `memory`, `lines`, `first`, `last`, ...). threads:
+    ranges by thread, `main` that of the steps. functions: of Python, if they were recorded."""
 
     rank: int
     world: int
@@ -120,8 +120,8 @@ def _main(threads: dict[int, list[Range]]) -> int:
 
 @dataclass(slots=True)
 class Node:
-    """A range in its tree. own_ns: its time without that of ranges inside. module: the innermost around it. backward: in
-    a backward pass. comm: communication, or waiting. top: whether no other operator is around it."""
+    """A range in its tree. own_ns: its time without that of ranges inside. module: the innermost around it. backward:
+    in a backward pass. comm: communication, or waiting. top: whether no other operator is around it."""
 
     range: Range
     start_ns: int

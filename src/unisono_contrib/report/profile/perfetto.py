@@ -1,8 +1,9 @@
-"""All ranks' profiles as one trace of Perfetto: a track for each thread and stream, a counter of bytes, and arrows from
-a message's sender to its receiver and between the ranks of a collective."""
+"""All ranks' profiles as one trace of Perfetto: a track for each thread and stream, a counter of bytes, and arrows
+from a message's sender to its receiver and between the ranks of a collective."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from unisono.observe.span import Span
 from unisono.observe.trace import event
@@ -11,45 +12,42 @@ from unisono_contrib.report.profile.kineto import MODULE, NODE, Node, Range, Ran
 from unisono_contrib.report.profile.pieces import lanes
 from unisono_contrib.report.profile.track_events import Slice, TraceFile
 
-Flows = Mapping[
-    tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]
-]  # (rank, place of a span) → flows, ends
+Flows = Mapping[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]]
+"""Of a span, by its rank and its place among that rank's: arrows through it, and arrows that end in it."""
 
 
 def message_flows(profiles: Sequence[RankProfile]) -> Flows:
-    """Which arrows go through each span, and which end in it: by a span's rank and its place among that rank's.
+    """An arrow for each message, and one for each collective from the rank that came first to the one that came last.
 
-    A message is known on both sides by its step, direction, stage and micro-batch. The ranks of a collective's group are
-    those that differ only on its axis; their calls of one kind have the same number in a step.
+    A message is known on both sides by its step, direction, stage and micro-batch. The ranks of a collective's group
+    differ only on its axis; their calls of one kind have the same number in a step.
     """
-    through: defaultdict[str, list[tuple[int, tuple[int, int]]]] = defaultdict(list)
+    rows: defaultdict[tuple[Any, ...], list[tuple[int, tuple[int, int]]]] = defaultdict(list)
     for profile in profiles:
         coords = profile.facts.get("coords", {})
-        replica = ",".join(f"{axis}{at}" for axis, at in coords.items() if axis != "pp")
-        numbers: Counter[str] = Counter()
         for place, span in enumerate(profile.spans):
-            tags, at = span.tags, (profile.rank, place)
-            if span.kind == "send":
-                ahead = tags["stage"] + (1 if tags["way"] == "F" else -1)
-                key = f"message {tags['step']} {tags['way']} {ahead} {tags['micro']} {replica}"
-                through[key].append((span.start_ns, at))
-            elif tags.get("op") == "recv":
-                key = f"message {tags['step']} {tags['way']} {tags['stage']} {tags['micro']} {replica}"
-                through[key].append((span.stop_ns, at))
-            elif span.kind == "comm" and tags.get("exposed", True) and "axis" in tags:
-                group = ",".join(f"{axis}{at}" for axis, at in coords.items() if axis != tags["axis"])
-                key = f"{tags['axis']} {tags.get('op')} {tags.get('step')} {group}"
-                numbers[key] += 1
-                key += f" {numbers[key]}"
-                through[key].append((span.start_ns, at))
-    ids = {key: n for n, key in enumerate(sorted(through), 1)}
+            tags = span.tags
+            if span.kind == "send" or tags.get("op") == "recv":
+                ahead = 0 if span.kind != "send" else 1 if tags["way"] == "F" else -1
+                at_ns, stage = span.stop_ns, tags["stage"] + ahead
+                key = ("message", tags["step"], tags["way"], stage, tags["micro"], _others(coords, "pp"))
+            elif span.kind == "call":
+                at_ns, axis = span.start_ns, tags["axis"]
+                key = ("call", tags["step"], axis, tags["op"], tags["number"], _others(coords, axis))
+            else:
+                continue
+            rows[key].append((at_ns, (profile.rank, place)))
     flows: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    for key, rows in through.items():
-        if len(rows) > 1:
-            *first, (_, last) = sorted(rows)
-            flows.update({at: ((ids[key],), ()) for _, at in first})
-            flows[last] = ((), (ids[key],))
+    for number, met in enumerate(rows.values(), 1):
+        if len(met) > 1:
+            *first, (_, last) = sorted(met)
+            flows |= {at: ((number,), ()) for _, at in first}
+            flows[last] = ((), (number,))
     return flows
+
+
+def _others(coords: Mapping[str, int], axis: str) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, at) for name, at in coords.items() if name != axis))
 
 
 def write(profiles: Sequence[RankProfile]) -> bytes:
@@ -72,16 +70,19 @@ def write(profiles: Sequence[RankProfile]) -> bytes:
 
 
 def _spans(file: TraceFile, process: int, profile: RankProfile, flows: Flows) -> None:
-    """What the rank was doing; and communication beside, on as many tracks as it takes."""
-    inline, beside = list[Slice](), list[Slice]()
+    """What the rank was doing; and its collectives, on as many tracks as it takes."""
+    inline, calls = list[Slice](), list[Slice]()
     for place, span in enumerate(profile.spans):
         through, ends = flows.get((profile.rank, place), ((), ()))
         part = Slice(span.start_ns, span.stop_ns, _label(span), span.kind, _notes(span), through, ends)
-        (inline if span.tags.get("exposed", True) else beside).append(part)
+        if span.kind == "call":
+            calls.append(part)
+        elif span.tags.get("exposed", True):
+            inline.append(part)
     file.slices(file.track(process, "step", 0), inline)
-    beside.sort()
-    for lane, parts in _by_lane(beside):
-        file.slices(file.track(process, f"communication beside compute {lane + 1}", 1), parts)
+    calls.sort(key=lambda part: part[:2])
+    for lane, parts in _by_lane(calls):
+        file.slices(file.track(process, f"collectives {lane + 1}", 1), parts)
 
 
 def _by_lane(slices: Sequence[Slice]) -> Iterable[tuple[int, list[Slice]]]:
@@ -111,11 +112,9 @@ def module_slices(nodes: Sequence[Node]) -> list[Slice]:
 def _threads(file: TraceFile, process: int, profile: RankProfile) -> None:
     """Operators of each thread, and Python functions if they were recorded."""
     for names, threads in (("operators", profile.threads), ("Python", profile.functions)):
-        for number, (tid, ranges) in enumerate(
-            sorted(threads.items(), key=lambda pair: pair[0] != profile.main)
-        ):
+        for number, tid in enumerate(sorted(threads, key=lambda tid: tid != profile.main)):
             track = file.track(process, names + (f", thread {number + 1}" if number else ""), 3)
-            shown = [_operator(r) for r in ranges if not r.name.startswith(MODULE)]
+            shown = [_operator(r) for r in threads[tid] if not r.name.startswith(MODULE)]
             file.slices(track, shown)
 
 

@@ -32,8 +32,8 @@ def innermost(rows: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
 
 
 def own_pieces(spans: Iterable[Span]) -> list[tuple[int, int, Span]]:
-    """The time of the step's thread, each piece under the innermost span. What ran beside (`exposed=False`) is left out,
-    and moments are."""
+    """The time of the step's thread, each piece under the innermost span. What ran beside (`exposed=False`) is left
+    out, and moments are."""
     return innermost(
         (s.start_ns, s.stop_ns, s) for s in spans if s.tags.get("exposed", True) and s.stop_ns > s.start_ns
     )
@@ -60,9 +60,9 @@ def union_ns(stretches: Iterable[tuple[int, int]]) -> int:
 
 
 def kernels(spans: Sequence[Span], rank: int, shift_us: float) -> list[dict[str, Any]]:
-    """A rank that computes on its CPU, as a device: objects of a Kineto trace, of the category `kernel`. Stream 0 is what
-    it computed, stream 1 communication that it waited for, the others communication beside. The names are those by
-    which Holistic Trace Analysis knows communication. What a rank waits for otherwise is a gap."""
+    """A rank that computes on its CPU, as a device: objects of a Kineto trace, of the category `kernel`. Stream 0 is
+    what it computed, stream 1 communication that it waited for, the others communication beside. The names are those
+    by which Holistic Trace Analysis knows communication. What a rank waits for otherwise is a gap."""
     rows: list[tuple[str, int, int, int]] = []
     for start, stop, span in own_pieces(spans):
         if span.kind in COMPUTING:

@@ -1,7 +1,7 @@
 """Protocol buffers' wire format, as far as Perfetto's TrackEvent needs it: fields are written, none is read.
 
-A message is the bytes of its fields one after the other, so traces may be joined end to end. Field numbers are those of
-`perfetto_trace.proto`; a test reads what is written by Perfetto's own classes.
+A message is the bytes of its fields one after the other, so traces may be joined end to end. Field numbers are those
+of `perfetto_trace.proto`; a test reads what is written by Perfetto's own classes.
 """
 
 import struct

@@ -15,8 +15,8 @@ _SEQUENCE = 1  # packets of one writer share it
 
 
 class Slice(NamedTuple):
-    """A stretch of a track, or a moment where both times are equal; nanoseconds. flows: numbers of arrows that go through
-    it. ends: of those that end in it."""
+    """A stretch of a track, or a moment where both times are equal; nanoseconds. flows: numbers of arrows that go
+    through it. ends: of those that end in it."""
 
     start_ns: int
     stop_ns: int
