@@ -156,6 +156,10 @@ class _Train(BaseModel):
     compile: bool = Field(default=False, description="torch.compile on the blocks")
     fused: bool = Field(default=True, description="use the fused optimiser if there is one")
     async_save: bool = Field(default=False, description="write checkpoints while the next steps run")
+    gc_every: Natural = Field(
+        default=0,
+        description="steps between garbage collections, none within a step; 0: whenever Python decides",
+    )
     trace_steps: Natural = Field(default=3, description="steps drawn in the trace and the report")
     profile: str | None = Field(
         default=None,

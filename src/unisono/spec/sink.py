@@ -29,6 +29,7 @@ class StepRecord:
     empty where there is none, or where nobody knows. start: Unix time in seconds at which the rank began the step, on
     the clock that `clock` describes. calls: a row for each collective, see `observe.calls.rows`; calls_left_out: how
     many there are none for. modules: seconds of their own in forward and backward, of modules that were timed.
+    gc_s: seconds of garbage collections, in the step or right after it.
     """
 
     step: int
@@ -47,6 +48,7 @@ class StepRecord:
     calls: Sequence[Sequence[Any]] = ()
     calls_left_out: int = 0
     modules: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    gc_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from unisono.train.step.run import Run
 from unisono.train.step.train_step import fetch
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
+from unisono.train.watch.collections import StepCollections
 from unisono.train.watch.journal import Journal, LiveTable
 from unisono.train.watch.locate_nan import locate_nan
 from unisono.train.watch.module_times import ModuleTimes
@@ -72,6 +73,7 @@ class Live:
     since: float = field(default_factory=time.perf_counter)  # when the step under way began
     cadence: Fixed | Chosen = field(default_factory=Fixed)
     modules: ModuleTimes | None = None
+    collections: StepCollections | None = None
 
     def note(self, text: str) -> None:
         """Say something on the user's screen; rank 0 speaks for all."""
@@ -96,6 +98,8 @@ class Live:
         self.trained += self.targets * share
         if self.modules is not None:
             self.modules.stepped(self.run.step, seconds)
+        if self.collections is not None:
+            self.run.recorder.gc_s = self.collections.stepped(self.run.step)
         self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
         self.written = step
 
@@ -261,6 +265,9 @@ class Live:
         """No more batches are read."""
         self.feed.close()
         self.val.close()
+        if self.collections is not None:
+            self.collections.close()
+            self.collections = None
         self.order.faults.pauses()
 
 

@@ -54,5 +54,6 @@ class _Events(Observer):
             "start": record.start,
             "calls": record.calls,
         }
-        beside = {"clock": record.clock, "calls_left_out": record.calls_left_out, "modules": record.modules}
+        beside = {"clock": record.clock, "calls_left_out": record.calls_left_out, "modules": record.modules,
+                  "gc_s": record.gc_s}  # fmt: skip
         return line | {key: value for key, value in beside.items() if value}

@@ -233,6 +233,11 @@ def _fullest(allocations: Sequence[Allocation], held: int) -> tuple[int, int, li
     for place, allocation in enumerate(allocations):
         total += allocation.nbytes
         if allocation.nbytes > 0:
+            if (
+                before := alive.get(allocation.address)
+            ) is not None:  # freed on a thread that is not profiled
+                gone[before] = place
+                total -= allocations[before].nbytes
             alive[allocation.address] = place
         elif (born := alive.pop(allocation.address, None)) is not None:
             gone[born] = place

@@ -108,7 +108,7 @@ def _profile(document: dict[str, Any]) -> RankProfile:
     device = int(any(kind for kind, _ in memory))  # torch numbers CPUs 0 and GPUs 1
     return RankProfile(
         int(info["rank"]), int(info["world_size"]), document["unisono"], spans, threads, _main(threads), functions,
-        kernels, sorted(a for kind, a in memory if kind == device), bool(device),
+        kernels, sorted((a for kind, a in memory if kind == device), key=lambda a: a.at_ns), bool(device),
     )  # fmt: skip
 
 

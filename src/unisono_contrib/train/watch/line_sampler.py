@@ -27,14 +27,17 @@ class LineSampler(threading.Thread):
     def run(self) -> None:
         last = time.perf_counter()
         while not self._over.wait(self._period):
-            frame = sys._current_frames().get(self._thread)
-            now = time.perf_counter()
+            key, now = self._line(), time.perf_counter()
             # A thread that was put aside for long knows where the other stands now, and not where it stood meanwhile.
             spent, last = min(now - last, 10 * self._period), now
-            if frame is not None:
-                key = _line_of(frame)
+            if key is not None:
                 self._seconds[key] = self._seconds.get(key, 0.0) + spent
                 self.seconds += spent
+
+    def _line(self) -> tuple[str, int, str] | None:
+        """No frame outlives this call: what it holds would be freed later, and on this thread."""
+        frame = sys._current_frames().get(self._thread)
+        return None if frame is None else _line_of(frame)
 
     def stop(self) -> None:
         """Returns when the thread is over."""
