@@ -7,6 +7,7 @@ from typing import Any
 
 from unisono.observe.span import Span
 from unisono.observe.trace import event
+from unisono.report.calls import group_of
 from unisono_contrib.report.profile.digest import OUTSIDE
 from unisono_contrib.report.profile.kineto import MODULE, NODE, Node, Range, RankProfile, tree
 from unisono_contrib.report.profile.pieces import lanes
@@ -19,8 +20,8 @@ Flows = Mapping[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]]
 def message_flows(profiles: Sequence[RankProfile]) -> Flows:
     """An arrow for each message, and one for each collective from the rank that came first to the one that came last.
 
-    A message is known on both sides by its step, direction, stage and micro-batch. The ranks of a collective's group
-    differ only on its axis; their calls of one kind have the same number in a step.
+    A message is known on both sides by its step, direction, stage and micro-batch. The ranks of a group number their
+    calls of one kind alike in a step.
     """
     rows: defaultdict[tuple[Any, ...], list[tuple[int, tuple[int, int]]]] = defaultdict(list)
     for profile in profiles:
@@ -30,10 +31,10 @@ def message_flows(profiles: Sequence[RankProfile]) -> Flows:
             if span.kind == "send" or tags.get("op") == "recv":
                 ahead = 0 if span.kind != "send" else 1 if tags["way"] == "F" else -1
                 at_ns, stage = span.stop_ns, tags["stage"] + ahead
-                key = ("message", tags["step"], tags["way"], stage, tags["micro"], _others(coords, "pp"))
+                key = ("message", tags["step"], tags["way"], stage, tags["micro"], group_of("pp", coords))
             elif span.kind == "call":
                 at_ns, axis = span.start_ns, tags["axis"]
-                key = ("call", tags["step"], axis, tags["op"], tags["number"], _others(coords, axis))
+                key = ("call", tags["step"], axis, tags["op"], tags["number"], group_of(axis, coords))
             else:
                 continue
             rows[key].append((at_ns, (profile.rank, place)))
@@ -44,10 +45,6 @@ def message_flows(profiles: Sequence[RankProfile]) -> Flows:
             flows |= {at: ((number,), ()) for _, at in first}
             flows[last] = ((), (number,))
     return flows
-
-
-def _others(coords: Mapping[str, int], axis: str) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, at) for name, at in coords.items() if name != axis))
 
 
 def write(profiles: Sequence[RankProfile]) -> bytes:
@@ -120,7 +117,11 @@ def _threads(file: TraceFile, process: int, profile: RankProfile) -> None:
 
 def _operator(r: Range) -> Slice:
     return Slice(
-        r.start_ns, r.stop_ns, r.name.removeprefix(NODE), "", {"shapes": r.shapes} if r.shapes else {}
+        r.start_ns,
+        r.stop_ns,
+        r.name.replace(NODE, "autograd: "),
+        "",
+        {"shapes": r.shapes} if r.shapes else {},
     )
 
 
