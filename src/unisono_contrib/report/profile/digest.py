@@ -17,7 +17,7 @@ from unisono_contrib.report.profile.kineto import (
     RankProfile,
     tree,
 )
-from unisono_contrib.report.profile.pieces import innermost, own_pieces, union_ns
+from unisono_contrib.report.profile.pieces import NOT_COMPUTING, innermost, own_pieces, union_ns
 
 OUTSIDE = "(outside modules)"
 
@@ -195,11 +195,7 @@ def _lines(profiles: Sequence[RankProfile]) -> tuple[LineCost, ...]:
 
 def breakdown(profile: RankProfile) -> Breakdown:
     """How a rank's device spent its time."""
-    computing = [
-        (k.start_ns, k.stop_ns)
-        for k in profile.kernels
-        if not k.name.startswith(("nccl", "Memcpy", "Memset"))
-    ]
+    computing = [(k.start_ns, k.stop_ns) for k in profile.kernels if not k.name.startswith(NOT_COMPUTING)]
     every = [(k.start_ns, k.stop_ns) for k in profile.kernels]
     whole = max((stop for _, stop in every), default=0) - min((start for start, _ in every), default=0)
     busy, computed = union_ns(every), union_ns(computing)

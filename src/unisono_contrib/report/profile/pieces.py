@@ -7,6 +7,8 @@ from unisono.observe.span import Span
 
 T = TypeVar("T")
 
+NOT_COMPUTING = ("nccl", "Memcpy", "Memset")
+"""How the names of kernels begin that compute nothing: communication, and copies."""
 COMPUTING = frozenset({"forward", "backward", "optim", "sync"})
 
 

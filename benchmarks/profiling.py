@@ -1,6 +1,6 @@
 """What a profile costs, by turns on one CPU; and what Python's garbage collections do.
 
-`python benchmarks/profile.py` plays steps of a small GPT in this process: without anything, with the sampler of
+`python benchmarks/profiling.py` plays steps of a small GPT in this process: without anything, with the sampler of
 lines alone, with a whole profile, and again: a busy minute meets all alike. Then steps with collections whenever
 Python decides, and with none within a step. Medians, in milliseconds.
 """
