@@ -999,9 +999,11 @@ PROFILING = (
     reads(
         _G,
         "Collective bandwidth and latency log",
-        f"{TRAIN} 4 --plan dp=2 --json",
-        "`ledger`: bytes by axis, operation, algorithm",
-        lambda ran: any("all_reduce" in key for key in ran.metrics()[-1]["ledger"]),
+        f"{TRAIN} 8 --plan dp=2 && unisono report runs/proof --json",
+        "`collectives`: waiting apart from moving, by axis, operation and size; `sent`: bytes by algorithm",
+        lambda ran: any(
+            row["op"] == "all_reduce" and row["moving_s"] > 0 for row in ran.objects[0]["collectives"]
+        ),
     ),
     reads(
         _G,
@@ -1040,6 +1042,23 @@ PROFILING = (
         f"{TRAIN} 6 --plan dp=2 --out.report",
         "`Limited by ...`",
         r"Limited by",
+    ),
+    reads(
+        _G,
+        "Straggler inside backward",
+        f'{TRAIN} 60 --plan dp=2 --chaos "lag:who=1:step=10:part=backward:module=blocks.1.mlp"'
+        " && unisono report runs/proof --json",
+        "`stragglers`: rank, part of the step, module, since when, and what it costs",
+        lambda ran: ran.objects[0]["stragglers"][0]["module"] == "blocks.1.mlp",
+    ),
+    reads(
+        _G,
+        "One clock for the ranks of all hosts",
+        f"{TRAIN} 8 --plan dp=2",
+        "`start` of each step, and `clock`: what was taken out of the rank's own",
+        lambda ran: all(
+            line["start"] > 0 and "offset_us" in line["clock"] for one in ran.events() for line in one[1:]
+        ),
     ),
     prints(
         _G,

@@ -8,7 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST = 64
-"""Rows of a step that is written in full; of others a quarter."""
+"""Rows of a step that is written in full; of others at most a quarter."""
+_SHARE, _ROW_S, _LEAST = (
+    0.002,
+    6e-6,
+    4,
+)  # of a step, what writing its rows may take; what one takes: benchmarks/sight.py
 _PHASES = {"forward": "forward", "backward": "backward", "optim": "optim", "sync": "optim"}
 
 
@@ -77,6 +82,11 @@ class CallLog:
         if len(over) < len(calls):
             self._calls = [call for call in calls if not call.done_ns][-MOST:] + self._calls
         return over
+
+
+def affordable(seconds: float) -> int:
+    """Rows of a step that took so long, where it is not written in full."""
+    return max(_LEAST, min(MOST // 4, int(_SHARE * seconds / _ROW_S)))
 
 
 def rows(calls: Sequence[LoggedCall], start_ns: int, most: int = MOST) -> tuple[list[list[Any]], int]:

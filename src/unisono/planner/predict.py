@@ -25,13 +25,15 @@ FALLBACK = "laptop"  # what prices where nobody has measured
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Seconds of a mean rank's step by part (see `parts_of`), MiB of the fullest rank with what its process holds
-    before the first tensor, and where the prices come from; error: their mean relative error."""
+    before the first tensor, and where the prices come from; error: their mean relative error. links: (devices, bytes/s
+    of one in one direction) of each level that connects them, the innermost first."""
 
     cluster: str
     stack: str
     error: float | None
     parts: Mapping[str, float]
     mem_mib: float
+    links: tuple[tuple[int, float], ...] = ()
 
     @property
     def step(self) -> float:
@@ -49,7 +51,8 @@ def predict(
     seconds = closed(ask)
     mem_mib = (verdict(ask).memory.total + cluster.device.reserved) / MIB
     error = trust(model, plan, ask.cluster, stack).error if ask.known else None
-    return Prediction(cluster.name, stack.name, error, parts_of(seconds), mem_mib)
+    links = tuple((link.size, link.bandwidth) for link in ask.cluster.links)
+    return Prediction(cluster.name, stack.name, error, parts_of(seconds), mem_mib, links)
 
 
 def parts_of(price: Price) -> dict[str, float]:
@@ -77,6 +80,7 @@ def as_json(prediction: Prediction, calibrated: bool) -> dict[str, Any]:
         "step_s": prediction.step,
         "parts": dict(prediction.parts),
         "mem_mib": prediction.mem_mib,
+        "links": [list(link) for link in prediction.links],
     }
 
 

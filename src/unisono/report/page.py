@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, instruments, membership, profiles, sections, sheet
+from unisono.report import (
+    analyse,
+    charts,
+    collectives,
+    expected,
+    html,
+    instruments,
+    membership,
+    profiles,
+    sections,
+    sheet,
+)
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.report.profiles import NO_PROFILE, ProfilePart
@@ -21,8 +32,9 @@ def run(run_dir: str | Path) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `profile` (see [profile], None without one), `missing` and `run_dir`. Raises UsageError if
-    there is no run, OSError if the folder cannot be written.
+    took part, and when), `collectives` (waiting and moving by axis, operation and size), `stragglers`, `profile` (None
+    without one), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
+    written.
     """
     record = collect(run_folder(run_dir))
     facts, profile = analyse.analyse(record), profiles.of(record)
@@ -35,6 +47,7 @@ def run(run_dir: str | Path) -> dict[str, Any]:
         "advice": facts.finding.advice,
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
+        **collectives.as_json(record),
         "profile": profile.numbers,
         "missing": [*record.missing, *profile.missing],
     }
@@ -78,6 +91,7 @@ def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> 
         _pipeline(facts),
         profile.section,
         _heat(run),
+        collectives.section(run),
         html.pair(_bytes(run), _memory(run)),
         sections.codec_error(run),
         _sample(run),

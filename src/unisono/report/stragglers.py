@@ -129,6 +129,10 @@ def _longest(late: Sequence[_Late], rank: int, first: int, last: int) -> tuple[f
 
 def _straggler(rank: int, late: Sequence[_Late]) -> Straggler:
     mine = [one for one in late if one.rank == rank]
+    usual = statistics.median(one.cost for one in mine)
+    # Where it begins, chance adds a step in which the rank was the last by little.
+    first = next(i for i, one in enumerate(late) if one.rank == rank and one.cost >= _MOSTLY * usual)
+    late, mine = late[first:], [one for one in late[first:] if one.rank == rank]
     phase, excess = _phase([(one.at, rank) for one in mine])
     module = _module([(one.at, rank) for one in mine], phase, excess)
     return _said(rank, late, mine, phase, module)

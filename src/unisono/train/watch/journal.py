@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from unisono.observe.calls import MOST as ROWS
-from unisono.observe.calls import rows
+from unisono.observe.calls import affordable, rows
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import plain
 from unisono.observe.span import PARTS, Lap
@@ -136,11 +136,11 @@ class Journal:
 
     def _record(self, report: Report, lap: Lap, seconds: float, share: float, mem_mib: float) -> StepRecord:
         nbytes = {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
+        calls = rows(lap.calls, lap.start_ns, ROWS if lap.modules else affordable(seconds))
         return StepRecord(
             report.step + 1, report.loss, report.lr, report.norm, round(self._tokens * share), seconds,
             _times(lap, seconds), nbytes, mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
-            lap.start_s, lap.clock, *rows(lap.calls, lap.start_ns, ROWS if lap.modules else ROWS // 4), lap.modules,
-            round(lap.gc_s, 6),
+            lap.start_s, lap.clock, *calls, lap.modules, round(lap.gc_s, 6),
         )  # fmt: skip
 
 

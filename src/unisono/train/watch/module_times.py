@@ -22,7 +22,7 @@ SHARE = 0.002
 """Of all time, what looking may take."""
 SOON_S, LATER_S, SOON_FOR_S = 1.0, 5.0, 60.0
 """Seconds between two looks, in the first minute and later."""
-_HOOK_S = 3e-6  # what one hook takes, without what it looks at: benchmarks/overhead.py --calls
+_HOOK_S = 3e-6  # what one hook takes, without what it looks at: benchmarks/sight.py
 _HOOKS = 7  # of a module and micro-batch: two around forward, two gradients, and making these
 
 
