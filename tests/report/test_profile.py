@@ -109,7 +109,7 @@ def test_slices_of_a_track_lie_in_each_other(trace: Any) -> None:
             assert inner.start >= outer.stop or inner.stop <= outer.stop, "none overlaps"
     processes = [name for name, parent in tracks(trace).values() if not parent]
     assert sorted(processes) == processes and len(processes) == 4
-    assert processes[3].startswith("rank 3 (") and "pp=1" in processes[3]
+    assert processes[3] == "rank 3 (pp=1 dp=1)"
 
 
 def test_every_send_has_its_receive(trace: Any) -> None:
@@ -145,7 +145,7 @@ def test_a_collective_is_one_arrow_through_its_ranks(trace: Any) -> None:
     for ranks in met.values():
         assert len({name for _, name in ranks}) == 1
         (name,) = {name for _, name in ranks}
-        assert len(ranks) == (2 if name.split()[0] in ("dp", "pp") else 4), ranks
+        assert len(ranks) == (4 if name.startswith("world ") else 2), ranks
 
 
 def test_sums_of_the_trace_are_the_reports(trace: Any, said: dict[str, Any]) -> None:

@@ -51,9 +51,9 @@ def write(profiles: Sequence[RankProfile]) -> bytes:
     """The content of `profile/trace.pftrace`. Its times count from the first that happened on any rank."""
     starts = (r.start_ns for p in profiles for r in (*p.spans, *p.threads.get(p.main, ())))
     file, flows = TraceFile(min(starts, default=0)), message_flows(profiles)
+    used = {axis for p in profiles for axis, at in p.facts["coords"].items() if at}
     for profile in profiles:
-        coords = profile.facts.get("coords", {})
-        place = " ".join(f"{axis}={at}" for axis, at in coords.items())
+        place = " ".join(f"{axis}={at}" for axis, at in profile.facts["coords"].items() if axis in used)
         process = file.process(
             profile.rank + 1, f"rank {profile.rank} ({place})"
         )  # process 0 is taken for the idle one
