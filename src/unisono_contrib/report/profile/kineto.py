@@ -14,8 +14,6 @@ from unisono.observe.trace import span_of
 
 MODULE = "module "
 """How the range of a module's forward begins; its name in the whole model follows."""
-STEP = "ProfilerStep#"
-"""How the range of a step begins for tools; its number follows."""
 NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -99,8 +97,6 @@ def _profile(document: dict[str, Any]) -> RankProfile:
             continue
         start = base + round(1000 * event["ts"])
         stop = start + round(1000 * event["dur"])
-        if event["name"].startswith(STEP):
-            continue
         if category in _KERNELS:
             kernels.append(KernelRun(event["name"], str(args.get("stream", 0)), start, stop))
         elif category in ("cpu_op", "user_annotation", "python_function"):

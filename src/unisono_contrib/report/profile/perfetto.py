@@ -54,9 +54,8 @@ def write(profiles: Sequence[RankProfile]) -> bytes:
     used = {axis for p in profiles for axis, at in p.facts["coords"].items() if at}
     for profile in profiles:
         place = " ".join(f"{axis}={at}" for axis, at in profile.facts["coords"].items() if axis in used)
-        process = file.process(
-            profile.rank + 1, f"rank {profile.rank} ({place})"
-        )  # process 0 is taken for the idle one
+        # Process 0 is taken for the idle one.
+        process = file.process(profile.rank + 1, f"rank {profile.rank}" + (f" ({place})" if place else ""))
         _spans(file, process, profile, flows)
         file.slices(file.track(process, "modules", 2), module_slices(tree(profile)))
         _threads(file, process, profile)

@@ -25,7 +25,6 @@ from unisono.observe.files import write_whole
 from unisono.observe.memory import heap, peak_rss_mib, rss_mib
 from unisono.observe.span import Span
 from unisono.spec.sink import Observer, RunFacts, StepRecord
-from unisono_contrib.report.profile.kineto import STEP
 from unisono_contrib.report.profile.pieces import kernels
 from unisono_contrib.train.watch.held_tensors import held_bytes
 from unisono_contrib.train.watch.line_sampler import LineSampler
@@ -122,11 +121,6 @@ class _Taken:
         shift_us = self._shift_us(events)
         spans = [*self._spans, *self._called()]
         events += [trace.event(span, run.rank, 1000 * shift_us) for span in spans]
-        events += [
-            {"ph": "X", "cat": "user_annotation", "name": f"{STEP}{step}", "pid": run.rank, "tid": 0,
-             "ts": begin_ns / 1000 + shift_us, "dur": (over_ns - begin_ns) / 1000}
-            for step, begin_ns, over_ns in self._steps()
-        ]  # fmt: skip
         if not any(event.get("cat") == "kernel" for event in events):
             events += kernels(self._spans, run.rank, shift_us)
         document["distributedInfo"] = {"backend": run.backend, "rank": run.rank, "world_size": run.world}
@@ -152,13 +146,6 @@ class _Taken:
             (after - before, mark["ts"] + mark["dur"] / 2 - (before + after) / 2000)
             for mark, (before, after) in pairs
         )[1]
-
-    def _steps(self) -> list[tuple[int, int, int]]:
-        """(step, begin, end) by the recorder's clock, of the steps that were seen."""
-        begins: dict[int, int] = {}
-        for span in self._spans:
-            begins[span.tags["step"]] = min(span.start_ns, begins.get(span.tags["step"], span.start_ns))
-        return [(step, begins[step], over_ns) for over_ns, step in self.steps if step in begins]
 
     def _called(self) -> list[Span]:
         """The collectives, from when this rank was ready for each until it saw it over."""
