@@ -12,8 +12,8 @@ from unisono_contrib.report.profile.kineto import (
     MODULE,
     NODE,
     Allocation,
+    MomentIndex,
     Node,
-    Places,
     RankProfile,
     tree,
 )
@@ -209,8 +209,8 @@ def peak_memory(profile: RankProfile, nodes: Sequence[Node]) -> PeakMemory:
     kinds = Counter({kind: int(n) for kind, n in profile.facts["held"].items()})
     total, at, there = _fullest(profile.allocations, kinds.total())
     modules = Counter[str]()
-    where = Places(innermost((n.start_ns, n.stop_ns, n) for n in nodes))
-    phases = Places(own_pieces(profile.spans))
+    where = MomentIndex(innermost((n.start_ns, n.stop_ns, n) for n in nodes))
+    phases = MomentIndex(own_pieces(profile.spans))
     update = min((s.start_ns for s in profile.spans if s.kind == "optim" and s.start_ns > at), default=at)
     for allocation, gone_ns in there:
         span, node = phases.at(allocation.at_ns), where.at(allocation.at_ns)

@@ -19,7 +19,7 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-class Range(NamedTuple):
+class TimedRange(NamedTuple):
     """An operator, a module's forward, or a Python function. sequence: that ties a backward to its forward, -1
     without. shapes: of its tensors, as text."""
 
@@ -56,9 +56,9 @@ class RankProfile:
     world: int
     facts: dict[str, Any]
     spans: list[Span]
-    threads: dict[int, list[Range]]
+    threads: dict[int, list[TimedRange]]
     main: int
-    functions: dict[int, list[Range]]
+    functions: dict[int, list[TimedRange]]
     kernels: list[KernelRun]
     allocations: list[Allocation]
     on_gpu: bool = False
@@ -80,8 +80,8 @@ def read(path: str | Path) -> RankProfile:
 def _profile(document: dict[str, Any]) -> RankProfile:
     base, info = int(document["baseTimeNanoseconds"]), document["distributedInfo"]
     spans: list[Span] = []
-    threads: dict[int, list[Range]] = {}
-    functions: dict[int, list[Range]] = {}
+    threads: dict[int, list[TimedRange]] = {}
+    functions: dict[int, list[TimedRange]] = {}
     kernels: list[KernelRun] = []
     memory: list[tuple[int, Allocation]] = []
     for event in document["traceEvents"]:
@@ -102,7 +102,7 @@ def _profile(document: dict[str, Any]) -> RankProfile:
         elif category in ("cpu_op", "user_annotation", "python_function"):
             kept = functions if category == "python_function" else threads
             shapes = str(args["Input Dims"]) if "Input Dims" in args else ""
-            row = Range(event["name"], start, stop, args.get("Sequence number", -1), shapes)
+            row = TimedRange(event["name"], start, stop, args.get("Sequence number", -1), shapes)
             kept.setdefault(event["tid"], []).append(row)
     kernels.sort(key=lambda kernel: kernel.start_ns)
     device = int(any(kind for kind, _ in memory))  # torch numbers CPUs 0 and GPUs 1
@@ -112,7 +112,7 @@ def _profile(document: dict[str, Any]) -> RankProfile:
     )  # fmt: skip
 
 
-def _main(threads: dict[int, list[Range]]) -> int:
+def _main(threads: dict[int, list[TimedRange]]) -> int:
     """The thread of the steps: the one with the most backward nodes, or ranges at all."""
     marks = {tid: sum(r.name.startswith((NODE, MODULE)) for r in rows) for tid, rows in threads.items()}
     return max(marks, key=lambda tid: (marks[tid], len(threads[tid])), default=0)
@@ -123,7 +123,7 @@ class Node:
     """A range in its tree. own_ns: its time without that of ranges inside. module: the innermost around it. backward:
     in a backward pass. comm: communication, or waiting. top: whether no other operator is around it."""
 
-    range: Range
+    range: TimedRange
     start_ns: int
     stop_ns: int
     own_ns: int
@@ -138,7 +138,7 @@ def tree(profile: RankProfile) -> list[Node]:
     """The ranges of the thread of the steps, and communication in between, in order of their starts. A range that ends
     after the one around it, by the last digit of a clock, ends with it."""
     waits = [
-        Range(s.kind, s.start_ns, s.stop_ns, -1, "")
+        TimedRange(s.kind, s.start_ns, s.stop_ns, -1, "")
         for s in profile.spans
         if s.kind in ("comm", "wait") and s.tags.get("exposed", True) and s.stop_ns > s.start_ns
     ]
@@ -170,7 +170,7 @@ def tree(profile: RankProfile) -> list[Node]:
     return nodes
 
 
-class Places:
+class MomentIndex:
     """Which of some stretches lasts at a moment, where none overlap."""
 
     def __init__(self, stretches: Iterable[tuple[int, int, Any]]) -> None:

@@ -9,7 +9,7 @@ from unisono.observe.span import Span
 from unisono.observe.trace import event
 from unisono.report.calls import group_of
 from unisono_contrib.report.profile.digest import OUTSIDE
-from unisono_contrib.report.profile.kineto import MODULE, NODE, Node, Range, RankProfile, tree
+from unisono_contrib.report.profile.kineto import MODULE, NODE, Node, RankProfile, TimedRange, tree
 from unisono_contrib.report.profile.pieces import lanes
 from unisono_contrib.report.profile.track_events import Slice, TraceFile
 
@@ -114,7 +114,7 @@ def _threads(file: TraceFile, process: int, profile: RankProfile) -> None:
             file.slices(track, shown)
 
 
-def _operator(r: Range) -> Slice:
+def _operator(r: TimedRange) -> Slice:
     return Slice(
         r.start_ns,
         r.stop_ns,
