@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.observe.host_time import HostMeter
 from unisono.observe.span import Recorder
 from unisono.spec.sink import RunFacts
 from unisono.train.build.build import build, feeds, place_of
@@ -94,13 +95,15 @@ def collected(step: Callable[[], float], run: Any, rounds: int) -> None:
     """Steps with Python's own collections, and with collections between steps."""
     print(f"\n{'collections':16} {'ms':>8} {'99 %':>8} {'collecting, ms a step':>22}")
     for every in (0, 1, 10, 100):
-        spent, times = 0.0, []
+        meter, spent, times = HostMeter(), 0.0, []
         held = StepCollections(every)
         count = max(100, 3 * rounds)
         for _ in range(count):
             times.append(step())
-            spent += held.stepped(run.step)
+            held.stepped(run.step)
+            spent += meter.lap(0.0)["gc_s"]
         held.close()
+        meter.close()
         name = f"every {every} steps" if every else "Python's own"
         high = statistics.quantiles(times, n=100)[-1]
         print(

@@ -63,7 +63,9 @@ def looks(pairs: int) -> tuple[float, float, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=30)
     flags = parser.parse_args()
     recorder = Recorder()
@@ -81,8 +83,12 @@ def main() -> None:
     left = seconds(lambda: metrics._dumps({"calls": rows(calls, 0, MOST // 4)[0]}), 50)
     print(f"16 rows of {len(calls)} calls  {left * 1e6:8.2f} us")
     step, extra, modules, hooks = looks(flags.pairs)
-    print(f"a look at {modules} modules  {extra * 1e6:8.0f} us ({hooks} hooks), of a step of {step * 1e3:.0f} ms")
-    print(f"looks, of all time    {max(0.0, extra) / SOON_S:8.3%} at first, {max(0.0, extra) / LATER_S:.3%} later")
+    print(
+        f"a look at {modules} modules  {extra * 1e6:8.0f} us ({hooks} hooks), of a step of {step * 1e3:.0f} ms"
+    )
+    print(
+        f"looks, of all time    {max(0.0, extra) / SOON_S:8.3%} at first, {max(0.0, extra) / LATER_S:.3%} later"
+    )
 
 
 if __name__ == "__main__":

@@ -1010,8 +1010,10 @@ PROFILING = (
         "Memory profile",
         f"{TRAIN} 8 --profile steps=5:6 && unisono report runs/proof --json",
         "`profile.memory`: bytes at the peak by kind and by module beside the ledger's",
-        lambda ran: ran.objects[-1]["profile"]["memory"][0]["kinds"]["params"]
-        == ran.objects[-1]["profile"]["predicted_bytes"]["params"],
+        lambda ran: (
+            ran.objects[-1]["profile"]["memory"][0]["kinds"]["params"]
+            == ran.objects[-1]["profile"]["predicted_bytes"]["params"]
+        ),
     ),
     reads(
         _G,
@@ -1035,13 +1037,6 @@ PROFILING = (
         f'{SIMULATE} --plan "dp=64"',
         "`mfu`",
         lambda ran: 0 < ran.objects[0]["mfu"] < 1,
-    ),
-    prints(
-        _G,
-        "Bottleneck verdict in words",
-        f"{TRAIN} 6 --plan dp=2 --out.report",
-        "`Limited by ...`",
-        r"Limited by",
     ),
     reads(
         _G,
@@ -1073,6 +1068,35 @@ PROFILING = (
         "unisono doctor --json; true",
         "cores, memory, disk, load",
         lambda ran: ran.objects,
+    ),
+    reads(
+        _G,
+        "Straggler named, with rank and cost",
+        f'{TRAIN} 24 --plan dp=2 --chaos "slow:who=1:step=1:times=4:seconds=100000" && unisono ask runs/proof --json',
+        "`straggler`, rank 1, sure",
+        lambda ran: (
+            (ran.objects[-1]["cause"], ran.objects[-1]["rank"], ran.objects[-1]["sure"])
+            == ("straggler", 1, True)
+        ),
+    ),
+    reads(
+        _G,
+        "Bottleneck verdict in words, with the change and its gain",
+        f'{TRAIN} 24 --plan dp=2 --train.save_every 1 && unisono ask runs/proof "since step 10" --json',
+        "`checkpoints`, and a larger `--train.save_every`",
+        lambda ran: (
+            ran.objects[-1]["cause"] == "checkpoints" and "--train.save_every" in ran.objects[-1]["change"]
+        ),
+    ),
+    reads(
+        _G,
+        "Strong and weak scaling, with advice",
+        "unisono scale examples/proof.toml --ranks 1,2 --steps 12 --json",
+        "speed-up and efficiency of four runs, and a verdict of each",
+        lambda ran: (
+            [point["ranks"] for point in ran.objects[-1]["points"]] == [1, 2, 1, 2]
+            and all(point["verdict"] and point["efficiency"] for point in ran.objects[-1]["points"])
+        ),
     ),
 )
 _G = "18 Cluster managers"

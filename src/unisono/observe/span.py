@@ -44,7 +44,7 @@ class Lap(NamedTuple):
 
     start_ns: when that lap ended, on the recorder's clock. start_s: the same in Unix time, on the clock of all hosts,
     and clock: what was taken out of this host's for that. calls: that ended. modules: of those that were timed, by
-    name, seconds of their own in forward and in backward.
+    name, seconds of their own in forward and in backward. host: what `observe.host_time` and `train.watch.kernels` say.
     """
 
     seconds: dict[str, float]
@@ -55,7 +55,7 @@ class Lap(NamedTuple):
     clock: Mapping[str, float] = MappingProxyType({})
     calls: Sequence[LoggedCall] = ()
     modules: Mapping[str, tuple[float, float]] = MappingProxyType({})
-    gc_s: float = 0.0
+    host: Mapping[str, Any] = MappingProxyType({})
 
 
 class OpenSpan:
@@ -91,8 +91,8 @@ class Recorder:
     `step`, when set, is added to the tags of every span that is kept. `codec` is the name of the codec whose exchange
     is being issued, "" outside of one. `epoch_ns` (Unix time at clock zero) lets recorders of several processes be laid
     on one time axis, and `host_clock` those of several hosts. `calls` are the collectives. `blocked_ns` is all time so
-    far in which this rank waited for others. `modules` and `gc_s` are for the lap under way, see there. `also`,
-    when set, gets every span besides, whoever keeps them: a profile does.
+    far in which this rank waited for others. `modules` are for the lap under way, see there. `also`, when
+    set, gets every span besides, whoever keeps them: a profile does.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -115,7 +115,6 @@ class Recorder:
         self.calls = CallLog(clock)
         self.blocked_ns = 0
         self.modules: Mapping[str, tuple[float, float]] = {}
-        self.gc_s = 0.0
 
     def span(self, kind: str, **tags: Any) -> OpenSpan:
         """Context manager: the time inside belongs to `kind`, less what nested spans take."""
@@ -178,11 +177,8 @@ class Recorder:
         host = self.host_clock
         start_s = round(host.shared_ns(start_ns) * 1e-9, 6)
         modules, self.modules = self.modules, {}
-        gc_s, self.gc_s = self.gc_s, 0.0
         calls = self.calls.take()
-        return Lap(
-            seconds, _by_operation(ledger), ledger, start_ns, start_s, host.says(), calls, modules, gc_s
-        )
+        return Lap(seconds, _by_operation(ledger), ledger, start_ns, start_s, host.says(), calls, modules)
 
     def take(self) -> list[Span]:
         """The spans kept since the last call; they are forgotten here, the totals stay."""

@@ -20,31 +20,38 @@ from unisono.report import (
     sections,
     sheet,
 )
-from unisono.report.analyse import STACKED, Analysis
+from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.report.profiles import NO_PROFILE, ProfilePart
+from unisono.report.verdict.evidence import STACKED, Prices
+from unisono.report.verdict.judge import as_json, no_price
+from unisono.report.verdict.waterfall import in_words
 from unisono.spec import words
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
 
 
-def run(run_dir: str | Path) -> dict[str, Any]:
+def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
-    Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `collectives` (waiting and moving by axis, operation and size), `stragglers`, `profile` (None
-    without one), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
-    written.
+    price: of changes, by the planner. Returns `report_html`, `report_png`, `verdict`, `advice` and `judged` (see
+    `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who took part, and when),
+    `collectives` (waiting and moving by axis, operation and size), `stragglers`, `profile` (None without one),
+    `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be written.
     """
     record = collect(run_folder(run_dir))
-    facts, profile = analyse.analyse(record), profiles.of(record)
+    facts, profile = analyse.analyse(record, price), profiles.of(record)
     return {
         "schema_version": 1,
         "run_dir": str(record.folder),
         "report_html": str(write(record, facts, record.folder / "report.html", profile)),
         "report_png": str(picture(record, facts, record.folder / "report.png")),
-        "verdict": facts.finding.sentence,
-        "advice": facts.finding.advice,
+        "verdict": facts.verdict.sentence,
+        "advice": facts.verdict.said,
+        "judged": as_json(facts.verdict),
+        "mfu": facts.used[-1].after if facts.used else None,
+        "mfu_words": in_words(facts.used, record.prediction),
+        "waterfall": [asdict(loss) for loss in facts.used],
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
         **collectives.as_json(record),
@@ -71,14 +78,14 @@ def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
         *([chart] for chart in (charts.timetables(facts.pipeline) if facts.pipeline else ())),
     ]
     said = f"unisono · {run.name}" + (f" · {run.plan}" if run.plan else "")
-    return sheet.write(path, facts.finding.sentence, said, rows)
+    return sheet.write(path, facts.verdict.sentence, said, rows)
 
 
 def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> str:
     """The whole page as text; sections without data say so or are left out."""
     title = f"unisono report · {run.name} · {run.folder}"
     body = [
-        html.head(title, facts.finding.sentence, facts.finding.advice),
+        html.head(title, facts.verdict.sentence, facts.verdict.said),
         _tiles(run, facts),
         _missing(run),
         _curves(run),
@@ -87,6 +94,7 @@ def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> 
         sections.experts(run),
         _times(facts),
         expected.section(run, facts.shares),
+        _peak(run, facts),
         _timeline(run),
         _pipeline(facts),
         profile.section,
@@ -169,6 +177,13 @@ def _times(facts: Analysis) -> str:
     table = html.table(("rank", *(words.PART_NAMES[part] for part in STACKED)), rows, numeric=len(STACKED))
     chart = charts.times(shares)
     return html.section("times", chart.title, html.bars(chart), html.details("As a table", table))
+
+
+def _peak(run: RunRecord, facts: Analysis) -> str:
+    """MFU loss by loss; nothing where no peak is known."""
+    lines = in_words(facts.used, run.prediction)
+    rows = "".join(f"<li>{escape(line)}</li>" for line in lines[1:])
+    return html.section("peak", lines[0], f"<ol>{rows}</ol>") if lines else ""
 
 
 def _timeline(run: RunRecord) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from unisono.observe.host_time import HostMeter
 from unisono.spec.section import Section
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
@@ -35,6 +36,7 @@ from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.collections import StepCollections
 from unisono.train.watch.journal import Journal, LiveTable
+from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import locate_nan
 from unisono.train.watch.module_times import ModuleTimes
 
@@ -72,6 +74,8 @@ class Live:
     written: int = 0  # steps of which the journal knows
     since: float = field(default_factory=time.perf_counter)  # when the step under way began
     cadence: Fixed | Chosen = field(default_factory=Fixed)
+    host: HostMeter = field(default_factory=HostMeter)
+    look: KernelLook = field(default_factory=lambda: KernelLook(False))
     modules: ModuleTimes | None = None
     collections: StepCollections | None = None
 
@@ -99,9 +103,18 @@ class Live:
         if self.modules is not None:
             self.modules.stepped(self.run.step, seconds)
         if self.collections is not None:
-            self.run.recorder.gc_s = self.collections.stepped(self.run.step)
-        self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
+            self.collections.stepped(self.run.step)
+        lap = self.run.recorder.lap()
+        lap = lap._replace(host=self._host(seconds))
+        self.journal.add(report, lap, seconds, self._validates(train, step), share)
         self.written = step
+
+    def _host(self, seconds: float) -> dict[str, Any]:
+        """What the host did in the step that has just ended, and what was seen of its operations."""
+        host: dict[str, Any] = self.host.lap(seconds)
+        if kernels := self.look.take():
+            host["kernels"] = kernels
+        return host
 
     def tell_last(self) -> None:
         """Write down a step that was made, and whose replicas did not come together since one of them was lost."""
@@ -128,6 +141,7 @@ class Live:
             self.save(blocking=not train.async_save)
         self.run.recorder.host_clock.ask()
         self.run.recorder.lap()
+        self.host.begin()
 
     @staticmethod
     def _validates(train: Any, step: int) -> bool:
@@ -136,8 +150,10 @@ class Live:
     def validate(self) -> None:
         """The loss and the metrics of some batches, if any are held out, and what a function of the user's says."""
         if self.val.samples or self.order.recipe.train.evaluate is not None:
+            begun = time.perf_counter()
             with central_weights(self.run):
                 self._validate()
+            self.host.spent("eval_s", time.perf_counter() - begun)
 
     def _validate(self) -> None:
         train, values = self.order.recipe.train, dict[str, float]()
@@ -180,7 +196,9 @@ class Live:
             state = self._state()
             folder = self.saver.save(run.step, pieces, state, blocking=blocking, last=last, again=again)
             self._announce(folder)
-        self.clock.saved(time.perf_counter() - begun)
+        spent = time.perf_counter() - begun
+        self.clock.saved(spent)
+        self.host.spent("save_s", spent)
         if text := self.cadence.saved(run.step):
             self.note(text)
         return folder
@@ -268,6 +286,7 @@ class Live:
         if self.collections is not None:
             self.collections.close()
             self.collections = None
+        self.host.close()
         self.order.faults.pauses()
 
 

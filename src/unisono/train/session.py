@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.comm.device import is_apart
 from unisono.comm.ways import ways
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import last_step
@@ -41,6 +42,7 @@ from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.collections import StepCollections
 from unisono.train.watch.journal import Journal
+from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import odd_loss
 from unisono.train.watch.module_times import ModuleTimes
 
@@ -89,7 +91,8 @@ def _play(live: Live) -> dict[str, Any]:
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
     while run.step < order.last_step and not (last is not None and last.stop) and not live.enough:
-        report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
+        with live.look.step():
+            report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
         if (report := live.bad.handle(report)) is None:
             continue
         if live.bad.goes_back(report) and live.go_back(report):
@@ -247,6 +250,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     live = Live(
         order, run, corpus, feed, val, bad, saving, snapshots, check, targets, journal, losses(state), folder, saved
     )  # fmt: skip
+    live.look = KernelLook(not is_apart(place.device))  # elsewhere operations are only handed over
     order.faults.trains(run, order.epoch)
     live.collections = StepCollections(recipe.train.gc_every)
     live.modules = ModuleTimes(run.local.stages, run.recorder, place.device)

@@ -1,4 +1,4 @@
-"""Garbage is collected between steps, as often as asked, and its time is counted either way."""
+"""Garbage is collected between steps, as often as asked, and by Python's own rule otherwise."""
 
 import gc
 import weakref
@@ -11,9 +11,8 @@ from unisono.train.watch.collections import StepCollections
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    callbacks = list(gc.callbacks)
     yield
-    assert gc.isenabled() and gc.callbacks == callbacks
+    assert gc.isenabled()
 
 
 class Cycle:
@@ -32,18 +31,19 @@ def test_collections_are_held_between_steps() -> None:
     assert not gc.isenabled()
     lost = garbage()
     pressure = [[] for _ in range(10 * gc.get_threshold()[0])]
-    assert held.stepped(1) == 0.0 and lost() is not None and pressure
-    assert held.stepped(2) > 0.0 and lost() is None
-    assert held.stepped(3) == 0.0
+    held.stepped(1)
+    assert lost() is not None and pressure
+    held.stepped(2)
+    assert lost() is None
     held.close()
 
 
-def test_without_a_number_python_decides_and_its_time_is_counted() -> None:
+def test_without_a_number_python_decides() -> None:
     held = StepCollections(0)
     assert gc.isenabled()
     lost = garbage()
-    assert held.stepped(1) >= 0.0 and lost() is not None
-    gc.collect()
-    assert held.stepped(2) > 0.0 and lost() is None
-    assert held.stepped(3) == 0.0
+    held.stepped(1)
+    assert lost() is not None
+    pressure = [[] for _ in range(10 * gc.get_threshold()[0])]
+    assert lost() is None and pressure
     held.close()

@@ -54,6 +54,5 @@ class _Events(Observer):
             "start": record.start,
             "calls": record.calls,
         }
-        beside = {"clock": record.clock, "calls_left_out": record.calls_left_out, "modules": record.modules,
-                  "gc_s": record.gc_s}  # fmt: skip
-        return line | {key: value for key, value in beside.items() if value}
+        beside = {"clock": record.clock, "calls_left_out": record.calls_left_out, "modules": record.modules}
+        return line | {key: value for key, value in beside.items() if value} | dict(record.host)

@@ -140,7 +140,7 @@ class Journal:
         return StepRecord(
             report.step + 1, report.loss, report.lr, report.norm, round(self._tokens * share), seconds,
             _times(lap, seconds), nbytes, mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
-            lap.start_s, lap.clock, *calls, lap.modules, round(lap.gc_s, 6),
+            lap.start_s, lap.clock, *calls, lap.modules, lap.host,
         )  # fmt: skip
 
 
