@@ -62,10 +62,11 @@ def as_json(run: RunRecord, seen: ProfileDigest) -> dict[str, Any]:
 def section(run: RunRecord, seen: ProfileDigest) -> str:
     """Modules, operators, lines and memory of the profiled steps."""
     more = overhead(run, seen.first, seen.last)
-    cost = f"A profiled step took {percent(more)} longer than its neighbours" if more is not None else ""
+    longer = "no" if more is None or more <= 0 else percent(more)
+    cost = "" if more is None else f"A profiled step took {longer} longer than its neighbours. "
     said = (
-        f"Means of a step, over all ranks. {cost}{'; ' if cost else ''}the run stood still for"
-        f" {words.seconds(seen.pause_s)} around these steps. profile/{TRACE} has all ranks on one clock, for Perfetto;"
+        f"Means of a step, over all ranks. {cost}The run stood still for {words.seconds(seen.pause_s)}"
+        f" around these steps. profile/{TRACE} has all ranks on one clock, for Perfetto;"
         " profile/rank0.json.gz and the others are for tools that read traces of torch's profiler."
     )
     return html.section(
