@@ -149,8 +149,8 @@ def _memory(run: RunRecord, memory: Sequence[PeakMemory]) -> str:
     ]
     heads = ("at the peak", "all", *kinds, "resident", "fragmented")
     said = (
-        "Bytes of tensors when they were most; the prediction counts what is working among activations. Fragmented: the part of what the allocator has from the system that"
-        " lies unused between pieces in use."
+        "Bytes of tensors when they were most; the prediction counts what is working among activations."
+        " Fragmented: the part of what the allocator has from the system that lies unused between pieces in use."
     )
     return "<h3>Memory</h3>" + html.table(heads, rows, numeric=len(heads) - 1) + html.note(said)
 
