@@ -1,9 +1,10 @@
 """What a run on this rank holds between two steps, by kind."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+
+from unisono.parallel.params import local_of
 
 
 def held_by(run: Any) -> dict[str, list[Tensor]]:
@@ -18,29 +19,22 @@ def held_by(run: Any) -> dict[str, list[Tensor]]:
         "grads": [bucket.flat for bucket in (*gradients._early, *gradients._late, *partial)],
         "buffers": [b for stage in run.local.stages.values() for b in stage.buffers()],
     }
-    return {kind: [x for x in tensors if isinstance(x, Tensor)] for kind, tensors in kinds.items()}
+    return {kind: [local_of(x) for x in tensors if isinstance(x, Tensor)] for kind, tensors in kinds.items()}
 
 
 def held_bytes(run: Any) -> dict[str, int]:
     """Bytes of their storages by kind; one that several tensors look at counts once, under its first kind. What is
     offloaded lies elsewhere and does not count."""
     seen: set[int] = set()
-    return {
-        kind: sum(
-            storage.nbytes()
-            for x in tensors
-            for storage in _storage(x)
-            if not run.local.store.holds(x)
-            and not (storage.data_ptr() in seen or seen.add(storage.data_ptr()))
-        )
-        for kind, tensors in held_by(run).items()
-    }
-
-
-def _storage(x: Tensor) -> Iterator[Any]:
-    try:
-        storage = x.untyped_storage()
-    except NotImplementedError:  # a DTensor: its local part is the master
-        return
-    if storage.data_ptr():
-        yield storage
+    sums: dict[str, int] = {}
+    for kind, tensors in held_by(run).items():
+        sums[kind] = 0
+        for x in tensors:
+            try:
+                storage = x.untyped_storage()
+            except NotImplementedError:  # of a layout that has none of its own, as sparse ones
+                continue
+            if storage._cdata not in seen and not run.local.store.holds(x):
+                seen.add(storage._cdata)
+                sums[kind] += storage.nbytes()
+    return sums
