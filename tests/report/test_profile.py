@@ -196,7 +196,9 @@ def test_the_page_has_the_section(run: Path, said: dict[str, Any]) -> None:
     text = (run / "report.html").read_text()
     assert 'data-testid="profile"' in text and "Dearest modules" in text
     assert said["modules"][1]["name"] in text
-    assert isinstance(said["overhead"], float) and "longer than its neighbours" in text and said["pause_s"] > 0
+    assert (
+        isinstance(said["overhead"], float) and "longer than its neighbours" in text and said["pause_s"] > 0
+    )
     assert said["lines"] and all(0 <= line["share"] <= 1 for line in said["lines"])
 
 
