@@ -1030,9 +1030,28 @@ PROFILING = (
     reads(
         _G,
         "Memory profile",
-        f"{TRAIN} 4 --json",
-        "`mem_mib` of every step",
-        lambda ran: ran.metrics()[-1]["mem_mib"] > 0,
+        f"{TRAIN} 8 --profile steps=5:6 && unisono report runs/proof --json",
+        "`profile.memory`: bytes at the peak by kind and by module beside the ledger's",
+        lambda ran: (
+            ran.objects[-1]["profile"]["memory"][0]["kinds"]["params"]
+            == ran.objects[-1]["profile"]["predicted_bytes"]["params"]
+        ),
+    ),
+    reads(
+        _G,
+        "Profiler: modules, operators, Python lines, all ranks on one clock",
+        f"{TRAIN} 8 --plan dp=2 --profile steps=5:6 && unisono report runs/proof --json",
+        "`profile.modules`, `operators`, `lines`; `profile/trace.pftrace` for Perfetto, Kineto files for other tools",
+        lambda ran: len(ran.objects[-1]["profile"]["modules"]) > 10 and [*ran.folder.glob("**/*.pftrace")],
+    ),
+    reads(
+        _G,
+        "Garbage collection between steps",
+        f"{TRAIN} 6 --plan dp=2 --train.gc_every 2",
+        "`gc_s` in the events of steps 2, 4 and 6 alone",
+        lambda ran: all(
+            [line["step"] for line in lines if line.get("gc_s")] == [2, 4, 6] for lines in ran.events()
+        ),
     ),
     reads(
         _G,

@@ -56,10 +56,11 @@ class LoggedCall:
 
 class CallLog:
     """Calls since the last `take`, the latest of very many. module: whose gradients the calls to come carry, "" where
-    none is known."""
+    none is known. also: when set, gets every call besides: a profile does."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.module = ""
+        self.also: list[LoggedCall] | None = None
         self._clock = clock
         self._calls: deque[LoggedCall] = deque(maxlen=_HELD)
         self._numbers: dict[tuple[str, str], int] = {}
@@ -71,6 +72,8 @@ class CallLog:
         self._numbers[key] = number + 1
         call = LoggedCall(axis, op, nbytes, _PHASES.get(phase, "other"), self.module, number, self._clock)
         self._calls.append(call)
+        if self.also is not None:
+            self.also.append(call)
         return call
 
     def take(self) -> list[LoggedCall]:

@@ -91,12 +91,14 @@ class Recorder:
     `step`, when set, is added to the tags of every span that is kept. `codec` is the name of the codec whose exchange
     is being issued, "" outside of one. `epoch_ns` (Unix time at clock zero) lets recorders of several processes be laid
     on one time axis, and `host_clock` those of several hosts. `calls` are the collectives. `blocked_ns` is all time so
-    far in which this rank waited for others. `modules` are for the lap under way, see there.
+    far in which this rank waited for others. `modules` are for the lap under way, see there. `also`, when
+    set, gets every span besides, whoever keeps them: a profile does.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.rank = rank
         self.keep = False
+        self.also: list[Span] | None = None
         self.step: int | None = None
         self.codec = ""
         self.epoch_ns = epoch_of(clock)
@@ -127,6 +129,17 @@ class Recorder:
         key = Payload(axis, op, algorithm, self.codec)
         with self._lock:
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
+
+    @property
+    def looks(self) -> bool:
+        """Whether anybody will see single spans."""
+        return self.keep or self.also is not None
+
+    def mark(self, kind: str, **tags: Any) -> None:
+        """A moment, for a profile alone: it has no length, and belongs to no part of the step."""
+        if self.also is not None:
+            now_ns = self._clock()
+            self.also.append(Span(kind, now_ns, now_ns, {"step": self.step, **tags}))
 
     def call(self, axis: str, op: str, nbytes: int) -> LoggedCall:
         """This rank is ready for a collective, in whatever part of the step it is."""
@@ -193,10 +206,14 @@ class Recorder:
             outer.inner_ns += spent_ns
         with self._lock:
             self._ns[part] = self._ns.get(part, 0) + spent_ns - inner_ns
-            if self.keep:
+            if self.looks:
                 if self.step is not None:
                     tags.setdefault("step", self.step)
-                self._kept.append(Span(kind, start_ns, stop_ns, tags))
+                span = Span(kind, start_ns, stop_ns, tags)
+                if self.keep:
+                    self._kept.append(span)
+                if self.also is not None:
+                    self.also.append(span)
 
 
 def _by_operation(ledger: dict[Payload, int]) -> dict[tuple[str, str], int]:

@@ -76,7 +76,8 @@ class Post:
     def received(self, action: Action) -> list[Tensor]:
         """What `action` receives, asked for now if it was not before."""
         kind = "forward" if action.kind == "RECV_F" else "backward"
-        span = self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage)
+        tags = {"micro": action.micro, "stage": action.stage, "way": action.kind[-1]}
+        span = self.recorder.span("wait", axis="pp", op="recv", **tags)
         with span:
             arriving = self._receiving.pop(action, None) or self._ask(action)
             span.call = self.recorder.calls.begin("pp", "recv", sum(x.nbytes for x, _ in arriving), kind)

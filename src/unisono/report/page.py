@@ -16,11 +16,13 @@ from unisono.report import (
     html,
     instruments,
     membership,
+    profiles,
     sections,
     sheet,
 )
 from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
+from unisono.report.profiles import NO_PROFILE, ProfilePart
 from unisono.report.verdict.evidence import STACKED, Prices
 from unisono.report.verdict.judge import as_json, no_price
 from unisono.report.verdict.waterfall import in_words
@@ -36,15 +38,15 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
     price: of changes, by the planner. Returns `report_html`, `report_png`, `verdict`, `advice` and `judged` (see
     `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who took part, and when),
     `best` (the best checkpoint: its step and value, or None), `early` (why it ended before its last step, or ""),
-    `collectives` (waiting and moving by axis, operation and size), `stragglers`, `missing` and `run_dir`. Raises
-    UsageError if there is no run, OSError if the folder cannot be written.
+    `collectives` (waiting and moving by axis, operation and size), `stragglers`, `profile` (None without one),
+    `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be written.
     """
     record = collect(run_folder(run_dir))
-    facts = analyse.analyse(record, price)
+    facts, profile = analyse.analyse(record, price), profiles.of(record)
     return {
         "schema_version": 1,
         "run_dir": str(record.folder),
-        "report_html": str(write(record, facts, record.folder / "report.html")),
+        "report_html": str(write(record, facts, record.folder / "report.html", profile)),
         "report_png": str(picture(record, facts, record.folder / "report.png")),
         "verdict": facts.verdict.sentence,
         "advice": facts.verdict.said,
@@ -57,13 +59,14 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
         "best": None if record.best is None else {"step": record.best, record.judged_by: record.best_value},
         "early": record.early,
         **collectives.as_json(record),
-        "missing": list(record.missing),
+        "profile": profile.numbers,
+        "missing": [*record.missing, *profile.missing],
     }
 
 
-def write(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
+def write(run: RunRecord, facts: Analysis, path: str | Path, profile: ProfilePart = NO_PROFILE) -> Path:
     """Write the page, whole or not at all. Raises OSError."""
-    return write_whole(path, page(run, facts))
+    return write_whole(path, page(run, facts, profile))
 
 
 def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
@@ -82,7 +85,7 @@ def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
     return sheet.write(path, facts.verdict.sentence, said, rows)
 
 
-def page(run: RunRecord, facts: Analysis) -> str:
+def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> str:
     """The whole page as text; sections without data say so or are left out."""
     title = f"unisono report · {run.name} · {run.folder}"
     body = [
@@ -98,6 +101,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _peak(run, facts),
         _timeline(run),
         _pipeline(facts),
+        profile.section,
         _heat(run),
         collectives.section(run),
         html.pair(_bytes(run), _memory(run)),

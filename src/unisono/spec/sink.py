@@ -57,7 +57,8 @@ class RunFacts:
     """What a sink is told when it is opened on a rank. coords: the rank's place in the mesh. step: updates made before;
     the first step to come is one more. steps: of the whole run. recorder: the rank's spans. collective:
     how the replicas' collectives are done, and why so. recipe: its sections and keys, as JSON values. plan: as text.
-    note: says a line on the user's screen."""
+    note: says a line on the user's screen. live: the run itself, `train.step.run.Run`, for who looks at its modules and
+    tensors."""
 
     run_dir: Path
     rank: int
@@ -72,6 +73,7 @@ class RunFacts:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     plan: str = ""
     note: Callable[[str], None] = lambda text: None
+    live: Any = None
 
 
 class Observer(ABC):

@@ -34,6 +34,7 @@ from unisono.train.step.run import Run
 from unisono.train.step.train_step import fetch
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
+from unisono.train.watch.collections import StepCollections
 from unisono.train.watch.journal import Journal, LiveTable
 from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import locate_nan
@@ -76,6 +77,7 @@ class Live:
     host: HostMeter = field(default_factory=HostMeter)
     look: KernelLook = field(default_factory=lambda: KernelLook(False))
     modules: ModuleTimes | None = None
+    collections: StepCollections | None = None
 
     def note(self, text: str) -> None:
         """Say something on the user's screen; rank 0 speaks for all."""
@@ -100,6 +102,8 @@ class Live:
         self.trained += self.targets * share
         if self.modules is not None:
             self.modules.stepped(self.run.step, seconds)
+        if self.collections is not None:
+            self.collections.stepped(self.run.step)
         lap = self.run.recorder.lap()
         lap = lap._replace(host=self._host(seconds))
         self.journal.add(report, lap, seconds, self._validates(train, step), share)
@@ -290,6 +294,9 @@ class Live:
         """No more batches are read."""
         self.feed.close()
         self.val.close()
+        if self.collections is not None:
+            self.collections.close()
+            self.collections = None
         self.host.close()
         self.order.faults.pauses()
 
@@ -306,9 +313,11 @@ def observers(order: RankOrder, run: Run) -> list[Observer]:
     facts = RunFacts(
         order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
         run.recorder, run.mesh.dp.says(), recipe.model_dump(mode="json"), str(order.plan),
-        lambda text: note(order, text),
+        lambda text: note(order, text), run,
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
+    if recipe.train.profile:
+        traced.append("profile:first={}:last={}".format(*recipe.train.profile.split(":")))
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}
     sections = observers_of(recipe, facts) if place.rank == 0 else []
     return [

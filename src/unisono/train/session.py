@@ -39,6 +39,7 @@ from unisono.train.step.run import Run
 from unisono.train.step.train_step import next_step
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
+from unisono.train.watch.collections import StepCollections
 from unisono.train.watch.journal import Journal
 from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import odd_loss
@@ -75,6 +76,8 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
                     raise
     finally:
         if live is not None:
+            if live.collections is not None:
+                live.collections.close()
             live.run.sync.close()
             with suppress(OSError):  # what is under way, if anything, is the better story
                 live.journal.close()
@@ -248,6 +251,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     )  # fmt: skip
     live.look = KernelLook(not is_apart(place.device))  # elsewhere operations are only handed over
     order.faults.trains(run, order.epoch)
+    live.collections = StepCollections(recipe.train.gc_every)
     live.modules = ModuleTimes(run.local.stages, run.recorder, place.device)
     live.judges = judges_of(recipe)
     live.judge_again()
