@@ -26,7 +26,9 @@ class StepRecord:
     targets over all ranks. times: seconds by part (`observe.span.PARTS`), which add up to `seconds` of wall time but
     for what was hidden. nbytes: sent by this rank, by "axis.operation". mem_mib: peak memory, up to half a second old.
     says: what else there is to tell, by name. ledger: the same bytes by "axis/operation/algorithm/codec", the last two
-    empty where there is none, or where nobody knows.
+    empty where there is none, or where nobody knows. start: Unix time in seconds at which the rank began the step, on
+    the clock that `clock` describes. calls: a row for each collective, see `observe.calls.rows`; calls_left_out: how
+    many there are none for. modules: seconds of their own in forward and backward, of modules that were timed.
     """
 
     step: int
@@ -40,6 +42,11 @@ class StepRecord:
     mem_mib: float
     says: Mapping[str, Any] = field(default_factory=dict)
     ledger: Mapping[str, int] = field(default_factory=dict)
+    start: float = 0.0
+    clock: Mapping[str, float] = field(default_factory=dict)
+    calls: Sequence[Sequence[Any]] = ()
+    calls_left_out: int = 0
+    modules: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

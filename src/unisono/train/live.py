@@ -118,6 +118,7 @@ class Live:
             self.validate()
         if not self.enough and (self.cadence.due(step) or self.best == step):
             self.save(blocking=not train.async_save)
+        self.run.recorder.host_clock.ask()
         self.run.recorder.lap()
 
     @staticmethod

@@ -212,6 +212,8 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
+    run.recorder.host_clock.reference = getattr(order.store, "time_ns", None)  # torch's own stores have no time
+    run.recorder.host_clock.ask()
     feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane, run.update.keeps)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))

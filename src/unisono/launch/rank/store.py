@@ -143,6 +143,10 @@ class SocketStore(Store):
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         return self._ask(b"compare_set", self._key(key), _bytes(expected_value), _bytes(desired_value))[0]
 
+    def time_ns(self) -> int:
+        """Unix time of the supervisor's host, in nanoseconds."""
+        return int(self._ask(b"time")[0])
+
     def _key(self, key: str) -> bytes:
         return self._prefix + _bytes(key)
 
