@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from unisono.observe.span import Span
 from unisono.observe.trace import Trace
 from unisono.report import picture
-from unisono.report.analyse import (
-    BUSY,
-    STACKED,
-    Pipeline,
-    TimeShares,
-    bytes_table,
-    chosen,
-    dealt,
-    peak_memory,
-    spans_of,
-    traced_step,
-)
+from unisono.report.analyse import TimeShares, bytes_table, dealt, peak_memory
 from unisono.report.collect import RankFacts, Record, RunRecord
 from unisono.report.picture import Bar, BarChart, BarRow, ChartLine, LineChart, Point
+from unisono.report.pipelines import Pipeline, chosen, spans_of, traced_step
 from unisono.report.placed import bars
+from unisono.report.verdict.evidence import BUSY, STACKED
 from unisono.spec import words
 from unisono.spec.words import percent
 

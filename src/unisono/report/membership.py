@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.report import html, picture
-from unisono.report.analyse import STACKED
 from unisono.report.collect import Record, RunRecord
 from unisono.report.picture import Bar, BarChart, BarRow
+from unisono.report.verdict.evidence import STACKED
 from unisono.spec import words
 
 ROWS = 16

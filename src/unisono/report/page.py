@@ -9,8 +9,9 @@ from typing import Any
 
 from unisono.observe.files import write_whole
 from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
-from unisono.report.analyse import STACKED, Analysis
+from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
+from unisono.report.verdict.evidence import STACKED
 from unisono.spec import words
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
@@ -30,8 +31,8 @@ def run(run_dir: str | Path) -> dict[str, Any]:
         "run_dir": str(record.folder),
         "report_html": str(write(record, facts, record.folder / "report.html")),
         "report_png": str(picture(record, facts, record.folder / "report.png")),
-        "verdict": facts.finding.sentence,
-        "advice": facts.finding.advice,
+        "verdict": facts.verdict.sentence,
+        "advice": facts.verdict.said,
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
         "missing": list(record.missing),
@@ -56,14 +57,14 @@ def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
         *([chart] for chart in (charts.timetables(facts.pipeline) if facts.pipeline else ())),
     ]
     said = f"unisono · {run.name}" + (f" · {run.plan}" if run.plan else "")
-    return sheet.write(path, facts.finding.sentence, said, rows)
+    return sheet.write(path, facts.verdict.sentence, said, rows)
 
 
 def page(run: RunRecord, facts: Analysis) -> str:
     """The whole page as text; sections without data say so or are left out."""
     title = f"unisono report · {run.name} · {run.folder}"
     body = [
-        html.head(title, facts.finding.sentence, facts.finding.advice),
+        html.head(title, facts.verdict.sentence, facts.verdict.said),
         _tiles(run, facts),
         _missing(run),
         _curves(run),
