@@ -8,13 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from unisono.report.collect import RunRecord, add_steps, collect_around, in_used_axes, rank_facts
+from unisono.spec import words
 from unisono.spec.runs import CHECKPOINTS, HISTORY, LOG, PROOF
-from unisono_contrib.report.dash.lateness import LatenessMap, arrivals
+from unisono_contrib.report.dash.lateness import LatenessMap, Seen, seen_in
 from unisono_contrib.report.dash.tail import LineTail, RankTail, Record
 
 KEPT = 20_000
@@ -43,7 +44,7 @@ class FollowedRun:
         self.late = LatenessMap()
         self.logs: deque[Record] = deque(maxlen=_LOGS)
         self.every, self.rest, self.is_caught_up = 1, _REST[0], False
-        self.version, self.latest_at = 0, 0.0
+        self.version, self.log_count, self.latest_at = 0, 0, 0.0
         self.tails: dict[int, RankTail] = {}
         self._steps: dict[int, Record] = {}
         self._metrics = LineTail(str(folder / "metrics.jsonl"))
@@ -60,7 +61,7 @@ class FollowedRun:
         news += self._read_ranks()
         if news:
             with self.lock:
-                self.version, self.latest_at = self.version + 1, time.time()
+                self.version, self.latest_at = self.version + 1, _changed(Path(self._metrics.path)) * 1e-9
         if self.is_caught_up:
             self._pace(time.thread_time() - begun)
 
@@ -89,13 +90,22 @@ class FollowedRun:
             tails = list(self.tails.items())
         if not unread or len(unread) * max(1, len(tails)) > _FINE:
             return
-        steps: dict[int, dict[int, Any]] = {}
+        steps: dict[int, dict[int, Seen]] = {}
         for rank, tail in tails:
             for line in tail.between(unread[0], unread[-1]):
-                if (seen := arrivals(line)) is not None:
+                if (seen := seen_in(rank, line)) is not None:
                     steps.setdefault(line["step"], {})[rank] = seen
         with self.lock:
             self.late.place(steps)
+
+    def checkpoints(self, most: int = 12) -> list[tuple[int, float, str]]:
+        """(step, Unix time, size in words) of the newest checkpoints, newest first."""
+        kept = []
+        for path in (self.folder / CHECKPOINTS).glob("step-*/manifest.json"):
+            with suppress(OSError, ValueError):
+                size = sum(file.stat().st_size for file in path.parent.iterdir())
+                kept.append((int(path.parent.name[5:]), path.stat().st_mtime, words.nbytes(size)))
+        return sorted(kept, reverse=True)[:most]
 
     def _read_around(self) -> int:
         """Read small files again if one of them has changed."""
@@ -116,6 +126,7 @@ class FollowedRun:
     def _read_logs(self) -> int:
         records = self._log.records()
         self.logs.extend(records)
+        self.log_count += len(records)
         return len(records)
 
     def _find_ranks(self) -> int:
@@ -170,6 +181,7 @@ class FollowedRun:
                 steps.append(record)
             elif record.get("kind") == "info":  # a start: what was measured before is of another plan
                 self._places[rank] = record
+                self.late.places[rank] = rank_facts(rank, record, ()).coords
                 self._recent.pop(rank, None)
         recent = self._recent.setdefault(rank, {})
         for record in steps[-most:]:

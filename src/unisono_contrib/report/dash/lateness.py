@@ -1,45 +1,45 @@
 """How late each rank was in each step, for a picture of any size: a matrix with coarser ones above it."""
 
+import statistics
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from unisono.report.analyse import BUSY
+from unisono.report.calls import RankStep, StepCalls, rank_step
+from unisono.report.collect import Record
+from unisono.report.verdict.evidence import BUSY
 from unisono.spec.words import is_number
 
-Record = Mapping[str, Any]
+Seen = RankStep | float
 FACTOR = 8
 """Steps of a column of one level that are one column of the next; of each the largest lateness is kept."""
 LEVELS = 4
 NONE = 255
 """In a tile: nothing is known of this cell."""
 TILE = struct.Struct("<4sIIIIIIff")
-_TOLERANCE = 2e-3  # seconds that ranks may be apart and still be called together
+_LEAST = 0.02  # seconds of the darkest colour at least: ranks are always some microseconds apart
 
 
 class LatenessMap:
-    """Seconds of lateness by rank and step; NaN where nothing is known. steps: the number of the last one.
-
-    Lateness is when a rank came to the first collective to which the ranks did not come together, less the median
-    rank's time. Lines without collectives have the busy time in its place, which sees no straggler whose
-    neighbours are as busy waiting.
+    """Seconds of lateness by rank and step; NaN where nothing is known. steps: the number of the last one. places: of
+    the ranks in the mesh. by_calls: whether it is that of `StepCalls.lateness`; of lines without calls it is the
+    seconds of work beside the median rank's, which tell nothing of a rank that is slow inside a collective.
     """
 
     def __init__(self) -> None:
         self.ranks = self.steps = 0
-        self.by_calls = False
-        self.version = 0
+        self.by_calls, self.version = False, 0
+        self.places: dict[int, Mapping[str, int]] = {}
         self._levels = [np.full((0, 0), np.nan, np.float32) for _ in range(LEVELS)]
-        self._waiting: dict[int, dict[int, Any]] = {}
+        self._waiting: dict[int, dict[int, Seen]] = {}
 
     def put(self, rank: int, lines: Iterable[Record]) -> None:
         """Take in lines of steps of one rank."""
         for line in lines:
-            step, seen = line["step"], arrivals(line)
+            step, seen = line["step"], seen_in(rank, line)
             if seen is not None and step >= 0:
-                self.by_calls = self.by_calls or isinstance(seen, tuple)
+                self.by_calls = self.by_calls or isinstance(seen, RankStep)
                 self._waiting.setdefault(step, {})[rank] = seen
                 self.ranks, self.steps = max(self.ranks, rank + 1), max(self.steps, step)
 
@@ -48,15 +48,15 @@ class LatenessMap:
         due = [step for step, seen in self._waiting.items() if len(seen) >= self.ranks or step <= until]
         self.place({step: self._waiting.pop(step) for step in due})
 
-    def place(self, steps: Mapping[int, Mapping[int, Any]]) -> None:
-        """Put down the lateness in steps. steps: for each rank what `arrivals` says."""
+    def place(self, steps: Mapping[int, Mapping[int, Seen]]) -> None:
+        """Put down the lateness in steps. steps: of each rank what `seen_in` says."""
         if not steps:
             return
         self._grow()
         base = self._levels[0]
         for step, seen in steps.items():
-            for ranks, late in lateness(seen):
-                base[ranks, step] = late
+            late = lateness(step, seen, self.places)
+            base[list(late), step] = list(late.values())
         self._raise(sorted(steps))
         self.version += 1
 
@@ -101,7 +101,7 @@ class LatenessMap:
         part = self._levels[level][order, first // size : last // size + 1]
         cells = _shrunk(_shrunk(part, width, 1), height, 0)
         known = cells[np.isfinite(cells)]
-        scale = max(float(known.max()) if known.size else 0.0, 10 * _TOLERANCE)
+        scale = max(float(known.max()) if known.size else 0.0, _LEAST)
         mean = float(np.maximum(known, 0).mean()) if known.size else 0.0
         with np.errstate(invalid="ignore"):
             shade = np.sqrt(np.clip(cells / scale, 0.0, 1.0)) * 254
@@ -142,28 +142,21 @@ class LatenessMap:
                 self._levels[at][:, column] = _largest(part[:, None, :])[:, 0]
 
 
-def lateness(seen: Mapping[int, Any]) -> list[tuple[list[int], np.ndarray]]:
-    """(ranks, their seconds of lateness) for each group of ranks that took part in the same collectives of a step."""
-    groups: dict[Any, list[int]] = {}
-    for rank, value in seen.items():
-        groups.setdefault(value[0] if isinstance(value, tuple) else None, []).append(rank)
-    results = []
-    for ranks in groups.values():
-        values = np.array([v[1] if isinstance(v := seen[rank], tuple) else [v] for rank in ranks], np.float64)
-        late = values - np.median(values, axis=0)
-        apart = late.max(axis=0) > _TOLERANCE
-        results.append((ranks, late[:, int(apart.argmax())]))
-    return results
+def lateness(step: int, seen: Mapping[int, Seen], places: Mapping[int, Mapping[str, int]]) -> Mapping[int, float]:
+    """Seconds by which each rank came later than the median one. seen: of each rank what `seen_in` says."""
+    met = {rank: one for rank, one in seen.items() if isinstance(one, RankStep)}
+    if met:
+        return StepCalls(step, met, places).lateness
+    middle = statistics.median(value for value in seen.values() if not isinstance(value, RankStep))
+    return {rank: value - middle for rank, value in seen.items() if not isinstance(value, RankStep)}
 
 
-def arrivals(line: Record) -> tuple[Any, list[float]] | float | None:
-    """(which calls, when this rank came to each, Unix seconds); seconds of work of a line without calls."""
-    calls, start, time = line.get("calls"), line.get("start"), line.get("time")
-    if isinstance(calls, list) and calls and is_number(start):
-        return (len(calls), calls[0][0], calls[0][4], calls[-1][4]), [start + row[5] for row in calls]
-    if isinstance(time, dict):
-        return sum(time[part] for part in BUSY if is_number(time.get(part)))
-    return None
+def seen_in(rank: int, line: Record) -> Seen | None:
+    """A rank's step with its calls; seconds of work where its line has none; None where it has no times either."""
+    if line.get("calls") and (step := rank_step(rank, line)) is not None:
+        return step
+    time = line.get("time")
+    return sum(time[part] for part in BUSY if is_number(time.get(part))) if isinstance(time, dict) else None
 
 
 def _level(columns: int, width: int) -> int:
