@@ -44,7 +44,7 @@ class Lap(NamedTuple):
 
     start_ns: when that lap ended, on the recorder's clock. start_s: the same in Unix time, on the clock of all hosts,
     and clock: what was taken out of this host's for that. calls: that ended. modules: of those that were timed, by name,
-    seconds of their own in forward and in backward.
+    seconds of their own in forward and in backward. host: what `observe.host_time` says, and of kernels.
     """
 
     seconds: dict[str, float]
@@ -55,6 +55,7 @@ class Lap(NamedTuple):
     clock: Mapping[str, float] = MappingProxyType({})
     calls: Sequence[LoggedCall] = ()
     modules: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    host: Mapping[str, Any] = MappingProxyType({})
 
 
 class OpenSpan:

@@ -11,21 +11,23 @@ from unisono.observe.files import write_whole
 from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
 from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
-from unisono.report.verdict.evidence import STACKED
+from unisono.report.verdict.evidence import STACKED, Prices
+from unisono.report.verdict.judge import as_json, no_price
 from unisono.spec import words
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
 
 
-def run(run_dir: str | Path) -> dict[str, Any]:
+def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
-    Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
+    price: of changes, by the planner. Returns `report_html`, `report_png`, `verdict`, `advice` and `judged` (see
+    `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who
     took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
     written.
     """
     record = collect(run_folder(run_dir))
-    facts = analyse.analyse(record)
+    facts = analyse.analyse(record, price)
     return {
         "schema_version": 1,
         "run_dir": str(record.folder),
@@ -33,6 +35,7 @@ def run(run_dir: str | Path) -> dict[str, Any]:
         "report_png": str(picture(record, facts, record.folder / "report.png")),
         "verdict": facts.verdict.sentence,
         "advice": facts.verdict.said,
+        "judged": as_json(facts.verdict),
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
         "missing": list(record.missing),

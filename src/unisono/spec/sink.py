@@ -29,6 +29,8 @@ class StepRecord:
     empty where there is none, or where nobody knows. start: Unix time in seconds at which the rank began the step, on
     the clock that `clock` describes. calls: a row for each collective, see `observe.calls.rows`; calls_left_out: how
     many there are none for. modules: seconds of their own in forward and backward, of modules that were timed.
+    host: `cpu_s queue_s gc_s faults between_s save_s eval_s` as `observe.host_time` has them, and where the step was
+    looked at `kernels`, see `train.watch.kernels`.
     """
 
     step: int
@@ -47,6 +49,7 @@ class StepRecord:
     calls: Sequence[Sequence[Any]] = ()
     calls_left_out: int = 0
     modules: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    host: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from unisono.observe.host_time import HostMeter
+from unisono.observe.span import Lap
 from unisono.spec.section import Section
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
@@ -34,6 +36,7 @@ from unisono.train.step.train_step import fetch
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal, LiveTable
+from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import locate_nan
 
 
@@ -70,6 +73,8 @@ class Live:
     written: int = 0  # steps of which the journal knows
     since: float = field(default_factory=time.perf_counter)  # when the step under way began
     cadence: Fixed | Chosen = field(default_factory=Fixed)
+    host: HostMeter = field(default_factory=HostMeter)
+    look: KernelLook = field(default_factory=lambda: KernelLook(False))
 
     def note(self, text: str) -> None:
         """Say something on the user's screen; rank 0 speaks for all."""
@@ -92,8 +97,19 @@ class Live:
         if not report.bad:
             self.recent_losses = [*self.recent_losses, report.loss][-train.eval_batches :]
         self.trained += self.targets * share
-        self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
+        lap = self.run.recorder.lap()
+        self.journal.add(
+            report, lap._replace(host=self._host(lap, seconds)), seconds, self._validates(train, step), share
+        )
         self.written = step
+
+    def _host(self, lap: Lap, seconds: float) -> dict[str, Any]:
+        """What the host did in the step that has just ended, and what was seen of its operations."""
+        host: dict[str, Any] = self.host.lap(seconds)
+        work = sum(lap.seconds.get(part, 0.0) for part in ("forward", "backward", "optim"))
+        if kernels := self.look.take(work):
+            host["kernels"] = kernels
+        return host
 
     def tell_last(self) -> None:
         """Write down a step that was made, and whose replicas did not come together since one of them was lost."""
@@ -120,6 +136,7 @@ class Live:
             self.save(blocking=not train.async_save)
         self.run.recorder.host_clock.ask()
         self.run.recorder.lap()
+        self.host.begin()
 
     @staticmethod
     def _validates(train: Any, step: int) -> bool:
@@ -128,8 +145,10 @@ class Live:
     def validate(self) -> None:
         """The loss and the metrics of some batches, if any are held out, and what a function of the user's says."""
         if self.val.samples or self.order.recipe.train.evaluate is not None:
+            begun = time.perf_counter()
             with central_weights(self.run):
                 self._validate()
+            self.host.spent("eval_s", time.perf_counter() - begun)
 
     def _validate(self) -> None:
         train, values = self.order.recipe.train, dict[str, float]()
@@ -172,7 +191,9 @@ class Live:
             state = self._state()
             folder = self.saver.save(run.step, pieces, state, blocking=blocking, last=last, again=again)
             self._announce(folder)
-        self.clock.saved(time.perf_counter() - begun)
+        spent = time.perf_counter() - begun
+        self.clock.saved(spent)
+        self.host.spent("save_s", spent)
         if text := self.cadence.saved(run.step):
             self.note(text)
         return folder
@@ -257,6 +278,7 @@ class Live:
         """No more batches are read."""
         self.feed.close()
         self.val.close()
+        self.host.close()
         self.order.faults.pauses()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.comm.device import is_apart
 from unisono.comm.ways import ways
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import last_step
@@ -40,6 +41,7 @@ from unisono.train.step.train_step import next_step
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal
+from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import odd_loss
 
 
@@ -85,7 +87,8 @@ def _play(live: Live) -> dict[str, Any]:
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
     while run.step < order.last_step and not (last is not None and last.stop) and not live.enough:
-        report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
+        with live.look.step():
+            report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
         if (report := live.bad.handle(report)) is None:
             continue
         if live.bad.goes_back(report) and live.go_back(report):
@@ -212,7 +215,9 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
-    run.recorder.host_clock.reference = getattr(order.store, "time_ns", None)  # torch's own stores have no time
+    run.recorder.host_clock.reference = getattr(
+        order.store, "time_ns", None
+    )  # torch's own stores have no time
     run.recorder.host_clock.ask()
     feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane, run.update.keeps)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
@@ -241,6 +246,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     live = Live(
         order, run, corpus, feed, val, bad, saving, snapshots, check, targets, journal, losses(state), folder, saved
     )  # fmt: skip
+    live.look = KernelLook(not is_apart(place.device))  # elsewhere operations are only handed over
     order.faults.trains(run, order.epoch)
     live.judges = judges_of(recipe)
     for section, judge in live.judges:

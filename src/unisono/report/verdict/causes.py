@@ -205,7 +205,7 @@ def _called(evidence: RunEvidence) -> bool:
 
 
 def _looks(case: Case) -> tuple[float, float, float, str]:
-    """(operations of a step, seconds between them, seconds inside of tiny ones, module), means of the steps that were
+    """(operations of a step, seconds between them, seconds inside of tiny ones, between which), means of the steps that were
     looked at, which cost more than others: their seconds are those of a usual step's forward and backward."""
     looks, evidence = case.evidence.kernels, case.evidence
     if not looks:
@@ -216,21 +216,32 @@ def _looks(case: Case) -> tuple[float, float, float, str]:
     mean = scale / len(looks)
     count = sum(look.count for look in looks) / len(looks)
     return (count, mean * sum(look.python for look in looks), mean * sum(look.small for look in looks),
-            next((look.module for look in looks if look.module), ""))  # fmt: skip
+            looks[-1].gap)  # fmt: skip
 
 
 def _python(case: Case) -> Candidate | None:
     """Time of forward and backward outside of any operation, less what starting so many of them takes."""
-    count, between, _, module = _looks(case)
+    count, between, _, gap = _looks(case)
     starts = min(between, count * _START)
     cost = between - starts
+    module = _dearest(case.evidence)
     return Candidate(
         "python", cost, 0.8 * cost, "",
         f"Write the loop{f' in {module}' if module else ''} as tensor operations; --train.compile where it cannot be.",
-        [f"{seconds(between)} of forward and backward lie between {count:.0f} operations, {_share(case, cost)} more "
+        [f"{seconds(between)} of forward and backward lie between {count:.0f} operations, most of it {gap or 'anywhere'}, {_share(case, cost)} more "
          "than starting them takes"],
         phase="forward", module=module,
     )  # fmt: skip
+
+
+def _dearest(evidence: RunEvidence) -> str:
+    """The module with the longest own time, "" where none was timed."""
+    sums: dict[str, float] = {}
+    for rank in evidence.ranks:
+        for step in rank.steps:
+            for name, spent in step.modules.items():
+                sums[name] = sums.get(name, 0.0) + spent
+    return max(sums, key=sums.__getitem__, default="")
 
 
 _START = 12e-6

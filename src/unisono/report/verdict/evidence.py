@@ -61,28 +61,27 @@ class RankSeen:
 @dataclass(frozen=True, slots=True)
 class CallsSeen:
     """Collectives of one axis and operation in a mean step of a mean rank. moving: seconds from the last rank's arrival
-    until all was there, of all calls. least: of the quickest call. exposed: whether nothing hid them, as a share."""
+    until all was there, of all calls together, as far as nothing hid them."""
 
     axis: str
     op: str
     count: float
     nbytes: float
     moving: float
-    least: float
 
 
 @dataclass(frozen=True, slots=True)
 class KernelsSeen:
     """One step that a rank looked at, operation by operation. count: operations called from Python or backward.
     inside: seconds inside of them. python: seconds of forward and backward outside of any. small: seconds of those
-    operations that took less than `TINY`, and how many they were. module: where most time outside was spent, or ""."""
+    operations that took less than 25 µs, and how many they were. gap: between which two most time was spent, or ""."""
 
     count: int
     inside: float
     python: float
     small: float
     small_count: int
-    module: str = ""
+    gap: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +205,7 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
             (line["mem_mib"] for f in seen for line in f.steps if is_number(line.get("mem_mib"))), default=0.0
         ),
         whole=not isinstance(world, int) or world == len(seen),
-        calls=traced.calls(run),
+        calls=traced.calls(run, kept),
         kernels=tuple(_kernels(line["kernels"]) for f in seen for line in f.steps if _looked(line)),
         bubble=traced.bubble(run),
         spread=traced.spread(run),
@@ -248,6 +247,16 @@ def _looked(line: Record) -> bool:
     return isinstance(kernels, dict) and all(is_number(kernels.get(key)) for key in _KERNELS)
 
 
+def _gap(gap: object) -> str:
+    """Between which operations, without torch's own first names."""
+    names = (
+        [str(name).rpartition("::")[2].removeprefix("evaluate_function: ") for name in gap[:2]]
+        if isinstance(gap, list)
+        else []
+    )
+    return f"between {names[0]} and {names[1]}" if len(names) == 2 and names[0] else ""
+
+
 def _kernels(line: Record) -> KernelsSeen:
     count, inside, python, small, small_count = (line[key] for key in _KERNELS)
-    return KernelsSeen(int(count), inside, python, small, int(small_count), str(line.get("module", "")))
+    return KernelsSeen(int(count), inside, python, small, int(small_count), _gap(line.get("gap")))

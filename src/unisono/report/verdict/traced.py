@@ -2,62 +2,52 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from unisono.programs.pipeline import bubble as idle_share
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.report import pipelines
+from unisono.report.calls import steps
 from unisono.report.collect import RunRecord
 from unisono.report.verdict.evidence import BubbleSeen, CallsSeen
 
 
-def calls(run: RunRecord) -> tuple[CallsSeen, ...]:
+def calls(run: RunRecord, wanted: Collection[int]) -> tuple[CallsSeen, ...]:
     """Collectives by axis and operation, of a mean rank's step: from the ranks' rows, else from traced spans, whose
-    seconds are those of waiting too."""
-    rows = list(_rows(run)) or list(_spans(run))
+    seconds are those of waiting too. wanted: steps."""
+    met = [step for step in steps(run.ranks) if step.step in wanted]
     sums: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for axis, op, nbytes, seconds in rows:
-        sums[axis, op].append((nbytes, seconds))
-    steps = _steps(run) or 1
+    if met:
+        for step in met:
+            for call in step.meetings:
+                moving = min(call.moving, statistics.fmean(call.exposed.values()))
+                sums[call.axis, call.op].append((call.nbytes, moving))
+        rows = sum(len(step.meetings) for step in met)
+        left_out = sum(statistics.fmean(rank.left_out for rank in step.ranks.values()) for step in met)
+        many, scale = len(met), 1.0 + left_out / rows if rows else 1.0
+    else:
+        for axis, op, nbytes, seconds in _spans(run):
+            sums[axis, op].append((nbytes, seconds))
+        many, scale = _steps(run) or 1, 1.0
     return tuple(
         CallsSeen(
             axis,
             op,
-            len(each) / steps,
-            sum(nbytes for nbytes, _ in each) / steps,
-            sum(seconds for _, seconds in each) / steps,
-            statistics.quantiles([seconds for _, seconds in each], n=10)[0] if len(each) > 1 else each[0][1],
+            scale * len(each) / many,
+            scale * sum(nbytes for nbytes, _ in each) / many,
+            sum(seconds for _, seconds in each) / many,
         )
         for (axis, op), each in sums.items()
     )
 
 
 def _steps(run: RunRecord) -> int:
-    """Pairs of a step and a rank whose calls were seen."""
-    told = sum(isinstance(line.get("calls"), list) for facts in run.ranks for line in facts.steps)
-    return told or sum(
-        len({s.tags.get("step") for s in trace.spans if isinstance(s.tags.get("step"), int)})
+    """Pairs of a step and a rank that were traced."""
+    return sum(
+        len({s.tags["step"] for s in trace.spans if isinstance(s.tags.get("step"), int)})
         for trace in run.traces
     )
-
-
-def _rows(run: RunRecord) -> Iterator[tuple[str, str, float, float]]:
-    """(axis, operation, bytes, seconds since the last rank had arrived) of each call of each rank."""
-    by_step: dict[int, list[list[list]]] = defaultdict(list)
-    for facts in run.ranks:
-        for line in facts.steps:
-            if isinstance(line.get("calls"), list) and isinstance(line.get("start"), int | float):
-                start = line["start"]
-                by_step[line["step"]].append(
-                    [[*row[:5], start + row[5], start + row[6]] for row in line["calls"]]
-                )
-    for ranks in by_step.values():
-        for at in range(min(map(len, ranks))):
-            alike = [row[at] for row in ranks if row[at][:2] == ranks[0][at][:2]]
-            last = max(row[5] for row in alike)
-            for axis, op, nbytes, _, _, _, end in alike:
-                yield axis, op, nbytes, max(0.0, end - last)
 
 
 def _spans(run: RunRecord) -> Iterator[tuple[str, str, float, float]]:

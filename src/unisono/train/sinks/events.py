@@ -55,4 +55,4 @@ class _Events(Observer):
             "calls": record.calls,
         }
         beside = {"clock": record.clock, "calls_left_out": record.calls_left_out, "modules": record.modules}
-        return line | {key: value for key, value in beside.items() if value}
+        return line | {key: value for key, value in beside.items() if value} | dict(record.host)

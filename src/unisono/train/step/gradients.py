@@ -66,7 +66,9 @@ class Gradients:
         self.trees, self._final, self._next = trees or {}, False, 0
         leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees), sync.cap, sync.sliced)
         self._early, self._late, self._partial = leaving.early, leaving.late, leaving.partial
-        self._modules = {id(p): slot.name.rpartition(".")[0] for slot in held for p in (slot.live, slot.master)}
+        self._modules = {
+            id(p): slot.name.rpartition(".")[0] for slot in held for p in (slot.live, slot.master)
+        }
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook(bucket, part))
             for p, bucket, part in leaving.arrivals()
