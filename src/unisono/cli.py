@@ -25,9 +25,7 @@ from unisono.spec.words import meant
 from unisono.verbs import VERBS, Verb
 
 # What the contract names besides; one that has a file is listed by that.
-LATER = {
-    "dash": "Watch a run in the browser",
-}
+LATER: Mapping[str, str] = {}
 
 EXAMPLES = """\
 unisono train --demo                       train a small GPT on 4 processes; ends with a report

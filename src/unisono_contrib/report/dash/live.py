@@ -7,8 +7,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from unisono.report.analyse import analyse
+from unisono.report.charts import HEAT
+from unisono.report.verdict.evidence import Prices
+from unisono.report.verdict.judge import no_price
 from unisono.spec.settings import tell
 from unisono_contrib.report.compare import names_of
 from unisono_contrib.report.dash import beside, panels
@@ -22,12 +26,16 @@ _LEAST = 1.0  # seconds between two times
 class LiveRuns:
     """Follows run folders in a thread of its own, from `start` until `stop`.
 
-    boot: a word for this process, since numbers of changes begin anew with each.
+    boot: a word for this process, since numbers of changes begin anew with each. prices: of changes, for each run.
+    whatif: for each run what may be asked of its planner, None for nothing.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], prices: Sequence[Prices] = ()) -> None:
         names = names_of([folder.resolve() for folder in folders]) if len(folders) > 1 else [folders[0].name]
         self.runs = [FollowedRun(folder, name) for folder, name in zip(folders, names, strict=True)]
+        self._prices = [*prices] or [no_price] * len(folders)
+        self.whatif: list[Panel | None] = [None] * len(folders)
+        self._step_s: dict[int, float] = {}
         self.boot, self.number = secrets.token_hex(4), 0
         self._texts: dict[tuple[int, str], tuple[int, str]] = {}
         self._lock = threading.Lock()
@@ -51,6 +59,10 @@ class LiveRuns:
         with self._lock:
             texts = [text for number, text in self._texts.values() if number > since]
             return self.number, f"[{','.join(texts)}]"
+
+    def step_s(self, run: int) -> float | None:
+        """Seconds of a mean step as measured; None before there is one."""
+        return self._step_s.get(run)
 
     def _work(self) -> None:
         seen, due = [run.version for run in self.runs], 0.0
@@ -77,10 +89,14 @@ class LiveRuns:
         for at, run in enumerate(self.runs):
             record = run.record()
             records.append(record)
-            facts = analyse(record)
+            facts = analyse(record, self._prices[at])
+            if facts.shares:
+                self._step_s[at] = fmean(share.wall for share in facts.shares)
             if is_new:
                 self._put(at, panels.of_run(record, facts, run.latest_at))
                 self._put(at, [_heat(run), _logs(run), _checkpoints(run)])
+                if self.whatif[at] is not None:
+                    self._put(at, [_WHATIF | self.whatif[at]])
             else:
                 self._put(at, [panels.head(record, facts, run.latest_at)])
         if len(self.runs) > 1 and is_new:
@@ -94,6 +110,10 @@ class LiveRuns:
                 if self._texts.get((run, panel["id"]), (0, ""))[1] != text:
                     self.number += 1
                     self._texts[run, panel["id"]] = (self.number, text)
+
+
+_WHATIF: Panel = {"id": "whatif", "kind": "whatif", "title": "What if: the planner's price of other ranks, links and batches",
+                  "half": False}  # fmt: skip
 
 
 def _heat(run: FollowedRun) -> Panel:
@@ -110,7 +130,7 @@ def _heat(run: FollowedRun) -> Panel:
             note += " The past is still being read."
         return {
             "id": "heat", "kind": "heat", "title": "How late each rank was in each step", "note": note,
-            "ranks": late.ranks, "steps": late.steps, "version": late.version, "half": False,
+            "ranks": late.ranks, "steps": late.steps, "version": late.version, "ramp": HEAT, "half": False,
         }  # fmt: skip
 
 
