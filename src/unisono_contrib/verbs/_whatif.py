@@ -51,7 +51,9 @@ def choices(folder: Path, environ: Mapping[str, str]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def answer(folder: Path, wanted: WhatIf, measured: float | None, environ: Mapping[str, str]) -> dict[str, Any]:
+def answer(
+    folder: Path, wanted: WhatIf, measured: float | None, environ: Mapping[str, str]
+) -> dict[str, Any]:
     """The price in words. measured: seconds of this run's step, None where there is none. Raises UnisonoError."""
     run = config.load(str(folder / CONFIG), [], environ=environ)
     today, where = _priced(run, WhatIf(run.plan.world, 1.0, _batch(run)), environ)
@@ -67,11 +69,11 @@ def answer(folder: Path, wanted: WhatIf, measured: float | None, environ: Mappin
         "less": f"{percent(times)} of the samples a second of now",
     }["same" if abs(times - 1) < 0.005 else "more" if times > 1 else "less"]
     return {
-        "step_s": step, "step_now_s": before, "times": times, "mem_mib": then.memory.total / predict.MIB,
+        "step_s": step, "step_now_s": before, "times": times, "mem_mib": then.verdict.memory.total / predict.MIB,
         "headline": f"{seconds(step)} a step, {more}",
         "lines": [
             f"{count(rate)} samples/s on {wanted.ranks} ranks; exposed communication {seconds(comm)} ({percent(comm / step)} of a step).",
-            f"Memory of the fullest rank {nbytes(then.memory.total)}; plan {then.plan}.",
+            f"Memory of the fullest rank {nbytes(then.verdict.memory.total)}; plan {then.request.plan}.",
         ],
         "note": _trust(where, off, measured),
     }  # fmt: skip

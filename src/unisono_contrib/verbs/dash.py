@@ -3,14 +3,11 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unisono.spec.errors import UsageError
 from unisono.spec.runs import run_folder
 from unisono.verbs import CommandCall, Parser, Result, Verb
-
-if TYPE_CHECKING:
-    from unisono_contrib.report.dash.live import LiveRuns
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -23,13 +20,20 @@ class DashVerb(Verb):
     """
 
     name = "dash"
-    epilog = "unisono dash runs/demo        then open the address that it prints; Ctrl-C ends it, the run goes on"
+    epilog = (
+        "unisono dash runs/demo        then open the address that it prints; Ctrl-C ends it, the run goes on"
+    )
 
     def flags(self, parser: Parser) -> None:
         parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, runs/NAME/ID")
-        parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)")
         parser.add_argument(
-            "--port", type=_port, metavar="N", help="port to listen on; 0: any (the last one of these runs, or any)"
+            "--host", default="127.0.0.1", metavar="H", help="address to listen on (127.0.0.1)"
+        )
+        parser.add_argument(
+            "--port",
+            type=_port,
+            metavar="N",
+            help="port to listen on; 0: any (the last one of these runs, or any)",
         )
         parser.add_argument(
             "--no-token", action="store_true", help="answer everybody on this machine; only on 127.0.0.1"
@@ -44,9 +48,7 @@ class DashVerb(Verb):
             )  # fmt: skip
         folders = [run_folder(path) for path in args.runs]
         if len({folder.resolve() for folder in folders}) < len(folders):
-            raise UsageError(
-                "a run is named twice", where="unisono dash", fix="each run once", code="C04"
-            )
+            raise UsageError("a run is named twice", where="unisono dash", fix="each run once", code="C04")
         if call.settings.dry_run:
             names = ", ".join(map(str, folders))
             return call.would({"runs": [*map(str, folders)]}, f"would show {names} on {args.host}")
@@ -66,7 +68,7 @@ def _serve(call: CommandCall, folders: Sequence[Path]) -> Result:
 
     live = LiveRuns(folders, _prices(folders, call.environ))
     args, settings = call.args, call.settings
-    place = serve.Place(args.host, args.port, not args.no_token, call.environ)
+    place = serve.ListenPlace(args.host, args.port, not args.no_token, call.environ)
 
     def price(at: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
         run = whatif.WhatIf(int(wanted["ranks"]), float(wanted["link"]), int(wanted["batch"]))

@@ -116,7 +116,9 @@ class _Pages:
     async def events(self, request: Request) -> Response:
         """Panels that have changed, for as long as somebody listens. An event's number says what a reader has; one of
         another process says nothing here."""
-        boot, _, number = (request.headers.get("last-event-id") or request.query_params.get("last", "")).partition("-")
+        boot, _, number = (
+            request.headers.get("last-event-id") or request.query_params.get("last", "")
+        ).partition("-")
         since = int(number) if boot == self._live.boot and number.isdigit() else 0
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._stream(since), media_type="text/event-stream", headers=headers)
@@ -171,7 +173,9 @@ class _Pages:
             return JSONResponse({"error": "nothing is priced here"}, status_code=404)
         body = await request.body()
         try:
-            if len(body) > _MOST or not request.headers.get("content-type", "").startswith("application/json"):
+            if len(body) > _MOST or not request.headers.get("content-type", "").startswith(
+                "application/json"
+            ):
                 raise ValueError("not JSON")
             asked_for = await request.json()
             at = int(asked_for.get("run", 0))

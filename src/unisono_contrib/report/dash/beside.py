@@ -46,7 +46,9 @@ def of_comparison(comparison: Comparison, facts: Mapping[str, Any]) -> list[Pane
         heads = ["key", *compare_words.names(facts)]
         keys = {"heads": heads, "rows": compare_words.key_rows(facts), "numeric": 0, "open": True}
         title = "Keys in which the recipes differ"
-        shown.append({"id": "beside-keys", "kind": "bars", "title": title, "charts": [], "table": keys, "half": True})
+        shown.append(
+            {"id": "beside-keys", "kind": "bars", "title": title, "charts": [], "table": keys, "half": True}
+        )
     return shown
 
 

@@ -27,14 +27,22 @@ def chain(
     seen = {r: one for r, line in lines.items() if (one := rank_step(r, line)) is not None and one.calls}
     mine = lines.get(rank)
     if mine is None:
-        return {"rank": rank, "step": step, "late_s": None, "links": [], "ranks": [], "said": "Nothing was written of it."}
+        return {
+            "rank": rank,
+            "step": step,
+            "late_s": None,
+            "links": [],
+            "ranks": [],
+            "said": "Nothing was written of it.",
+        }
     met = StepCalls(step, seen, places)
     call = _apart(met, rank)
     late = met.lateness.get(rank) if seen else None
     links = [_met(rank, late or 0.0, call)] if call is not None and late is not None else []
     links += _longer(rank, lines, late)
     links += _modules(rank, seen)
-    place = " ".join(f"{axis}={at}" for axis, at in places.get(rank, {}).items() if at or len(lines) > 1)
+    used = {axis for place in places.values() for axis, at in place.items() if at}
+    place = " ".join(f"{axis}={at}" for axis, at in places.get(rank, {}).items() if axis in used)
     return {
         "rank": rank, "step": step, "late_s": late, "place": place, "links": links,
         "ranks": _ranks(call) if call is not None else [], "said": _sentence(rank, step, late, links),
@@ -51,7 +59,9 @@ def _met(rank: int, late: float, call: CallMeeting) -> dict[str, Any]:
     what = words.traffic(call.axis, call.op) + (f" of {call.module}" if call.module else "")
     others = [waited for other, waited in call.waiting.items() if other != rank]
     if call.last == rank and others:
-        said = f"came last to {what}, in {call.phase}: {len(others)} ranks waited {seconds(max(others))} at most"
+        said = (
+            f"came last to {what}, in {call.phase}: {len(others)} ranks waited {seconds(max(others))} at most"
+        )
     else:
         said = f"came to {what}, in {call.phase}, {seconds(call.waiting[rank])} before rank {call.last}, the last"
     return {"said": said, "seconds": late, "kind": "call"}
@@ -64,7 +74,11 @@ def _longer(rank: int, lines: Mapping[int, Record], late: float | None) -> list[
     found += [(name, _beyond(rank, lines, key, False), "beside") for key, name in _BESIDE.items()]
     least = _LEAST * max(abs(late or 0.0), 1e-3)
     return [
-        {"said": f"{name}: {seconds(more)} longer than the median of the others", "seconds": more, "kind": kind}
+        {
+            "said": f"{name}: {seconds(more)} longer than the median of the others",
+            "seconds": more,
+            "kind": kind,
+        }
         for name, more, kind in sorted(found, key=lambda row: -row[1])
         if more > least
     ][:4]
@@ -85,7 +99,13 @@ def _modules(rank: int, seen: Mapping[int, RankStep]) -> list[dict[str, Any]]:
         others = [sum(one.modules[name]) for r, one in seen.items() if r != rank and name in one.modules]
         more = sum(pair) - statistics.median(others) if others else 0.0
         if more > 1e-3:
-            found.append({"said": f"module {name}: {seconds(more)} longer than elsewhere", "seconds": more, "kind": "module"})
+            found.append(
+                {
+                    "said": f"module {name}: {seconds(more)} longer than elsewhere",
+                    "seconds": more,
+                    "kind": "module",
+                }
+            )
     return sorted(found, key=lambda link: -link["seconds"])[:3]
 
 

@@ -1,10 +1,10 @@
 // The page: panels as they come, of the run that is chosen; drawn anew when one of them has changed.
 "use strict";
 (() => {
-  const { el } = Dash, byId = id => document.getElementById(id), read = id => JSON.parse(byId(id).textContent);
+  const { el } = Dash, byId = id => document.getElementById(id), read = id => JSON.parse(byId(`${id}-data`).textContent);
   const facts = read("facts"), isLive = !facts.alone, drawn = new Map(), known = new Map();
   let chosen = 0, last = `${facts.boot}-${facts.number}`;
-  const ORDER = ["beside-head", "beside-runs", "beside-loss", "beside-bits", "beside", "tiles", "loss", "speed", "heat", "times", "pipeline", "expected", "bytes", "memory", "replicas", "staleness", "members", "checkpoints", "faults", "logs", "whatif"];
+  const ORDER = ["beside-head", "beside-runs", "beside-loss", "beside-bits", "beside", "tiles", "loss", "speed", "heat", "times", "pipeline", "bytes", "memory", "expected", "replicas", "staleness", "members", "checkpoints", "faults", "logs", "whatif"];
   const rank = id => { const at = ORDER.findIndex(name => id.startsWith(name)); return at < 0 ? ORDER.length : at; };
   const asked = async (path, words, options) => {
     const answer = await fetch(`${path}?${new URLSearchParams(words)}`, options);

@@ -180,7 +180,7 @@ Dash.bars = (canvas, chart) => {
   const phone = wide < 520, size = Math.min(13, chart.tall), font = px => `${px}px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif`;
   pen.font = font(phone ? Math.min(12, size) : size);
   const name = ([said, small]) => phone || !small ? said : `${said}  ${small}`;
-  const most = (phone ? .3 : .28) * wide, values = Math.max(0, ...chart.rows.map(r => r[2] ? pen.measureText(r[2]).width + 12 : 0));
+  const most = (phone ? .42 : .28) * wide, values = Math.max(0, ...chart.rows.map(r => r[2] ? pen.measureText(r[2]).width + 12 : 0));
   const gutter = Math.min(most, Math.max(0, ...chart.rows.map(r => pen.measureText(name(r)).width))) + 12;
   const box = { left: gutter, wide: wide - gutter - values, row: chart.row_height }, gap = chart.tall >= 12 ? 2 : .5;
   const scale = box.wide / ((chart.end - chart.begin) || 1);

@@ -28,7 +28,7 @@ Dash.logs = ask => {
 };
 
 Dash.whatif = (panel, ask) => {
-  const { el } = Dash, body = el("div.whatif"), form = el("form"), answer = el("div.answer", { "aria-live": "polite" });
+  const { el } = Dash, body = el("div.ask"), form = el("form"), answer = el("div.answer", { "aria-live": "polite" });
   let timer = 0, start = null;
   const sliders = {}, add = (name, words, values, say) => {
     const shown = el("output"), input = el("input", { type: "range", min: 0, max: values.length - 1, step: 1, "aria-label": words });

@@ -142,7 +142,9 @@ class LatenessMap:
                 self._levels[at][:, column] = _largest(part[:, None, :])[:, 0]
 
 
-def lateness(step: int, seen: Mapping[int, Seen], places: Mapping[int, Mapping[str, int]]) -> Mapping[int, float]:
+def lateness(
+    step: int, seen: Mapping[int, Seen], places: Mapping[int, Mapping[str, int]]
+) -> Mapping[int, float]:
     """Seconds by which each rank came later than the median one. seen: of each rank what `seen_in` says."""
     met = {rank: one for rank, one in seen.items() if isinstance(one, RankStep)}
     if met:

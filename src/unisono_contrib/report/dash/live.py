@@ -136,7 +136,13 @@ def _heat(run: FollowedRun) -> Panel:
 
 def _logs(run: FollowedRun) -> Panel:
     with run.lock:
-        return {"id": "logs", "kind": "logs", "title": "Logs of all ranks", "count": run.log_count, "half": False}
+        return {
+            "id": "logs",
+            "kind": "logs",
+            "title": "Logs of all ranks",
+            "count": run.log_count,
+            "half": False,
+        }
 
 
 def _checkpoints(run: FollowedRun) -> Panel:
@@ -151,4 +157,3 @@ def _checkpoints(run: FollowedRun) -> Panel:
 def _clock_time(at: float) -> str:
     """`27 Nov 23:41:02`, in the time of this host."""
     return time.strftime("%d %b %H:%M:%S", time.localtime(at))
-

@@ -50,7 +50,12 @@ def matching(lines: Iterable[Record], wanted: LogFilter, most: int = _MOST) -> d
     """The latest lines that pass, oldest first, and how many there are."""
     passed = [line for line in list(lines) if wanted.passes(line)]
     shown = [
-        {"at": line.get("at"), "rank": line.get("rank", -1), "level": level_of(line), "text": str(line.get("text", ""))}
+        {
+            "at": line.get("at"),
+            "rank": line.get("rank", -1),
+            "level": level_of(line),
+            "text": str(line.get("text", "")),
+        }
         for line in passed[-most:]
     ]
     return {"count": len(passed), "lines": shown}

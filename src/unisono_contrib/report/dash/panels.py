@@ -28,7 +28,10 @@ _POINTS = 600  # of a curve
 
 def of_run(run: RunRecord, facts: Analysis, latest_at: float) -> list[Panel]:
     """All panels of one run but those that ask the server. latest_at: Unix time of the newest line."""
-    panels = [head(run, facts, latest_at), {"id": "tiles", "kind": "tiles", "title": "", "tiles": _tiles(run, facts)}]
+    panels = [
+        head(run, facts, latest_at),
+        {"id": "tiles", "kind": "tiles", "title": "", "tiles": _tiles(run, facts)},
+    ]
     panels += _curves(run)
     panels += _times(run, facts)
     panels += _pipeline(facts)
@@ -63,7 +66,12 @@ def state_of(run: RunRecord, latest_at: float) -> str:
 
 def _tiles(run: RunRecord, facts: Analysis) -> list[Sequence[str]]:
     tiles: list[Sequence[str]] = [*tile_facts(run, facts)]
-    sizes = [step["mem_mib"] for rank in run.ranks for step in rank.steps[-1:] if words.is_number(step.get("mem_mib"))]
+    sizes = [
+        step["mem_mib"]
+        for rank in run.ranks
+        for step in rank.steps[-1:]
+        if words.is_number(step.get("mem_mib"))
+    ]
     if sizes:
         tiles.append(("memory", words.mebibytes(max(sizes)), "fullest rank, now"))
     return tiles
@@ -109,7 +117,9 @@ def _pipeline(facts: Analysis) -> Iterator[Panel]:
 
 def _sizes(run: RunRecord) -> Iterator[Panel]:
     rows = [
-        [r.axis, r.op, r.algorithm or "–", r.codec or "–", words.nbytes(r.nbytes)] for r in ledger(run) if r.nbytes
+        [r.axis, r.op, r.algorithm or "–", r.codec or "–", words.nbytes(r.nbytes)]
+        for r in ledger(run)
+        if r.nbytes
     ]
     if (chart := charts.sent(run)) is not None:
         yield bars("bytes", chart, table=(["axis", "operation", "algorithm", "codec", "per step"], rows))
@@ -128,9 +138,18 @@ def _replicas(run: RunRecord) -> Iterator[Panel]:
 def _members(run: RunRecord) -> Panel:
     rows = membership.rows(membership.changes(run))
     chart = membership.chart(run)
-    panel = {"id": "members", "kind": "bars", "title": "Who took part", "charts": [bar_chart(chart)] if chart else []}
+    panel = {
+        "id": "members",
+        "kind": "bars",
+        "title": "Who took part",
+        "charts": [bar_chart(chart)] if chart else [],
+    }
     shown = {"heads": [*membership.HEADS], "rows": rows, "numeric": 2, "open": True}
-    return panel | {"table": shown, "half": True, "note": "" if rows else "Nothing has been written of starts and losses."}
+    return panel | {
+        "table": shown,
+        "half": True,
+        "note": "" if rows else "Nothing has been written of starts and losses.",
+    }
 
 
 def _faults(run: RunRecord) -> Panel:
@@ -140,7 +159,9 @@ def _faults(run: RunRecord) -> Panel:
     lost = sum(line["event"] == "lost" for line in run.history)
     said += [f"{lost} loss{'es' * (lost > 1)} of ranks: see who took part."] if lost else []
     said += [f"{line}." for line in run.missing if "absent" not in line]
-    return text("faults", "Faults", said or ["None: no error, no rank lost, no damaged file."], bad=bool(said))
+    return text(
+        "faults", "Faults", said or ["None: no error, no rank lost, no damaged file."], bad=bool(said)
+    )
 
 
 def lines(name: str, chart: LineChart, half: bool = True) -> Panel:
@@ -149,9 +170,7 @@ def lines(name: str, chart: LineChart, half: bool = True) -> Panel:
     every = max(1, max(len(line.points) for line in chart.lines) // 12)
     places = sorted({x for line in chart.lines for x, _ in line.points[::every]})[-24:]
     known = [dict(line.points) for line in chart.lines]
-    rows = [
-        [words.count(x), *(words.number(points.get(x), 5) for points in known)] for x in places
-    ]
+    rows = [[words.count(x), *(words.number(points.get(x), 5) for points in known)] for x in places]
     return {
         "id": name, "kind": "lines", "title": chart.title, "charts": [line_chart(chart)], "half": half,
         "table": {"heads": heads, "rows": rows, "numeric": len(heads)},

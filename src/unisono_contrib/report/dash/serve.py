@@ -24,7 +24,7 @@ _NEVER_SHOWN = "0.0.0.0"  # noqa: S104
 
 
 @dataclass(frozen=True)
-class Place:
+class ListenPlace:
     """Where to listen. port: None for that of the last time, if it is free. environ: says where the cache lies, in which
     address and token of the last time are kept, so that an open page finds a server that was started anew."""
 
@@ -41,7 +41,7 @@ class Place:
         return Path(base, "unisono", "dash", f"{hashlib.sha256(which.encode()).hexdigest()[:16]}.json")
 
 
-def run(live: LiveRuns, place: Place, price: Price | None, settings: Settings) -> dict[str, Any]:
+def run(live: LiveRuns, place: ListenPlace, price: Price | None, settings: Settings) -> dict[str, Any]:
     """Serve until Ctrl-C or SIGTERM. Returns the object of --json. Raises UsageError where nobody can listen there."""
     path = place.memory(live)
     last = _remembered(path)
@@ -74,7 +74,9 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -82,7 +84,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _listen(place: Place, last: object) -> socket.socket:
+def _listen(place: ListenPlace, last: object) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     tried = [place.port] if place.port is not None else [last if isinstance(last, int) else 0, 0]
     for at, port in enumerate(tried):

@@ -7,9 +7,7 @@ from typing import Any
 
 from unisono.report.picture import PALETTE
 
-POLICY = (
-    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; img-src 'self' data:"
-)
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; img-src 'self' data:"
 """What a browser lets the served page do: ask this server, and nobody else."""
 _ALONE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 STYLES, SCRIPTS = ("dash.css",), ("draw.js", "heat.js", "forms.js", "dash.js")
@@ -52,7 +50,7 @@ def alone(title: str, facts: dict[str, Any], panels: str) -> str:
 def _page(title: str, head: str, facts: dict[str, Any], panels: str, scripts: str = "") -> str:
     body = _text("dash.html").replace("{title}", escape(title))
     data = "".join(
-        f'<script type="application/json" id="{name}">{text.replace("<", chr(92) + "u003c")}</script>'
+        f'<script type="application/json" id="{name}-data">{text.replace("<", chr(92) + "u003c")}</script>'
         for name, text in (("facts", json.dumps(facts)), ("panels", panels))
     )
     return (

@@ -147,4 +147,3 @@ def _every(chunk: bytes, every: int, last: int) -> Iterator[tuple[int, bytes]]:
     while (at := chunk.find(_LINE % step, at)) >= 0:
         yield at, chunk[at : chunk.index(b"\n", at)]
         step += every
-
