@@ -34,15 +34,17 @@ _STEP_S = 0.1  # ten steps a second
 
 
 def line_of(rank: int, step: int, late: float) -> str:
-    """A line of a rank's events; two buckets, before the second of which a late rank is late."""
+    """A line of a rank's events; two buckets, before the second of which a late rank is late, and the others wait."""
+    waited = LATE_S if step % 1000 > 700 and rank != LATE_RANK else 0.0
+    over = max(late, waited)
     start = _BEGAN + _STEP_S * step
     first, second = 0.041 + 0.0004 * ((rank * 7919 + step) % 5), 0.062 + late
     return (
         f'{{"kind":"step","step":{step},"rank":{rank},"time":{{"data":0.0002,"forward":0.021,"backward":{0.04 + late:.6f},'
-        f'"comm_exposed":0.012,"comm_hidden":0.003,"wait":0.0,"optim":0.002,"other":0.001}},"bytes":{{"dp.all_reduce":1871232}},'
+        f'"comm_exposed":{0.004 + waited:.6f},"comm_hidden":0.003,"wait":0.0,"optim":0.002,"other":0.001}},"bytes":{{"dp.all_reduce":1871232}},'
         f'"mem_mib":{900 + rank % 50}.5,"start":{start:.6f},"calls":[["dp","all_reduce",935616,"backward","blocks.2.mlp",'
-        f'{first:.6f},{0.09 + late:.6f},{second:.6f},0],["dp","all_reduce",935616,"backward","stem.tok",{second:.6f},'
-        f'{0.095 + late:.6f},{0.08 + late:.6f},1]]}}\n'
+        f'{first:.6f},{0.064 + over:.6f},{0.062 + late:.6f},0],["dp","all_reduce",935616,"backward","stem.tok",{second:.6f},'
+        f"{0.066 + over:.6f},{0.062 + late:.6f},1]]}}\n"
     )
 
 
@@ -72,7 +74,12 @@ def write_run(folder: Path, ranks: int, steps: int) -> Path:
     (folder / "history.jsonl").write_text(json.dumps(history) + "\n")
     with (folder / "log.jsonl").open("w") as log:
         for at in range(2000):
-            said = {"at": _BEGAN + at, "rank": at % ranks, "kind": "output", "text": f"epoch {at}: nothing unusual"}
+            said = {
+                "at": _BEGAN + at,
+                "rank": at % ranks,
+                "kind": "output",
+                "text": f"epoch {at}: nothing unusual",
+            }
             log.write(json.dumps(said) + "\n")
     for rank in range(ranks):
         place = {"kind": "info", "rank": rank, "host": f"host{rank // 8}", "coords": {"pp": 0, "dp": rank}}
@@ -86,7 +93,19 @@ def write_run(folder: Path, ranks: int, steps: int) -> Path:
 def metric_of(step: int, luck: random.Random) -> str:
     """A line of metrics."""
     loss = 2.0 + 3.0 * 0.999**step + 0.02 * luck.random()
-    return json.dumps({"step": step, "loss": loss, "lr": 1e-3, "grad_norm": 1.0, "tokens": 128000, "tokens_per_s": 1.28e6 + 1e4 * luck.random()}) + "\n"
+    return (
+        json.dumps(
+            {
+                "step": step,
+                "loss": loss,
+                "lr": 1e-3,
+                "grad_norm": 1.0,
+                "tokens": 128000,
+                "tokens_per_s": 1.28e6 + 1e4 * luck.random(),
+            }
+        )
+        + "\n"
+    )
 
 
 @contextmanager
@@ -94,7 +113,9 @@ def served(folder: Path, port: int, home: Path) -> Iterator[tuple[str, psutil.Pr
     """(address, process) of a dash that shows the folder."""
     command = [sys.executable, "-m", "unisono", "dash", str(folder), "--port", str(port)]
     environ = {**os.environ, "XDG_CACHE_HOME": str(home)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
+    ) as server:
         try:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
@@ -192,7 +213,9 @@ def look(address: str, axe: Path | None, shots: Path | None) -> Iterator[dict[st
 
     assert CHROMIUM is not None
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = play.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         context = browser.new_context(viewport={"width": 1600, "height": 1000}, bypass_csp=False)
         page = context.new_page()
         asked: list[str] = []
@@ -230,8 +253,13 @@ def look(address: str, axe: Path | None, shots: Path | None) -> Iterator[dict[st
         said = page.inner_text("#state")
         yield {"while_away": said}
         page.wait_for_selector('#state:not([data-state="away"])', timeout=30_000)
-        page.wait_for_function("before => document.getElementById('marks').innerText !== before", arg=step, timeout=60_000)
-        yield {"back": page.inner_text("#state"), "requests_off_machine": [u for u in asked if not u.startswith((host, "data:"))]}
+        page.wait_for_function(
+            "before => document.getElementById('marks').innerText !== before", arg=step, timeout=60_000
+        )
+        yield {
+            "back": page.inner_text("#state"),
+            "requests_off_machine": [u for u in asked if not u.startswith((host, "data:"))],
+        }
         browser.close()
 
 
@@ -241,11 +269,17 @@ def faults(page: Any, axe: Path, wide: int) -> list[str]:
     page.wait_for_timeout(400)
     page.evaluate(axe.read_text(encoding="utf-8"))
     found = page.evaluate("axe.run().then(result => result.violations)")
-    return [f"{one['impact']}: {one['id']}: {one['nodes'][0]['html'][:120]}" for one in found if one["impact"] in ("serious", "critical")]
+    return [
+        f"{one['impact']}: {one['id']}: {one['nodes'][0]['html'][:120]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "unisono-dash-run"))

@@ -18,12 +18,12 @@ from unisono.spec.runs import CHECKPOINTS, HISTORY, LOG, PROOF
 from unisono_contrib.report.dash.lateness import LatenessMap, Seen, seen_in
 from unisono_contrib.report.dash.tail import LineTail, RankTail, Record
 
-KEPT = 20_000
+KEPT = 12_000
 """Lines of ranks that are kept whole, of all ranks together."""
 _LOGS = 50_000
 _PASS = 64 << 20  # bytes of all ranks that are read before others have their turn
 _PARSED = 1 << 20  # lines of a past that are read one by one; of a longer one every second, fourth ... step
-_SHARE = 0.006  # of a core, that reading may take once the past has been read
+_SHARE = 0.005  # of a core, that reading may take once the past has been read
 _REST = (0.5, 4.0)  # seconds between two looks
 _BEHIND = 4  # steps: ranks so far behind the newest are not waited for any longer
 _FINE = 200_000  # cells that are read anew when somebody looks at them
@@ -174,7 +174,7 @@ class FollowedRun:
         return news
 
     def _take(self, rank: int, records: Sequence[Record]) -> None:
-        most = max(4, min(200, KEPT // max(1, len(self.tails))))
+        most = max(12, min(200, KEPT // max(1, len(self.tails))))
         steps = []
         for record in records:
             if _is_step(record):

@@ -48,6 +48,7 @@ Dash.heat = (panel, source) => {
   body.querySelectorAll("button")[2].setAttribute("aria-label", "Zoom out");
   body.querySelectorAll("button")[3].setAttribute("aria-label", "Zoom in");
 
+  let left = 52;
   const rows = () => view.bottom - view.top + 1, columns = () => view.last - view.first + 1;
   const whole = () => { view = { top: 0, bottom: Math.max(0, facts.ranks - 1), first: Math.min(1, facts.steps), last: facts.steps }; live.setAttribute("aria-pressed", true); fetchTile(0); };
   const fetchTile = wait => {
@@ -55,7 +56,7 @@ Dash.heat = (panel, source) => {
     timer = setTimeout(async () => {
       asked?.abort();
       asked = new AbortController();
-      const wide = Math.max(50, Math.round((canvas.clientWidth || 900) - 52)), tall = Math.max(1, Math.round(canvas.clientHeight - 22));
+      const wide = Math.max(50, Math.round((canvas.clientWidth || 900) - left)), tall = Math.max(1, Math.round(canvas.clientHeight - 22));
       try {
         tile = Dash.tileOf(await source({ ...view, width: Math.min(wide, 1600), height: tall, sort: byCost ? "cost" : "rank" }, asked.signal));
       } catch { return; } // another window was asked for, or the server is away
@@ -79,7 +80,8 @@ Dash.heat = (panel, source) => {
   };
   const draw = () => {
     const { pen, wide, tall } = Dash.pen(canvas);
-    box = { left: 52, top: 0, wide: wide - 52, tall: tall - 22 };
+    left = Math.ceil(pen.measureText(`rank ${Math.max(facts.ranks - 1, 0)}`).width) + 9;
+    box = { left, top: 0, wide: wide - left, tall: tall - 22 };
     pen.fillStyle = Dash.colour("idle");
     pen.fillRect(box.left, box.top, box.wide, box.tall);
     if (!tile || !view) return;
@@ -101,7 +103,8 @@ Dash.heat = (panel, source) => {
     pen.fillStyle = Dash.colour("soft");
     pen.textAlign = "right";
     const every = Math.max(1, Math.ceil(16 / perRow));
-    for (let row = Math.ceil(view.top); row <= view.bottom; row += every)
+    const begin = Math.ceil(view.top) + (perRow < 13 ? Math.ceil((6.5 - perRow / 2) / perRow) : 0);
+    for (let row = begin; row <= view.bottom; row += every)
       if (row >= tile.top && row - tile.top < tile.order.length) pen.fillText(`rank ${tile.order[row - tile.top]}`, box.left - 6, box.top + (row - view.top + .5) * perRow);
     pen.textAlign = "left";
     pen.fillText(`step ${Math.max(0, Math.round(view.first))}`, box.left, tall - 9);

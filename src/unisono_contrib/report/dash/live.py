@@ -5,22 +5,26 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from unisono.report.analyse import analyse
+from unisono.report.analyse import Analysis, analyse
 from unisono.report.charts import HEAT
 from unisono.report.verdict.evidence import Prices
-from unisono.report.verdict.judge import no_price
+from unisono.report.verdict.judge import RunVerdict, no_price
 from unisono.spec.settings import tell
 from unisono_contrib.report.compare import names_of
 from unisono_contrib.report.dash import beside, panels
 from unisono_contrib.report.dash.follow import FollowedRun
 from unisono_contrib.report.dash.panels import Panel
 
-_SHARE = 0.004  # of a core, that working out panels may take
+_SHARE = 0.004  # of a core, that working out panels of one kind may take
 _LEAST = 1.0  # seconds between two times
+_CLOCK = 20.0  # seconds after which panels are worked out though nothing has come: how long ago things were
+
+
+NOTHING = Analysis((), None, RunVerdict("", False, "Nothing has been measured yet."))
 
 
 class LiveRuns:
@@ -36,6 +40,7 @@ class LiveRuns:
         self._prices = [*prices] or [no_price] * len(folders)
         self.whatif: list[Panel | None] = [None] * len(folders)
         self._step_s: dict[int, float] = {}
+        self._facts = [NOTHING] * len(folders)
         self.boot, self.number = secrets.token_hex(4), 0
         self._texts: dict[tuple[int, str], tuple[int, str]] = {}
         self._lock = threading.Lock()
@@ -46,7 +51,8 @@ class LiveRuns:
         """Read what there is of the present, then follow."""
         for run in self.runs:
             run.turn()
-        self._draw()
+        self._draw_verdicts()
+        self._draw_figures()
         self._thread.start()
 
     def stop(self) -> None:
@@ -65,7 +71,7 @@ class LiveRuns:
         return self._step_s.get(run)
 
     def _work(self) -> None:
-        seen, due = [run.version for run in self.runs], 0.0
+        paces = [_Pace(self._draw_figures), _Pace(self._draw_verdicts)]
         while not self._over.is_set():
             busy = False
             for run in self.runs:
@@ -74,34 +80,29 @@ class LiveRuns:
                 except OSError as error:  # a file system that is away for a while
                     tell(f"note  {run.folder}: {error.strerror or error}")
                 busy = busy or not run.is_caught_up
-            now = time.monotonic()
-            if now >= due:
-                versions = [run.version for run in self.runs]
-                begun = time.thread_time()
-                self._draw(versions != seen)
-                seen = versions
-                due = now + max(_LEAST, (time.thread_time() - begun) / _SHARE)
+            for pace in paces:
+                pace.turn(sum(run.version for run in self.runs))
             self._over.wait(0.001 if busy else min(run.rest for run in self.runs))
 
-    def _draw(self, is_new: bool = True) -> None:
-        """Work out all panels; where nothing has come only those that tell the time."""
-        records = []
+    def _draw_figures(self) -> None:
+        """What changes with each step and is quickly worked out."""
         for at, run in enumerate(self.runs):
             record = run.record()
-            records.append(record)
-            facts = analyse(record, self._prices[at])
+            self._put(at, panels.figures(record, self._facts[at], run.latest_at))
+            self._put(at, [_heat(run), _logs(run), _checkpoints(run)])
+
+    def _draw_verdicts(self) -> None:
+        """What looks at the latest steps of all ranks, and at other runs."""
+        records = [run.record() for run in self.runs]
+        for at, record in enumerate(records):
+            self._facts[at] = facts = analyse(record, self._prices[at])
             if facts.shares:
                 self._step_s[at] = fmean(share.wall for share in facts.shares)
-            if is_new:
-                self._put(at, panels.of_run(record, facts, run.latest_at))
-                self._put(at, [_heat(run), _logs(run), _checkpoints(run)])
-                if self.whatif[at] is not None:
-                    self._put(at, [_WHATIF | self.whatif[at]])
-            else:
-                self._put(at, [panels.head(record, facts, run.latest_at)])
-        if len(self.runs) > 1 and is_new:
-            names = [run.name for run in self.runs]
-            self._put(-1, beside.panels(names, records))
+            self._put(at, panels.means(record, facts))
+            if (choices := self.whatif[at]) is not None:
+                self._put(at, [_WHATIF | choices])
+        if len(self.runs) > 1:
+            self._put(-1, beside.panels([run.name for run in self.runs], records))
 
     def _put(self, run: int, drawn: Sequence[Panel]) -> None:
         with self._lock:
@@ -110,6 +111,23 @@ class LiveRuns:
                 if self._texts.get((run, panel["id"]), (0, ""))[1] != text:
                     self.number += 1
                     self._texts[run, panel["id"]] = (self.number, text)
+
+
+class _Pace:
+    """Does a work when something has come, and so seldom that it takes `_SHARE` of a core at most."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._seen, self._due, self._done = work, -1, 0.0, time.monotonic()
+
+    def turn(self, version: int) -> None:
+        """version: another number where something has come."""
+        now = time.monotonic()
+        if now < self._due or (version == self._seen and now < self._done + _CLOCK):
+            return
+        begun = time.thread_time()
+        self._work()
+        self._seen, self._done = version, now
+        self._due = now + max(_LEAST, (time.thread_time() - begun) / _SHARE)
 
 
 _WHATIF: Panel = {"id": "whatif", "kind": "whatif", "title": "What if: the planner's price of other ranks, links and batches",

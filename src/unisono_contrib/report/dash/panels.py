@@ -24,21 +24,18 @@ Panel = dict[str, Any]
 SILENT = 60.0
 """Seconds without a step after which a run counts as silent."""
 _POINTS = 600  # of a curve
+_ROWS = 16  # of the ranks' times: of more ranks groups of neighbours are drawn
 
 
-def of_run(run: RunRecord, facts: Analysis, latest_at: float) -> list[Panel]:
-    """All panels of one run but those that ask the server. latest_at: Unix time of the newest line."""
-    panels = [
-        head(run, facts, latest_at),
-        {"id": "tiles", "kind": "tiles", "title": "", "tiles": _tiles(run, facts)},
-    ]
-    panels += _curves(run)
-    panels += _times(run, facts)
-    panels += _pipeline(facts)
-    panels += _sizes(run)
-    panels += _replicas(run)
-    panels += [_members(run), _faults(run)]
-    return panels
+def figures(run: RunRecord, facts: Analysis, latest_at: float) -> list[Panel]:
+    """What every step changes. facts: as they were last worked out. latest_at: Unix time of the newest line."""
+    tiles = {"id": "tiles", "kind": "tiles", "title": "", "tiles": _tiles(run, facts)}
+    return [head(run, facts, latest_at), tiles, *_curves(run), _members(run), _faults(run)]
+
+
+def means(run: RunRecord, facts: Analysis) -> list[Panel]:
+    """What is a mean over the latest steps of all ranks."""
+    return [*_times(run, facts), *_pipeline(facts), *_sizes(run), *_replicas(run)]
 
 
 def head(run: RunRecord, facts: Analysis, latest_at: float) -> Panel:
@@ -88,7 +85,7 @@ def _curves(run: RunRecord) -> Iterator[Panel]:
 def _times(run: RunRecord, facts: Analysis) -> Iterator[Panel]:
     if not facts.shares:
         return
-    shares = grouped(facts.shares)
+    shares = grouped(facts.shares, _ROWS)
     rows = [[f"{s.name} {s.place}", *(words.seconds(s.parts.get(p, 0.0)) for p in STACKED)] for s in shares]
     heads = ["rank", *(words.PART_NAMES[part] for part in STACKED)]
     latest = max((len(rank.steps) for rank in run.ranks), default=0)
@@ -168,8 +165,8 @@ def lines(name: str, chart: LineChart, half: bool = True) -> Panel:
     """Curves, with a table of some of their points."""
     heads = [chart.axis.name, *(line.name or "value" for line in chart.lines)]
     every = max(1, max(len(line.points) for line in chart.lines) // 12)
-    places = sorted({x for line in chart.lines for x, _ in line.points[::every]})[-24:]
-    known = [dict(line.points) for line in chart.lines]
+    known = [dict(line.points[::every] if len(line.points) > every else line.points) for line in chart.lines]
+    places = sorted({x for points in known for x in points})[-24:]
     rows = [[words.count(x), *(words.number(points.get(x), 5) for points in known)] for x in places]
     return {
         "id": name, "kind": "lines", "title": chart.title, "charts": [line_chart(chart)], "half": half,
