@@ -49,6 +49,7 @@ def of_comparison(comparison: Comparison, facts: Mapping[str, Any]) -> list[Pane
         shown.append(
             {"id": "beside-keys", "kind": "bars", "title": title, "charts": [], "table": keys, "half": True}
         )
+    shown.append(text("beside-again", "Compare them again", [compare_words.command(facts)]))
     return shown
 
 

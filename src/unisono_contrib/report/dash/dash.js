@@ -4,7 +4,7 @@
   const { el } = Dash, byId = id => document.getElementById(id), read = id => JSON.parse(byId(`${id}-data`).textContent);
   const facts = read("facts"), isLive = !facts.alone, drawn = new Map(), known = new Map();
   let chosen = 0, last = `${facts.boot}-${facts.number}`;
-  const ORDER = ["beside-head", "beside-runs", "beside-loss", "beside-bits", "beside", "tiles", "loss", "speed", "heat", "times", "pipeline", "bytes", "memory", "expected", "replicas", "staleness", "members", "checkpoints", "faults", "logs", "whatif"];
+  const ORDER = ["beside-head", "beside-runs", "beside-loss", "beside-bits", "beside-target", "beside-", "tiles", "loss", "speed", "heat", "times", "pipeline", "bytes", "memory", "expected", "replicas", "staleness", "members", "checkpoints", "faults", "logs", "whatif"];
   const rank = id => { const at = ORDER.findIndex(name => id.startsWith(name)); return at < 0 ? ORDER.length : at; };
   const asked = async (path, words, options) => {
     const answer = await fetch(`${path}?${new URLSearchParams(words)}`, options);
@@ -23,6 +23,7 @@
     lines: panel => charts(panel, Dash.curves),
     bars: panel => charts(panel, Dash.rows),
     heat: panel => {
+      if (panel.tile) return Dash.heat(panel, async () => Uint8Array.from(atob(panel.tile), letter => letter.charCodeAt(0)).buffer);
       const source = (view, signal) => asked("/tile", { run: panel.run, ...rounded(view) }, { signal }).then(answer => answer.arrayBuffer());
       source.chain = (at, step) => asked("/chain", { run: panel.run, rank: at, step }).then(answer => answer.json());
       return Dash.heat(panel, source);

@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 
 from unisono.report.analyse import Analysis, analyse
-from unisono.report.charts import HEAT
 from unisono.report.verdict.evidence import Prices
 from unisono.report.verdict.judge import RunVerdict, no_price
 from unisono.spec.settings import tell
 from unisono_contrib.report.compare import names_of
 from unisono_contrib.report.dash import beside, panels
 from unisono_contrib.report.dash.follow import FollowedRun
+from unisono_contrib.report.dash.heat import heat
 from unisono_contrib.report.dash.panels import Panel
 
 _SHARE = 0.004  # of a core, that working out panels of one kind may take
@@ -88,7 +88,12 @@ class LiveRuns:
         """What changes with each step and is quickly worked out."""
         for at, run in enumerate(self.runs):
             record = run.record()
-            self._put(at, panels.figures(record, self._facts[at], run.latest_at))
+            self._put(
+                at,
+                panels.figures(
+                    record, self._facts[at], run.latest_at, run.name if len(self.runs) > 1 else ""
+                ),
+            )
             self._put(at, [_heat(run), _logs(run), _checkpoints(run)])
 
     def _draw_verdicts(self) -> None:
@@ -136,20 +141,7 @@ _WHATIF: Panel = {"id": "whatif", "kind": "whatif", "title": "What if: the plann
 
 def _heat(run: FollowedRun) -> Panel:
     with run.lock:
-        late = run.late
-        note = (
-            "Seconds later than the median rank at the collective at which ranks were furthest apart."
-            if late.by_calls
-            else "Seconds of work beside the median rank's: these lines hold no collectives."
-        )
-        if run.every > 1:
-            note += f" Drawn from one in {run.every} steps; zoom in to read all."
-        if not run.is_caught_up:
-            note += " The past is still being read."
-        return {
-            "id": "heat", "kind": "heat", "title": "How late each rank was in each step", "note": note,
-            "ranks": late.ranks, "steps": late.steps, "version": late.version, "ramp": HEAT, "half": False,
-        }  # fmt: skip
+        return heat(run.late, run.every, run.is_caught_up)
 
 
 def _logs(run: FollowedRun) -> Panel:

@@ -27,9 +27,10 @@ _POINTS = 600  # of a curve
 _ROWS = 16  # of the ranks' times: of more ranks groups of neighbours are drawn
 
 
-def figures(run: RunRecord, facts: Analysis, latest_at: float) -> list[Panel]:
-    """What every step changes. facts: as they were last worked out. latest_at: Unix time of the newest line."""
-    tiles = {"id": "tiles", "kind": "tiles", "title": "", "tiles": _tiles(run, facts)}
+def figures(run: RunRecord, facts: Analysis, latest_at: float, name: str = "") -> list[Panel]:
+    """What every step changes. facts: as they were last worked out. latest_at: Unix time of the newest line. name: of a
+    run among others."""
+    tiles = {"id": "tiles", "kind": "tiles", "title": name and f"Run {name}", "tiles": _tiles(run, facts)}
     return [head(run, facts, latest_at), tiles, *_curves(run), _members(run), _faults(run)]
 
 

@@ -20,7 +20,7 @@ from unisono.spec.settings import Settings
 from unisono_contrib.report.dash.app import DashAccess, Price, app
 from unisono_contrib.report.dash.live import LiveRuns
 
-_NEVER_SHOWN = "0.0.0.0"  # noqa: S104
+_NEVER_SHOWN = "0.0.0.0"
 
 
 @dataclass(frozen=True)
