@@ -1,4 +1,4 @@
-"""The page of `unisono dash` in Chromium with the events of 1,000 ranks and 10,000 steps: what it costs, and whom it asks.
+"""The page of `unisono dash` in Chromium, with the events of 1,000 ranks and 10,000 steps: its costs, and whom it asks.
 
     python benchmarks/dash.py [--ranks 1000] [--steps 10000] [--folder F] [--axe axe.min.js] [--shots FOLDER]
 
@@ -37,14 +37,17 @@ def line_of(rank: int, step: int, late: float) -> str:
     """A line of a rank's events; two buckets, before the second of which a late rank is late, and the others wait."""
     waited = LATE_S if step % 1000 > 700 and rank != LATE_RANK else 0.0
     over = max(late, waited)
-    start = _BEGAN + _STEP_S * step
-    first, second = 0.041 + 0.0004 * ((rank * 7919 + step) % 5), 0.062 + late
+    start = round(_BEGAN + _STEP_S * step, 6)
+    first = 0.041 + 0.0004 * ((rank * 7919 + step) % 5)
+    time = f'"data":0.0002,"forward":0.021,"backward":{0.04 + late:.6f},"comm_exposed":{0.004 + waited:.6f}'
+    calls = (
+        f'["dp","all_reduce",935616,"backward","blocks.2.mlp",{first:.6f},{0.064 + over:.6f},{0.062 + late:.6f},0],'
+        f'["dp","all_reduce",935616,"backward","stem.tok",{0.062 + late:.6f},{0.066 + over:.6f},{0.062 + late:.6f},1]'
+    )
     return (
-        f'{{"kind":"step","step":{step},"rank":{rank},"time":{{"data":0.0002,"forward":0.021,"backward":{0.04 + late:.6f},'
-        f'"comm_exposed":{0.004 + waited:.6f},"comm_hidden":0.003,"wait":0.0,"optim":0.002,"other":0.001}},"bytes":{{"dp.all_reduce":1871232}},'
-        f'"mem_mib":{900 + rank % 50}.5,"start":{start:.6f},"calls":[["dp","all_reduce",935616,"backward","blocks.2.mlp",'
-        f'{first:.6f},{0.064 + over:.6f},{0.062 + late:.6f},0],["dp","all_reduce",935616,"backward","stem.tok",{second:.6f},'
-        f"{0.066 + over:.6f},{0.062 + late:.6f},1]]}}\n"
+        f'{{"kind":"step","step":{step},"rank":{rank},"time":{{{time},"comm_hidden":0.003,"wait":0.0,"optim":0.002,'
+        f'"other":0.001}},"bytes":{{"dp.all_reduce":1871232}},"mem_mib":{900 + rank % 50}.5,"start":{start},'
+        f'"calls":[{calls}]}}\n'
     )
 
 
@@ -64,7 +67,8 @@ def write_run(folder: Path, ranks: int, steps: int) -> Path:
     (folder / "events").mkdir(parents=True)
     (folder / "config.resolved.toml").write_text(
         f'name = "large"\nseed = 0\nplan = "dp={ranks}"\n[model]\nkind = "gpt"\nn_layer = 4\nn_head = 4\nd_model = 96\n'
-        f'context = 128\n[data]\nsource = "stdlib"\n[train]\nsteps = {2 * steps}\nglobal_batch = {ranks}\nmicro_batch = 1\n'
+        f'context = 128\n[data]\nsource = "stdlib"\n[train]\nsteps = {2 * steps}\nglobal_batch = {ranks}\n'
+        "micro_batch = 1\n"
     )
     luck = random.Random(0)
     with (folder / "metrics.jsonl").open("w") as metrics:
@@ -185,13 +189,15 @@ _FRAMES = """async ([selector, drag]) => {
   const until = performance.now() + 3000;
   let y = 0;
   while (performance.now() < until) {
-    if (drag) target.dispatchEvent(new WheelEvent("wheel", { deltaY: (y++ % 40) < 20 ? 40 : -40, shiftKey: true, bubbles: true, cancelable: true }));
+    const more = { shiftKey: true, bubbles: true, cancelable: true };
+    if (drag) target.dispatchEvent(new WheelEvent("wheel", { deltaY: (y++ % 40) < 20 ? 40 : -40, ...more }));
     else { scrollBy(0, (y++ % 120) < 60 ? 30 : -30); }
     await new Promise(requestAnimationFrame);
   }
   on = false;
   const gaps = frames.slice(1).map((at, i) => at - frames[i]).sort((a, b) => a - b);
-  return { fps: 1000 * (frames.length - 1) / (frames.at(-1) - frames[0]), slowest_ms: gaps.at(-1), p99_ms: gaps[Math.floor(gaps.length * .99)] };
+  const fps = 1000 * (frames.length - 1) / (frames.at(-1) - frames[0]);
+  return { fps, slowest_ms: gaps.at(-1), p99_ms: gaps[Math.floor(gaps.length * .99)] };
 }"""
 
 

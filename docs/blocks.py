@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from unisono.cli import LATER
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.config.fields import SECTIONS, keys
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
@@ -67,7 +66,7 @@ PROMISED: tuple[tuple[str, Finder[Any], tuple[str, ...]], ...] = (
         ("adascale", "kfac", "lamb", "lans", "lars", "muon", "shampoo", "soap"),
     ),
     ("`data.source`", SOURCES, ("mds", "s3", "tar")),
-    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sweep")),
+    ("commands", VERBS, ("ask", "compare", "dash", "evaluate", "runs", "scale", "sweep")),
 )
 # Plans that a reader might expect to work: what they ask for, and the plan. Each is refused with exit code 2.
 REFUSED = {

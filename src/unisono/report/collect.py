@@ -104,7 +104,7 @@ def collect(folder: str | Path) -> RunRecord:
     missing: list[str] = []
     steps, ranks = _metrics(root, missing), _ranks(root, missing)
     around = collect_around(root)
-    return replace(around, steps=tuple(steps), ranks=tuple(ranks), missing=tuple([*missing, *around.missing]))
+    return replace(around, steps=tuple(steps), ranks=tuple(ranks), missing=(*missing, *around.missing))
 
 
 def collect_around(folder: str | Path) -> RunRecord:

@@ -72,7 +72,8 @@ def answer(
         "step_s": step, "step_now_s": before, "times": times, "mem_mib": then.verdict.memory.total / predict.MIB,
         "headline": f"{seconds(step)} a step, {more}",
         "lines": [
-            f"{count(rate)} samples/s on {wanted.ranks} ranks; exposed communication {seconds(comm)} ({percent(comm / step)} of a step).",
+            f"{count(rate)} samples/s on {wanted.ranks} ranks;"
+            f" exposed communication {seconds(comm)}, {percent(comm / step)} of a step.",
             f"Memory of the fullest rank {nbytes(then.verdict.memory.total)}; plan {then.request.plan}.",
         ],
         "note": _trust(where, off, measured),
@@ -84,8 +85,8 @@ def _trust(where: Cluster, off: float, measured: float | None) -> str:
         return f"Prices are those of the cluster {where.name}; this run has no measured step yet."
     how = f"{percent(abs(off - 1))} {'above' if off > 1 else 'below'} the planner's price"
     return (
-        f"This run's step was measured {how} on the cluster {where.name}; every answer here is corrected by that factor,"
-        f" and no better than to {percent(min(1.0, abs(off - 1)))} where other things limit it."
+        f"This run's step was measured {how} on the cluster {where.name}. Answers are corrected by that factor;"
+        f" where something else limits, they may be wrong by as much."
     )
 
 

@@ -1,4 +1,4 @@
-"""Why a rank was late in a step: from the call at which the others waited for it back to what took it longer than them."""
+"""Why a rank was late in a step: from the call at which the others waited back to what took it longer than them."""
 
 import statistics
 from collections.abc import Mapping
@@ -85,10 +85,11 @@ def _longer(rank: int, lines: Mapping[int, Record], late: float | None) -> list[
 
 
 def _beyond(rank: int, lines: Mapping[int, Record], key: str, is_part: bool) -> float:
-    values = {r: (line.get("time") or {}).get(key) if is_part else line.get(key) for r, line in lines.items()}
-    others = [value for r, value in values.items() if r != rank and is_number(value)]
-    mine = values.get(rank)
-    return float(mine) - statistics.median(others) if is_number(mine) and others else 0.0
+    values: dict[int, Any] = {
+        r: (line.get("time") or {}).get(key) if is_part else line.get(key) for r, line in lines.items()
+    }
+    mine, others = values.get(rank), [value for r, value in values.items() if r != rank and is_number(value)]
+    return float(mine) - statistics.median(others) if mine is not None and is_number(mine) and others else 0.0
 
 
 def _modules(rank: int, seen: Mapping[int, RankStep]) -> list[dict[str, Any]]:

@@ -88,12 +88,8 @@ class LiveRuns:
         """What changes with each step and is quickly worked out."""
         for at, run in enumerate(self.runs):
             record = run.record()
-            self._put(
-                at,
-                panels.figures(
-                    record, self._facts[at], run.latest_at, run.name if len(self.runs) > 1 else ""
-                ),
-            )
+            name = run.name if len(self.runs) > 1 else ""
+            self._put(at, panels.figures(record, self._facts[at], run.latest_at, name))
             self._put(at, [_heat(run), _logs(run), _checkpoints(run)])
 
     def _draw_verdicts(self) -> None:
@@ -135,8 +131,12 @@ class _Pace:
         self._due = now + max(_LEAST, (time.thread_time() - begun) / _SHARE)
 
 
-_WHATIF: Panel = {"id": "whatif", "kind": "whatif", "title": "What if: the planner's price of other ranks, links and batches",
-                  "half": False}  # fmt: skip
+_WHATIF: Panel = {
+    "id": "whatif",
+    "kind": "whatif",
+    "title": "What if: the planner's price of other ranks, links and batches",
+    "half": False,
+}
 
 
 def _heat(run: FollowedRun) -> Panel:
@@ -160,7 +160,8 @@ def _checkpoints(run: FollowedRun) -> Panel:
     table = {"heads": ["step", "saved at", "size"], "rows": rows, "numeric": 1, "open": True}
     note = "" if rows else "None yet."
     return {
-        "id": "checkpoints", "kind": "bars", "title": "Checkpoints", "charts": [], "table": table, "note": note, "half": True,
+        "id": "checkpoints", "kind": "bars", "title": "Checkpoints", "charts": [], "table": table, "note": note,
+        "half": True,
     }  # fmt: skip
 
 

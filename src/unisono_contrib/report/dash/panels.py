@@ -1,6 +1,6 @@
-"""What a page shows of a run, panel by panel, as plain values: the charts are those of the report; a browser draws them.
+"""What a page shows of a run, panel by panel, as plain values: the charts are the report's, and a browser draws them.
 
-A panel is an object: `id`, `title`, `kind` (what draws it), `half` (beside another where there is room), and more by kind.
+A panel is an object: `id`, `title`, `kind` (what draws it), `half` (beside another in a wide window), and more by kind.
 """
 
 import math
@@ -211,8 +211,8 @@ def bar_chart(chart: BarChart) -> Panel:
     return {
         "title": chart.title, "rows": [[row.name, row.small, row.value] for row in chart.rows],
         "bars": [
-            [bar.row, float(f"{bar.start:.6g}"), float(f"{bar.stop:.6g}"), bar.colour, bar.label, bar.hover, int(bar.thin)]
-            for bar in chart.bars
+            [b.row, float(f"{b.start:.6g}"), float(f"{b.stop:.6g}"), b.colour, b.label, b.hover, int(b.thin)]
+            for b in chart.bars
         ],
         "begin": chart.begin, "end": chart.end, "ticks": chart.ticks, "legend": dict(chart.legend),
         "tall": chart.tall, "row_height": chart.row_height,

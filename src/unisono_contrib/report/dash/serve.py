@@ -25,8 +25,9 @@ _NEVER_SHOWN = "0.0.0.0"
 
 @dataclass(frozen=True)
 class ListenPlace:
-    """Where to listen. port: None for that of the last time, if it is free. environ: says where the cache lies, in which
-    address and token of the last time are kept, so that an open page finds a server that was started anew."""
+    """Where to listen. port: None for that of the last time, if it is free. guarded: whether a token is asked for.
+    environ: says where the cache lies, in which port and token of the last time are kept, so that an open page finds a
+    server that was started anew."""
 
     host: str
     port: int | None

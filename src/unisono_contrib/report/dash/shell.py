@@ -7,7 +7,10 @@ from typing import Any
 
 from unisono.report.picture import PALETTE
 
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; img-src 'self' data:"
+POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none';"
+    " img-src 'self' data:"
+)
 """What a browser lets the served page do: ask this server, and nobody else."""
 _ALONE = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 STYLES, SCRIPTS = ("dash.css",), ("draw.js", "heat.js", "forms.js", "dash.js")

@@ -88,7 +88,7 @@ class RankTail:
             self.index.clear()
         if not chunk:
             return []
-        picked = list(_every(chunk, every, self.last)) if every > 1 else list(_all(chunk))
+        picked = list(_every(chunk, every)) if every > 1 else list(_all(chunk))
         records = []
         for at, line in picked:
             record = parsed(line)
@@ -133,12 +133,12 @@ def _all(chunk: bytes) -> Iterator[tuple[int, bytes]]:
         at += len(line)
 
 
-def _every(chunk: bytes, every: int, last: int) -> Iterator[tuple[int, bytes]]:
+def _every(chunk: bytes, every: int) -> Iterator[tuple[int, bytes]]:
     """(place, line) of every so many steps, and of lines that say who a rank is; the others are not looked at."""
     at = chunk.find(b'{"kind":"info"')
     while at >= 0:  # a start: steps may be counted from an earlier one again
         yield at, chunk[at : chunk.index(b"\n", at)]
-        last, at = 0, chunk.find(b'{"kind":"info"', at + 1)
+        at = chunk.find(b'{"kind":"info"', at + 1)
     first = chunk.find(b'"step":')
     number = chunk[first + 7 : chunk.find(b",", first)] if first >= 0 else b""
     if not number.isdigit():
