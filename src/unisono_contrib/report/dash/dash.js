@@ -99,7 +99,7 @@
     setText("folder", [panel.title, panel.plan, panel.folder].filter(Boolean).join(" · "));
     setText("verdict", panel.sentence);
     setText("said", panel.said);
-    document.title = `${panel.title}: step ${panel.step} · unisono dash`;
+    if (isLive) document.title = `${panel.title}: step ${panel.step} · unisono dash`;
     if (byId("state").dataset.state !== "away") state(isLive ? panel.state : "ended");
     const proof = panel.proof, level = { same: "good", bounds: "good", wrong: "bad" }[proof.level] || "plain";
     const marks = [];

@@ -158,11 +158,15 @@ class FollowedRun:
         tails = list(self.tails.values())
         most, news, behind = max(1 << 14, min(4 << 20, _PASS // max(1, len(tails)))), 0, list[int]()
         for count, tail in enumerate(tails):
-            offset = tail.lines.offset
+            offset, restarts = tail.lines.offset, tail.lines.restarts
             records = tail.read(self.every, most)
             if records:
                 with self.lock:
                     self._take(tail.rank, records)
+            if tail.lines.restarts != restarts:  # the run goes on from an earlier step
+                with self.lock:
+                    self.late.forget_after(tail.last)
+                offset = 0
             news += len(records)
             if tail.lines.offset - offset > most // 2:  # there is more
                 behind.append(tail.last)

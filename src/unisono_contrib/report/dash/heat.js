@@ -45,6 +45,7 @@ Dash.heat = (panel, source) => {
   canvas.setAttribute("aria-label", "Heat map of lateness, ranks by steps. Arrow keys move, plus and minus zoom, Enter explains a cell, Home shows all.");
   body.append(el("div.tools", sort, live, button("−", () => zoom(2), undefined), button("+", () => zoom(.5)),
     button("All", () => { follows = true; whole(); }), el("span.keys", "in time", ramp, scale)), canvas, readout, chain);
+  live.hidden = !source.chain; // a file has no newest
   body.querySelectorAll("button")[2].setAttribute("aria-label", "Zoom out");
   body.querySelectorAll("button")[3].setAttribute("aria-label", "Zoom in");
 

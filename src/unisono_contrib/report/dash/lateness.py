@@ -66,7 +66,8 @@ class LatenessMap:
         return [first + int(at) for at in np.flatnonzero(np.isnan(part).all(axis=0))] if part.size else []
 
     def forget_after(self, step: int) -> None:
-        """Steps that are made again."""
+        """Steps that are made again are not known any more."""
+        self.steps = min(self.steps, step)
         self._levels[0][:, step + 1 :] = np.nan
         self._raise(range(step + 1, self._levels[0].shape[1]))
 

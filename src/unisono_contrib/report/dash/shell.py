@@ -51,7 +51,8 @@ def alone(title: str, facts: dict[str, Any], panels: str) -> str:
 
 
 def _page(title: str, head: str, facts: dict[str, Any], panels: str, scripts: str = "") -> str:
-    body = _text("dash.html").replace("{title}", escape(title))
+    verb = "compare" if facts.get("alone") else "dash"
+    body = _text("dash.html").replace("{title}", escape(title)).replace("{verb}", verb)
     data = "".join(
         f'<script type="application/json" id="{name}-data">{text.replace("<", chr(92) + "u003c")}</script>'
         for name, text in (("facts", json.dumps(facts)), ("panels", panels))
@@ -59,7 +60,7 @@ def _page(title: str, head: str, facts: dict[str, Any], panels: str, scripts: st
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{escape(title)}: unisono dash</title><link rel="icon" href="data:,">{head}</head>'
+        f'<title>{escape(title)}: unisono {verb}</title><link rel="icon" href="data:,">{head}</head>'
         f"<body>{body}{data}{scripts}</body></html>\n"
     )
 
