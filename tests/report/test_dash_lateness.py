@@ -96,7 +96,7 @@ def test_the_chain_goes_from_the_call_to_the_part_to_the_module() -> None:
     facts = chain.chain(2, 5, lines, places)
     kinds = [link["kind"] for link in facts["links"]]
     assert kinds == ["call", "part", "module"]
-    assert "of stem, in backward: 3 ranks waited 200 ms" in facts["links"][0]["said"]
+    assert "of stem, in backward: 3 ranks waited 200 ms at most" in facts["links"][0]["said"]
     assert (
         "backward: 200 ms longer" in facts["links"][1]["said"] and "blocks.1.mlp" in facts["links"][2]["said"]
     )
@@ -107,5 +107,5 @@ def test_the_chain_goes_from_the_call_to_the_part_to_the_module() -> None:
 def test_a_rank_in_time_has_nobody_to_blame() -> None:
     lines = {rank: row(rank, 5) for rank in range(4)}
     facts = chain.chain(1, 5, lines, {})
-    assert [link["kind"] for link in facts["links"]] in (["call"], [])
+    assert [link["kind"] for link in facts["links"]] == ["call"]
     assert chain.chain(9, 5, lines, {})["said"] == "Nothing was written of it."

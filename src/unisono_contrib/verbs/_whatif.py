@@ -62,7 +62,7 @@ def answer(
     step, before = then.price.step * off, today.price.step * off
     rate, rate_before = wanted.batch / step, _batch(run) / before
     times = rate / rate_before
-    comm = sum(one.exposed for one in then.price.comm.values()) * off
+    comm = sum(spent.exposed for spent in then.price.comm.values()) * off
     more = {
         "same": "as many samples a second as now",
         "more": f"{times:.3g} times the samples a second of now",

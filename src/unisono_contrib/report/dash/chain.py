@@ -10,6 +10,7 @@ from unisono.report.collect import Record
 from unisono.spec import words
 from unisono.spec.words import is_number, seconds
 
+_IN_TIME = 1e-3  # seconds that nobody has to explain
 _LEAST = 0.05  # of the lateness, what is worth a line
 _BESIDE = {
     "queue_s": "ready without a core", "gc_s": "collecting garbage", "save_s": "saving before it",
@@ -24,7 +25,11 @@ def chain(
 ) -> dict[str, Any]:
     """The causes of one rank's lateness as `links` ({said, seconds, share}), nearest first, and the `ranks` of that
     call (rank, seconds later than the first one, seconds waited). lines: of all ranks, of that step."""
-    seen = {r: one for r, line in lines.items() if (one := rank_step(r, line)) is not None and one.calls}
+    seen = {
+        r: step_of
+        for r, line in lines.items()
+        if (step_of := rank_step(r, line)) is not None and step_of.calls
+    }
     mine = lines.get(rank)
     if mine is None:
         return {
@@ -39,8 +44,10 @@ def chain(
     call = _apart(met, rank)
     late = met.lateness.get(rank) if seen else None
     links = [_met(rank, late or 0.0, call)] if call is not None and late is not None else []
-    links += _longer(rank, lines, late)
-    links += _modules(rank, seen)
+    if late is None or late > _IN_TIME:  # beside those who met it: other stages have other work
+        peers = {r: lines[r] for r in call.arrived} if call is not None else lines
+        links += _longer(rank, peers, late)
+        links += _modules(rank, {r: seen[r] for r in peers if r in seen})
     used = {axis for place in places.values() for axis, at in place.items() if at}
     place = " ".join(f"{axis}={at}" for axis, at in places.get(rank, {}).items() if axis in used)
     return {
@@ -59,9 +66,8 @@ def _met(rank: int, late: float, call: CallMeeting) -> dict[str, Any]:
     what = words.traffic(call.axis, call.op) + (f" of {call.module}" if call.module else "")
     others = [waited for other, waited in call.waiting.items() if other != rank]
     if call.last == rank and others:
-        said = (
-            f"came last to {what}, in {call.phase}: {len(others)} ranks waited {seconds(max(others))} at most"
-        )
+        who = f"{len(others)} ranks" if len(others) > 1 else "the other rank"
+        said = f"came last to {what}, in {call.phase}: {who} waited {seconds(max(others))} at most"
     else:
         said = f"came to {what}, in {call.phase}, {seconds(call.waiting[rank])} before rank {call.last}, the last"
     return {"said": said, "seconds": late, "kind": "call"}
@@ -70,8 +76,8 @@ def _met(rank: int, late: float, call: CallMeeting) -> dict[str, Any]:
 def _longer(rank: int, lines: Mapping[int, Record], late: float | None) -> list[dict[str, Any]]:
     """Parts of the step, and what its line says beside them, that took longer than on the median of the others."""
     names = {part: words.PART_NAMES[part] for part in PARTS if part not in _IDLE}
-    found = [(name, _beyond(rank, lines, key, True), "part") for key, name in names.items()]
-    found += [(name, _beyond(rank, lines, key, False), "beside") for key, name in _BESIDE.items()]
+    rows = [(name, _beyond(rank, lines, key, True), "part") for key, name in names.items()]
+    rows += [(name, _beyond(rank, lines, key, False), "beside") for key, name in _BESIDE.items()]
     least = _LEAST * max(abs(late or 0.0), 1e-3)
     return [
         {
@@ -79,7 +85,7 @@ def _longer(rank: int, lines: Mapping[int, Record], late: float | None) -> list[
             "seconds": more,
             "kind": kind,
         }
-        for name, more, kind in sorted(found, key=lambda row: -row[1])
+        for name, more, kind in sorted(rows, key=lambda row: -row[1])
         if more > least
     ][:4]
 
@@ -95,19 +101,21 @@ def _beyond(rank: int, lines: Mapping[int, Record], key: str, is_part: bool) -> 
 def _modules(rank: int, seen: Mapping[int, RankStep]) -> list[dict[str, Any]]:
     """The modules that took this rank longest beside the others that timed theirs in this step."""
     mine = seen[rank].modules if rank in seen else {}
-    found = []
+    rows = []
     for name, pair in mine.items():
-        others = [sum(one.modules[name]) for r, one in seen.items() if r != rank and name in one.modules]
+        others = [
+            sum(other.modules[name]) for r, other in seen.items() if r != rank and name in other.modules
+        ]
         more = sum(pair) - statistics.median(others) if others else 0.0
         if more > 1e-3:
-            found.append(
+            rows.append(
                 {
                     "said": f"module {name}: {seconds(more)} longer than elsewhere",
                     "seconds": more,
                     "kind": "module",
                 }
             )
-    return sorted(found, key=lambda link: -link["seconds"])[:3]
+    return sorted(rows, key=lambda link: -link["seconds"])[:3]
 
 
 def _ranks(call: CallMeeting) -> list[list[Any]]:

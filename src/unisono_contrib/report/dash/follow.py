@@ -160,15 +160,15 @@ class FollowedRun:
         for count, tail in enumerate(tails):
             offset, restarts = tail.lines.offset, tail.lines.restarts
             records = tail.read(self.every, most)
+            there_is_more = tail.lines.offset - offset > most // 2
             if records:
                 with self.lock:
-                    self._take(tail.rank, records)
+                    self._take(tail.rank, records, is_past=there_is_more)
             if tail.lines.restarts != restarts:  # the run goes on from an earlier step
                 with self.lock:
                     self.late.forget_after(tail.last)
-                offset = 0
             news += len(records)
-            if tail.lines.offset - offset > most // 2:  # there is more
+            if there_is_more:
                 behind.append(tail.last)
             if not self.is_caught_up and count % 16 == 15:
                 time.sleep(0.0005)  # others have the lock for once
@@ -177,24 +177,29 @@ class FollowedRun:
         self.is_caught_up = not behind
         return news
 
-    def _take(self, rank: int, records: Sequence[Record]) -> None:
-        most = max(12, min(200, KEPT // max(1, len(self.tails))))
-        steps = []
-        for record in records:
-            if _is_step(record):
-                steps.append(record)
-            elif record.get("kind") == "info":  # a start: what was measured before is of another plan
+    def _take(self, rank: int, records: Sequence[Record], is_past: bool = False) -> None:
+        """is_past: newer lines of the rank are in the file, and may have been read ahead."""
+        steps = [record for record in records if _is_step(record)]
+        for at, record in enumerate(records):
+            if record.get("kind") == "info" and not (is_past and rank in self._places):
                 self._places[rank] = record
                 self.late.places[rank] = rank_facts(rank, record, ()).coords
-                self._recent.pop(rank, None)
-        recent = self._recent.setdefault(rank, {})
+                if not is_past:  # a start: what was measured before is of another plan
+                    self._recent.pop(rank, None)
+                    steps = [later for later in records[at:] if _is_step(later)]
+        if not is_past:
+            self._keep(self._recent.setdefault(rank, {}), steps)
+        self.late.put(rank, [record for record in records if _is_step(record)])
+
+    def _keep(self, recent: dict[int, Record], steps: Sequence[Record]) -> None:
+        """Put the latest steps with those that are kept; of a step that is made again, what came after it goes."""
+        most = max(12, min(200, KEPT // max(1, len(self.tails))))
         for record in steps[-most:]:
-            for gone in [at for at in recent if at >= record["step"]] if recent else ():
+            for gone in [at for at in recent if at >= record["step"]]:
                 del recent[gone]
             recent[record["step"]] = record
         while len(recent) > most:
             del recent[min(recent)]
-        self.late.put(rank, steps)
 
     def _pace(self, cpu: float) -> None:
         """Look less often, and then at fewer steps, where looking takes more than its share of a core."""

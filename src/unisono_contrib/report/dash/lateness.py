@@ -147,7 +147,7 @@ def lateness(
     step: int, seen: Mapping[int, Seen], places: Mapping[int, Mapping[str, int]]
 ) -> Mapping[int, float]:
     """Seconds by which each rank came later than the median one. seen: of each rank what `seen_in` says."""
-    met = {rank: one for rank, one in seen.items() if isinstance(one, RankStep)}
+    met = {rank: value for rank, value in seen.items() if isinstance(value, RankStep)}
     if met:
         return StepCalls(step, met, places).lateness
     middle = statistics.median(value for value in seen.values() if not isinstance(value, RankStep))

@@ -67,7 +67,7 @@ def run(live: LiveRuns, place: ListenPlace, price: Price | None, settings: Setti
             server.run(sockets=[listener])
     finally:
         live.stop()
-    return {"address": address, "runs": [str(one.folder) for one in live.runs]}
+    return {"address": address, "runs": [str(shown.folder) for shown in live.runs]}
 
 
 class _Server(uvicorn.Server):
