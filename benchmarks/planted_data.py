@@ -10,6 +10,12 @@ from unisono.train.data.sources.stdlib import PythonLibrary
 SLEEP = float(os.environ.get("PLANTED_SLEEP", "0.15"))
 
 
+def dawdle(event: Any) -> None:
+    """A callback that takes as long as the samples do."""
+    if event.kind == "step":
+        time.sleep(SLEEP)
+
+
 class _Sleepy:
     """Samples that take a while to come; seldom: one batch in 12, for as much longer."""
 

@@ -215,7 +215,12 @@ def not_yet() -> str:
             if missing := [name for name in dict.fromkeys(names) if name not in family.names()]:
                 yield where, " ".join(f"`{name}`" for name in missing)
 
-    return table(("where", "refused today"), rows())
+    missing = [*rows()]
+    return (
+        table(("where", "refused today"), iter(missing))
+        if missing
+        else "None: every name of the contract is here."
+    )
 
 
 def refused() -> str:

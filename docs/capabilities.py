@@ -1019,13 +1019,6 @@ PROFILING = (
     ),
     prints(
         _G,
-        "Bottleneck verdict in words",
-        f"{TRAIN} 6 --plan dp=2 --out.report",
-        "`Limited by ...`",
-        r"Limited by",
-    ),
-    prints(
-        _G,
         "Advice on accumulation and communication frequency",
         f'{SIMULATE.replace(" --json", "")} --plan "dp=64" --batches',
         "which batch and accumulation suit the hardware",
@@ -1037,6 +1030,35 @@ PROFILING = (
         "unisono doctor --json; true",
         "cores, memory, disk, load",
         lambda ran: ran.objects,
+    ),
+    reads(
+        _G,
+        "Straggler named, with rank and cost",
+        f'{TRAIN} 24 --plan dp=2 --chaos "slow:who=1:step=1:times=4:seconds=100000" && unisono ask runs/proof --json',
+        "`straggler`, rank 1, sure",
+        lambda ran: (
+            (ran.objects[-1]["cause"], ran.objects[-1]["rank"], ran.objects[-1]["sure"])
+            == ("straggler", 1, True)
+        ),
+    ),
+    reads(
+        _G,
+        "Bottleneck verdict in words, with the change and its gain",
+        f'{TRAIN} 24 --plan dp=2 --train.save_every 1 && unisono ask runs/proof "since step 10" --json',
+        "`checkpoints`, and a larger `--train.save_every`",
+        lambda ran: (
+            ran.objects[-1]["cause"] == "checkpoints" and "--train.save_every" in ran.objects[-1]["change"]
+        ),
+    ),
+    reads(
+        _G,
+        "Strong and weak scaling, with advice",
+        "unisono scale examples/proof.toml --ranks 1,2 --steps 12 --json",
+        "speed-up and efficiency of four runs, and a verdict of each",
+        lambda ran: (
+            [point["ranks"] for point in ran.objects[-1]["points"]] == [1, 2, 1, 2]
+            and all(point["verdict"] and point["efficiency"] for point in ran.objects[-1]["points"])
+        ),
     ),
 )
 _G = "18 Cluster managers"

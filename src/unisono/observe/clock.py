@@ -16,6 +16,7 @@ FIRST_S, LAST_S = 0.25, 8.0
 """Seconds between two bursts: at first, doubled each time, and at last."""
 KEPT = 64
 _ASIDE_NS = 5_000  # how far apart two equally quick answers may be
+_JUMP_NS = 5_000_000  # further from the line than any oscillator drifts between two bursts
 _DRIFTS_NS = 2_000_000_000  # of bursts, from first to last, before they say how fast a clock drifts
 
 
@@ -44,9 +45,18 @@ class ClockFit:
     def __bool__(self) -> bool:
         return bool(self._samples)
 
-    def add(self, sample: OffsetSample) -> None:
-        """One more answer, later than those before."""
+    def add(self, sample: OffsetSample) -> bool:
+        """One more answer, later than those before. Returns whether the clock has jumped since, or its host slept: then
+        what was measured before counts no more."""
+        off = abs(sample.offset_ns - self.offset_ns(sample.at_ns))
+        jumped = bool(self._samples) and off > sample.round_ns / 2 + self.error_ns + _JUMP_NS
+        if jumped:
+            self._samples.clear()
         self._samples.append(sample)
+        self._fit(sample)
+        return jumped
+
+    def _fit(self, sample: OffsetSample) -> None:
         quickest = min(s.round_ns for s in self._samples)
         weights = [1.0 / ((s.round_ns - quickest) / 2 + _ASIDE_NS) ** 2 for s in self._samples]
         total = sum(weights)
@@ -104,7 +114,8 @@ class HostClock:
             samples = [self._sample(self.reference) for _ in range(BURST)]
         except (OSError, RuntimeError, ValueError):
             return
-        self.fit.add(min(samples, key=lambda sample: sample.round_ns))
+        if self.fit.add(min(samples, key=lambda sample: sample.round_ns)):
+            self._pause_s = FIRST_S
 
     def _sample(self, reference: Callable[[], int]) -> OffsetSample:
         asked = self.here_ns(self._clock())

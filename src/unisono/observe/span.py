@@ -43,8 +43,8 @@ class Lap(NamedTuple):
     """What happened since the lap before: seconds per part, bytes sent per (axis, op), and per `Payload`.
 
     start_ns: when that lap ended, on the recorder's clock. start_s: the same in Unix time, on the clock of all hosts,
-    and clock: what was taken out of this host's for that. calls: that ended. modules: of those that were timed, by name,
-    seconds of their own in forward and in backward. host: what `observe.host_time` says, and of kernels.
+    and clock: what was taken out of this host's for that. calls: that ended. modules: of those that were timed, by
+    name, seconds of their own in forward and in backward. host: what `observe.host_time` and `train.watch.kernels` say.
     """
 
     seconds: dict[str, float]
@@ -91,7 +91,7 @@ class Recorder:
     `step`, when set, is added to the tags of every span that is kept. `codec` is the name of the codec whose exchange
     is being issued, "" outside of one. `epoch_ns` (Unix time at clock zero) lets recorders of several processes be laid
     on one time axis, and `host_clock` those of several hosts. `calls` are the collectives. `blocked_ns` is all time so
-    far in which this rank waited for others.
+    far in which this rank waited for others. `modules` are for the lap under way, see there.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -112,6 +112,7 @@ class Recorder:
         self._lap_start_ns = clock()
         self.calls = CallLog(clock)
         self.blocked_ns = 0
+        self.modules: Mapping[str, tuple[float, float]] = {}
 
     def span(self, kind: str, **tags: Any) -> OpenSpan:
         """Context manager: the time inside belongs to `kind`, less what nested spans take."""
@@ -162,7 +163,9 @@ class Recorder:
         start_ns, self._lap_start_ns = self._lap_start_ns, self._clock()
         host = self.host_clock
         start_s = round(host.shared_ns(start_ns) * 1e-9, 6)
-        return Lap(seconds, _by_operation(ledger), ledger, start_ns, start_s, host.says(), self.calls.take())
+        modules, self.modules = self.modules, {}
+        calls = self.calls.take()
+        return Lap(seconds, _by_operation(ledger), ledger, start_ns, start_s, host.says(), calls, modules)
 
     def take(self) -> list[Span]:
         """The spans kept since the last call; they are forgotten here, the totals stay."""

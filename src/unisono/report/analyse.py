@@ -8,8 +8,10 @@ from typing import TypeVar
 from unisono.observe.span import PARTS
 from unisono.report.collect import Record, RunRecord
 from unisono.report.pipelines import Pipeline, pipeline_of
-from unisono.report.verdict.evidence import BUSY, STACKED, Prices, gather, steady
+from unisono.report.verdict.evidence import BUSY, STACKED, Prices, steady
+from unisono.report.verdict.gather import gather
 from unisono.report.verdict.judge import RunVerdict, judge, no_price
+from unisono.report.verdict.waterfall import UsedPeak, waterfall
 
 T = TypeVar("T")
 
@@ -40,11 +42,14 @@ class Analysis:
     shares: Sequence[TimeShares]
     pipeline: Pipeline | None
     verdict: RunVerdict
+    used: Sequence[UsedPeak] = ()
 
 
 def analyse(run: RunRecord, price: Prices = no_price) -> Analysis:
     """What a run's record says. price: of changes, by the planner."""
-    return Analysis(shares(run), pipeline_of(run), judge(gather(run), price))
+    evidence = gather(run)
+    losses = waterfall(evidence, price, run.prediction)
+    return Analysis(shares(run), pipeline_of(run), judge(evidence, price), losses)
 
 
 def shares(run: RunRecord) -> list[TimeShares]:

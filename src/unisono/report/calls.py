@@ -24,6 +24,7 @@ _OVER: Mapping[str, tuple[str, ...]] = {
     "ep": ("shard", "cp", "tp"), "holders": ("shard", "cp", "tp"),
 }  # fmt: skip
 """Axes over which the ranks of a group differ, where its name is not that of one, or of several joined by `+`."""
+_AT_ONCE = 50e-6  # seconds: what is over sooner was over before it was waited for
 ALONE = frozenset({"recv", "send"})
 """Operations of two ranks, of which each knows its own end."""
 
@@ -79,7 +80,8 @@ class RankStep:
 @dataclass(frozen=True)
 class CallMeeting:
     """One call on all ranks that have a row of it. arrived: by rank, seconds since the step began on the first rank.
-    done: the same, of the first rank that saw it over."""
+    done: the same, of the first rank that saw it over. is_timed: whether that rank did nothing but wait then; else the
+    call was over sooner, beside other work."""
 
     step: int
     axis: str
@@ -90,6 +92,7 @@ class CallMeeting:
     arrived: Mapping[int, float]
     done: float
     exposed: Mapping[int, float]
+    is_timed: bool = True
 
     @cached_property
     def last(self) -> int:
@@ -141,11 +144,13 @@ class StepCalls:
     def _met(self, rows: Sequence[tuple[int, CallRow]]) -> CallMeeting:
         shift = {rank: self.ranks[rank].start - self.start for rank, _ in rows}
         first = rows[0][1]
+        sees, seen = min(rows, key=lambda pair: pair[1].done + shift[pair[0]])
         return CallMeeting(
             self.step, first.axis, first.op, max(row.nbytes for _, row in rows), first.phase, first.module,
             {rank: row.arrived + shift[rank] for rank, row in rows},
-            min(row.done + shift[rank] for rank, row in rows),
+            seen.done + shift[sees],
             {rank: row.exposed for rank, row in rows},
+            seen.exposed > _AT_ONCE,
         )  # fmt: skip
 
     @cached_property

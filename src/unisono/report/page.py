@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
+from unisono.report import (
+    analyse,
+    charts,
+    collectives,
+    expected,
+    html,
+    instruments,
+    membership,
+    sections,
+    sheet,
+)
 from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
 from unisono.report.verdict.evidence import STACKED, Prices
 from unisono.report.verdict.judge import as_json, no_price
+from unisono.report.verdict.waterfall import in_words
 from unisono.spec import words
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
@@ -22,8 +33,9 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     price: of changes, by the planner. Returns `report_html`, `report_png`, `verdict`, `advice` and `judged` (see
-    `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
+    `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who took part, and when),
+    `collectives` (waiting and moving by axis, operation and size), `stragglers`, `missing` and `run_dir`. Raises
+    UsageError if there is no run, OSError if the folder cannot be
     written.
     """
     record = collect(run_folder(run_dir))
@@ -36,8 +48,12 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
         "verdict": facts.verdict.sentence,
         "advice": facts.verdict.said,
         "judged": as_json(facts.verdict),
+        "mfu": facts.used[-1].after if facts.used else None,
+        "mfu_words": in_words(facts.used, record.prediction),
+        "waterfall": [asdict(loss) for loss in facts.used],
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
+        **collectives.as_json(record),
         "missing": list(record.missing),
     }
 
@@ -76,9 +92,11 @@ def page(run: RunRecord, facts: Analysis) -> str:
         sections.experts(run),
         _times(facts),
         expected.section(run, facts.shares),
+        _peak(run, facts),
         _timeline(run),
         _pipeline(facts),
         _heat(run),
+        collectives.section(run),
         html.pair(_bytes(run), _memory(run)),
         sections.codec_error(run),
         _sample(run),
@@ -161,6 +179,13 @@ def _times(facts: Analysis) -> str:
     table = html.table(("rank", *(words.PART_NAMES[part] for part in STACKED)), rows, numeric=len(STACKED))
     chart = charts.times(shares)
     return html.section("times", chart.title, html.bars(chart), html.details("As a table", table))
+
+
+def _peak(run: RunRecord, facts: Analysis) -> str:
+    """MFU loss by loss; nothing where no peak is known."""
+    lines = in_words(facts.used, run.prediction)
+    rows = "".join(f"<li>{escape(line)}</li>" for line in lines[1:])
+    return html.section("peak", lines[0], f"<ol>{rows}</ol>") if lines else ""
 
 
 def _timeline(run: RunRecord) -> str:

@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 from unisono.observe.host_time import HostMeter
-from unisono.observe.span import Lap
 from unisono.spec.section import Section
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
@@ -38,6 +37,7 @@ from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal, LiveTable
 from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import locate_nan
+from unisono.train.watch.module_times import ModuleTimes
 
 
 @dataclass(slots=True)
@@ -75,6 +75,7 @@ class Live:
     cadence: Fixed | Chosen = field(default_factory=Fixed)
     host: HostMeter = field(default_factory=HostMeter)
     look: KernelLook = field(default_factory=lambda: KernelLook(False))
+    modules: ModuleTimes | None = None
 
     def note(self, text: str) -> None:
         """Say something on the user's screen; rank 0 speaks for all."""
@@ -97,17 +98,17 @@ class Live:
         if not report.bad:
             self.recent_losses = [*self.recent_losses, report.loss][-train.eval_batches :]
         self.trained += self.targets * share
+        if self.modules is not None:
+            self.modules.stepped(self.run.step, seconds)
         lap = self.run.recorder.lap()
-        self.journal.add(
-            report, lap._replace(host=self._host(lap, seconds)), seconds, self._validates(train, step), share
-        )
+        lap = lap._replace(host=self._host(seconds))
+        self.journal.add(report, lap, seconds, self._validates(train, step), share)
         self.written = step
 
-    def _host(self, lap: Lap, seconds: float) -> dict[str, Any]:
+    def _host(self, seconds: float) -> dict[str, Any]:
         """What the host did in the step that has just ended, and what was seen of its operations."""
         host: dict[str, Any] = self.host.lap(seconds)
-        work = sum(lap.seconds.get(part, 0.0) for part in ("forward", "backward", "optim"))
-        if kernels := self.look.take(work):
+        if kernels := self.look.take():
             host["kernels"] = kernels
         return host
 

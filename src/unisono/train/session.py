@@ -43,6 +43,7 @@ from unisono.train.watch.bad_steps import BadSteps
 from unisono.train.watch.journal import Journal
 from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import odd_loss
+from unisono.train.watch.module_times import ModuleTimes
 
 
 def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
@@ -248,6 +249,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     )  # fmt: skip
     live.look = KernelLook(not is_apart(place.device))  # elsewhere operations are only handed over
     order.faults.trains(run, order.epoch)
+    live.modules = ModuleTimes(run.local.stages, run.recorder, place.device)
     live.judges = judges_of(recipe)
     for section, judge in live.judges:
         live.judged(judge.judged(section, run))

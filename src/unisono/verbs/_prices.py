@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from unisono import config
@@ -45,6 +44,5 @@ def _seconds_a_sample(got: Loaded, environ: Mapping[str, str]) -> float | None:
         return None
     where, stack, _ = predict.here(environ)
     where = predict.roomy(serving(where, got.recipe), got.plan.world)
-    return 1.0 / rate(
-        PlanRequest(model_of(got, environ), replace(got.plan), where, stack, batch.micro_batch, batch.micros)
-    )
+    ask = PlanRequest(model_of(got, environ), got.plan, where, stack, batch.micro_batch, batch.micros)
+    return 1.0 / rate(ask)

@@ -24,6 +24,8 @@ class ReportVerb(Verb):
         call.settings.say(f"{result['report_html']}  (and report.png)")
         call.settings.say(result["verdict"])
         call.settings.say(result["advice"])
+        for line in result["mfu_words"]:
+            call.settings.say(line)
         for what in result["missing"]:
             call.settings.note(f"note  {what}")
         return result

@@ -25,7 +25,7 @@ class AskVerb(Verb):
         if call.settings.dry_run:
             return call.would({"run_dir": str(run)}, f"would judge {run}")
         from unisono.report.collect import collect
-        from unisono.report.verdict.evidence import gather
+        from unisono.report.verdict.gather import gather
         from unisono.report.verdict.judge import as_json, in_words, judge
         from unisono.verbs._prices import prices_of
         from unisono_contrib.report import questions

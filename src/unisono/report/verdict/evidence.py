@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from unisono.observe.span import PARTS
-from unisono.report.collect import RankFacts, Record, RunRecord
+from unisono.report.stragglers import Straggler
 from unisono.spec.words import is_number, whole
 
 STACKED = tuple(part for part in PARTS if part != "comm_hidden")  # these add up to a step's wall time
 T = TypeVar("T")
+BESIDE = ("cpu_s", "queue_s", "gc_s", "save_s", "eval_s", "faults")
+"""Numbers of a step's line beside its parts: seconds in which the thread that trains had a core (`cpu_s`), or was ready
+and had none (`queue_s`), of garbage collection, of saving and of validating since the step before, and pages that had
+to be read from a disk (`faults`)."""
 BUSY = ("data", "forward", "backward", "optim", "other", "between")
 IDLE = ("wait", "comm_exposed")
 Prices = Callable[[str], float | None]
@@ -41,6 +45,23 @@ class StepSeen:
     @property
     def idle(self) -> float:
         return sum(self.parts.get(part, 0.0) for part in IDLE)
+
+    @property
+    def blocked(self) -> float:
+        """Seconds in which its thread had no core and wanted none, beside those that it waited for ranks and samples:
+        it waited for a disk. 0 where nobody counted them."""
+        if "cpu_s" not in self.beside:
+            return 0.0
+        known = (
+            self.beside["cpu_s"] + self.beside.get("queue_s", 0.0) + self.idle + self.parts.get("data", 0.0)
+        )
+        return max(0.0, self.wall - known)
+
+    @property
+    def cored(self) -> float:
+        """Of the time in which its thread wanted a core, the share in which it had one."""
+        cpu, queue = self.beside.get("cpu_s", 0.0), self.beside.get("queue_s", 0.0)
+        return cpu / (cpu + queue) if cpu + queue > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +95,7 @@ class CallsSeen:
 class KernelsSeen:
     """One step that a rank looked at, operation by operation. count: operations called from Python or backward.
     inside: seconds inside of them. python: seconds of forward and backward outside of any. small: seconds of those
-    operations that took less than 25 µs, and how many they were. gap: between which two most time was spent, or ""."""
+    operations that took less than 60 µs, and how many they were. gap: between which two most time was spent, or ""."""
 
     count: int
     inside: float
@@ -113,6 +134,7 @@ class RunEvidence:
     whole: bool = True
     calls: tuple[CallsSeen, ...] = ()
     kernels: tuple[KernelsSeen, ...] = ()
+    late: tuple[Straggler, ...] = ()
     bubble: BubbleSeen | None = None
     spread: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
@@ -169,94 +191,7 @@ def steady(steps: Sequence[T]) -> Sequence[T]:
     return steps[min(10, max(1, len(steps) // 10)) :] if len(steps) > 2 else steps
 
 
-def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence:
-    """What a run's record says of its steady steps, or of those from window[0] to window[1]."""
-    from unisono.report.verdict import traced  # reads spans, of which most figures need none
-
-    seen = run.ranks or (RankFacts(0, steps=tuple(r for r in run.steps if isinstance(r.get("time"), dict))),)
-    common = set.intersection(*({line["step"] for line in facts.steps} for facts in seen))
-    wanted = (
-        steady(sorted(common))
-        if window is None
-        else [s for s in sorted(common) if window[0] <= s <= window[1]]
-    )
-    kept = frozenset(wanted)
-    ranks = tuple(
-        RankSeen(
-            facts.rank,
-            tuple(_seen(line) for line in facts.steps if line["step"] in kept),
-            facts.coords,
-            facts.host,
-        )
-        for facts in seen
-    )
-    environment = run.environment
-    several = len({rank.host for rank in ranks}) > 1
-    cores = environment.get("cores_usable") or environment.get("cores")
-    world = run.summary.get("ranks")
-    memory = environment.get("memory_gib")
-    return RunEvidence(
-        ranks,
-        plan={key: value for key, _, value in (word.partition("=") for word in run.plan.split())},
-        recipe=run.config,
-        cores=cores if isinstance(cores, int) and not several else 0,
-        memory_mib=1024.0 * memory if is_number(memory) else 0.0,
-        peak_mib=max(
-            (line["mem_mib"] for f in seen for line in f.steps if is_number(line.get("mem_mib"))), default=0.0
-        ),
-        whole=not isinstance(world, int) or world == len(seen),
-        calls=traced.calls(run, kept),
-        kernels=tuple(_kernels(line["kernels"]) for f in seen for line in f.steps if _looked(line)),
-        bubble=traced.bubble(run),
-        spread=traced.spread(run),
-        error=str(run.error.get("what", "no reason was written down")) if run.error else "",
-    )
-
-
-def _seen(line: Record) -> StepSeen:
-    time, start, modules = line["time"], line.get("start"), line.get("modules")
-    own = {}
-    for name, pair in modules.items() if isinstance(modules, dict) else ():
-        if isinstance(pair, list) and all(is_number(value) for value in pair):
-            own[str(name)] = float(sum(pair))
-    return StepSeen(
-        line["step"],
-        {part: float(time[part]) for part in PARTS if is_number(time.get(part))} | _between(line),
-        {key: float(line[key]) for key in BESIDE if is_number(line.get(key))},
-        float(start) if is_number(start) else None,
-        own,
-    )
-
-
-def _between(line: Record) -> dict[str, float]:
-    spent, save, validation = (
-        float(line[k]) if is_number(line.get(k)) else 0.0 for k in ("between_s", "save_s", "eval_s")
-    )
-    return {"between": max(0.0, spent - save - validation)}
-
-
-BESIDE = ("cpu_s", "queue_s", "gc_s", "save_s", "eval_s", "faults")
-"""Numbers of a step's line beside its parts: seconds in which the thread that trains had a core (`cpu_s`), or was ready
-and had none (`queue_s`), of garbage collection, of saving and of validating since the step before, and pages that had
-to be read from a disk (`faults`)."""
-_KERNELS = ("count", "inside_s", "python_s", "small_s", "small_count")
-
-
-def _looked(line: Record) -> bool:
-    kernels = line.get("kernels")
-    return isinstance(kernels, dict) and all(is_number(kernels.get(key)) for key in _KERNELS)
-
-
-def _gap(gap: object) -> str:
-    """Between which operations, without torch's own first names."""
-    names = (
-        [str(name).rpartition("::")[2].removeprefix("evaluate_function: ") for name in gap[:2]]
-        if isinstance(gap, list)
-        else []
-    )
-    return f"between {names[0]} and {names[1]}" if len(names) == 2 and names[0] else ""
-
-
-def _kernels(line: Record) -> KernelsSeen:
-    count, inside, python, small, small_count = (line[key] for key in _KERNELS)
-    return KernelsSeen(int(count), inside, python, small, int(small_count), _gap(line.get("gap")))
+def number_of(line: Mapping[str, Any], key: str) -> float:
+    """A number of a line that a run wrote; 0 where it is absent, or none."""
+    value = line.get(key)
+    return float(value) if isinstance(value, int | float) and is_number(value) else 0.0

@@ -10,7 +10,13 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.report import pipelines
 from unisono.report.calls import steps
 from unisono.report.collect import RunRecord
+from unisono.report.stragglers import Straggler, stragglers
 from unisono.report.verdict.evidence import BubbleSeen, CallsSeen
+
+
+def late(run: RunRecord, wanted: Collection[int]) -> tuple[Straggler, ...]:
+    """Who held the others up in these steps, the dearest first."""
+    return tuple(stragglers([step for step in steps(run.ranks) if step.step in wanted]))
 
 
 def calls(run: RunRecord, wanted: Collection[int]) -> tuple[CallsSeen, ...]:

@@ -139,7 +139,8 @@ class Journal:
         return StepRecord(
             report.step + 1, report.loss, report.lr, report.norm, round(self._tokens * share), seconds,
             _times(lap, seconds), nbytes, mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
-            lap.start_s, lap.clock, *rows(lap.calls, lap.start_ns, ROWS if lap.modules else ROWS // 4), lap.modules, lap.host,
+            lap.start_s, lap.clock, *rows(lap.calls, lap.start_ns, ROWS if lap.modules else ROWS // 4), lap.modules,
+            lap.host,
         )  # fmt: skip
 
 

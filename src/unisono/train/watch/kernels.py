@@ -1,9 +1,10 @@
 """A step looked at operation by operation: how much of it lies inside operations, between them, and in tiny ones.
 
-Torch's recorder of operations is on during steps 4, 8, 16, ... of a start, so all ranks look at the same ones. It is the
-older of torch's two, which costs a microsecond an operation and writes nothing to the screen.
+Torch's recorder of operations is on during steps 4, 8, 16, ... of a start, so all ranks look at the same ones. It is
+the older of torch's two, which costs a microsecond an operation and writes nothing to the screen.
 """
 
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 from torch._C import _autograd
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-TINY_US = 25.0
+TINY_US = 60.0
 """An operation that takes less is mostly its own start."""
 FIRST = 4
+_DEAREST = 5
+_ODD, _SLICE_US = 4.0, 200.0
 
 
 class KernelLook:
@@ -36,11 +39,10 @@ class KernelLook:
             with suppress(RuntimeError):  # who else looks has ended it
                 self._seen = _summed(_autograd._disable_profiler_legacy())
 
-    def take(self, work_s: float) -> dict[str, Any]:
-        """What was seen in the step that has just ended; {} if it was not looked at. work_s: its seconds, less those in
-        which it waited."""
+    def take(self) -> dict[str, Any]:
+        """What was seen in the step that has just ended; {} if it was not looked at."""
         seen, self._seen = self._seen, {}
-        return {**seen, "python_s": round(max(0.0, work_s - seen["inside_s"]), 6)} if seen else {}
+        return seen
 
 
 def _begin() -> bool:
@@ -54,35 +56,47 @@ def _begin() -> bool:
 
 
 def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Of the outermost operations of the thread that has most of them; `gap`: after which, before which, and for how
-    many seconds it did nothing else for longest, all such gaps together."""
-    events = max(threads, key=len, default=())
-    inside, count, small, small_count, depth = 0.0, 0, 0.0, 0, 0
-    began, ended, name, before = 0.0, 0.0, "", ""
+    """Of the outermost operations of the thread that has most of them: how many, their seconds, those between them,
+    those of tiny ones, the `dearest` by name, and `gap`: after which, before which, and for how many seconds there was
+    none for longest, all such gaps together."""
+    events: Sequence[Any] = max(threads, key=len, default=[])
+    depth, began, ended, name, before = 0, 0.0, 0.0, "", ""
+    spent: dict[str, list[float]] = {}
     gaps: dict[tuple[str, str], float] = {}
     for event in events:
         kind = event.kind()
         if kind == "push":
             if not depth:
                 began, name = events[0].cpu_elapsed_us(event), event.name()
-                if count:
+                if spent:
                     gaps[before, name] = gaps.get((before, name), 0.0) + began - ended
             depth += 1
         elif kind == "pop" and depth:
             depth -= 1
             if not depth:
                 ended, before = events[0].cpu_elapsed_us(event), name
-                spent, count = ended - began, count + 1
-                inside += spent
-                if spent < TINY_US:
-                    small, small_count = small + spent, small_count + 1
-    if not count:
+                spent.setdefault(name, []).append(ended - began)
+    if not spent:
         return {}
+    dearest = sorted(
+        ((sum(_undisturbed(mine)), len(mine), name) for name, mine in spent.items()), reverse=True
+    )
+    clean = [us for mine in spent.values() for us in _undisturbed(mine)]
+    small = [us for us in clean if us < TINY_US]
     gap = max(gaps, key=gaps.__getitem__, default=("", ""))
     return {
-        "count": count,
-        "inside_s": round(inside * 1e-6, 6),
-        "small_s": round(small * 1e-6, 6),
-        "small_count": small_count,
+        "count": len(clean),
+        "inside_s": round(sum(clean) * 1e-6, 6),
+        "outside_s": round(sum(gaps.values()) * 1e-6, 6),
+        "small_s": round(sum(small) * 1e-6, 6),
+        "small_count": len(small),
+        "dearest": [[name, count, round(us * 1e-6, 6)] for us, count, name in dearest[:_DEAREST]],
         "gap": [*gap, round(gaps.get(gap, 0.0) * 1e-6, 6)],
     }
+
+
+def _undisturbed(spent: Sequence[float]) -> Sequence[float]:
+    """Microseconds of operations of one name without those in which the thread had lost its core, as far as many times
+    the usual one tells."""
+    most = _ODD * statistics.median(spent) + _SLICE_US
+    return [min(us, most) for us in spent]

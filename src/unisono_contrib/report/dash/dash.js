@@ -4,7 +4,7 @@
   const { el } = Dash, byId = id => document.getElementById(id), read = id => JSON.parse(byId(`${id}-data`).textContent);
   const facts = read("facts"), isLive = !facts.alone, drawn = new Map(), known = new Map();
   let chosen = 0, last = `${facts.boot}-${facts.number}`;
-  const ORDER = ["beside-head", "beside-runs", "beside-loss", "beside-bits", "beside-target", "beside-", "tiles", "loss", "speed", "heat", "times", "pipeline", "bytes", "memory", "expected", "replicas", "staleness", "members", "checkpoints", "faults", "logs", "whatif"];
+  const ORDER = ["beside-head", "beside-runs", "beside-loss", "beside-bits", "beside-target", "beside-", "tiles", "loss", "speed", "heat", "times", "pipeline", "collectives", "bytes", "memory", "expected", "peak", "replicas", "staleness", "members", "checkpoints", "faults", "logs", "whatif"];
   const rank = id => { const at = ORDER.findIndex(name => id.startsWith(name)); return at < 0 ? ORDER.length : at; };
   const asked = async (path, words, options) => {
     const answer = await fetch(`${path}?${new URLSearchParams(words)}`, options);

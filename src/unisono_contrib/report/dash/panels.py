@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unisono.report import charts, expected, instruments, membership, picture
+from unisono.report import charts, collectives, expected, instruments, membership, picture
 from unisono.report.analyse import Analysis, grouped, ledger
 from unisono.report.collect import RunRecord
 from unisono.report.page import tile_facts
 from unisono.report.picture import BarChart, LineChart
 from unisono.report.verdict.evidence import STACKED
 from unisono.report.verdict.judge import as_json
+from unisono.report.verdict.waterfall import in_words
 from unisono.spec import words
 from unisono.spec.words import percent
 from unisono_contrib.report.dash.proof import badge
@@ -36,7 +37,7 @@ def figures(run: RunRecord, facts: Analysis, latest_at: float, name: str = "") -
 
 def means(run: RunRecord, facts: Analysis) -> list[Panel]:
     """What is a mean over the latest steps of all ranks."""
-    return [*_times(run, facts), *_pipeline(facts), *_sizes(run), *_replicas(run)]
+    return [*_times(run, facts), *_pipeline(facts), *_collectives(run), *_sizes(run), *_replicas(run)]
 
 
 def head(run: RunRecord, facts: Analysis, latest_at: float) -> Panel:
@@ -92,6 +93,8 @@ def _times(run: RunRecord, facts: Analysis) -> Iterator[Panel]:
     latest = max((len(rank.steps) for rank in run.ranks), default=0)
     note = f"Means of the latest {latest} steps." if latest < len(run.steps) else ""
     yield bars("times", charts.times(shares), table=(heads, rows), note=note, half=False)
+    if used := in_words(facts.used, run.prediction):
+        yield text("peak", used[0], used[1:])
     if both := expected.beside(run, facts.shares):
         yield bars("expected", expected.chart(both), note=f"{both.sentence} {both.trust}")
 
@@ -111,6 +114,18 @@ def _pipeline(facts: Analysis) -> Iterator[Panel]:
     )
     title = f"Pipeline timetable {pipeline.schedule}, step {pipeline.step}: planned above, real below"
     yield {"id": "pipeline", "kind": "bars", "title": title, "charts": drawn, "note": note, "half": False}
+
+
+def _collectives(run: RunRecord) -> Iterator[Panel]:
+    """Waiting apart from moving; nothing of a run of one rank."""
+    rows = collectives.cells(collectives.table(run))
+    shown = {"heads": [*collectives.HEADS], "rows": rows, "numeric": 6, "open": True}
+    note = "Waiting is until the last rank was there, moving from then until the call was over."
+    if rows:
+        yield {
+            "id": "collectives", "kind": "bars", "title": "Collectives: waiting and moving", "charts": [],
+            "table": shown, "note": note, "half": False,
+        }  # fmt: skip
 
 
 def _sizes(run: RunRecord) -> Iterator[Panel]:
