@@ -182,8 +182,8 @@ class _Pages:
             answer = await run_in_threadpool(self._price, at, asked_for)
         except UnisonoError as error:
             return JSONResponse({"error": error.what, "try": error.fix})
-        except (ValueError, TypeError, AttributeError, IndexError) as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
+        except (ValueError, TypeError, AttributeError, LookupError):
+            return JSONResponse({"error": "ranks, link and batch are numbers of a run"}, status_code=400)
         return JSONResponse(answer)
 
 

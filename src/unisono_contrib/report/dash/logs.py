@@ -10,8 +10,8 @@ from unisono.spec.words import whole
 
 LEVELS = ("output", "note", "warning", "error")
 _MOST = 400  # lines of an answer
-_ERROR = re.compile(r"\b(error|traceback|exception|fatal|failed|killed)\b|was lost", re.IGNORECASE)
-_WARNING = re.compile(r"\bwarn(ing)?\b", re.IGNORECASE)
+_ERROR = re.compile(r"(error|exception)\b|\b(traceback|fatal|failed|killed)\b|was lost", re.IGNORECASE)
+_WARNING = re.compile(r"warn(ing)?\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
