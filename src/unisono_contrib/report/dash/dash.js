@@ -68,6 +68,7 @@
     if (panel.kind === "head") { if (panel.run === chosen) head(panel); return; }
     const key = `${panel.run}/${panel.id}`;
     let node = drawn.get(key);
+    if (node && node.kind !== panel.kind) { node.remove(); node = null; } // "no step yet" becomes a curve
     if (!node) {
       const inside = makers[panel.kind](panel), titleId = `t-${key.replace("/", "-")}`;
       node = el(`section.panel.${panel.kind}`, { "data-testid": panel.id });
@@ -78,6 +79,7 @@
       if (panel.kind === "heat") node.append(el("p.note"));
       node.inside = inside;
       node.run = panel.run;
+      node.kind = panel.kind;
       node.order = rank(panel.id);
       drawn.set(key, node);
       const after = [...byId("panels").children].find(other => other.order > node.order || (other.order === node.order && other.run > node.run));
