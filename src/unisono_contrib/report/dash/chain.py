@@ -81,7 +81,7 @@ def _longer(rank: int, lines: Mapping[int, Record], late: float | None) -> list[
     least = _LEAST * max(abs(late or 0.0), 1e-3)
     return [
         {
-            "said": f"{name}: {seconds(more)} longer than the median of the others",
+            "said": f"longer in {name} than the median of the others",
             "seconds": more,
             "kind": kind,
         }
@@ -110,7 +110,7 @@ def _modules(rank: int, seen: Mapping[int, RankStep]) -> list[dict[str, Any]]:
         if more > 1e-3:
             rows.append(
                 {
-                    "said": f"module {name}: {seconds(more)} longer than elsewhere",
+                    "said": f"longer in module {name} than elsewhere",
                     "seconds": more,
                     "kind": "module",
                 }
@@ -128,5 +128,5 @@ def _sentence(rank: int, step: int, late: float | None, links: list[dict[str, An
     if late is None:
         return f"Rank {rank}, step {step}: its line holds no collectives."
     how = f"{seconds(late)} late" if late > 0 else f"{seconds(-late)} early" if late < 0 else "in time"
-    cause = next((link["said"] for link in links if link["kind"] != "call"), "")
-    return f"Rank {rank} was {how} in step {step}" + (f"; {cause}." if cause and late > 0 else ".")
+    cause = next((f": {seconds(e['seconds'])} {e['said']}" for e in links if e["kind"] != "call"), "")
+    return f"Rank {rank} was {how} in step {step}{cause}."
