@@ -19,7 +19,7 @@ from unisono_contrib.report.dash.follow import FollowedRun
 from unisono_contrib.report.dash.heat import heat
 from unisono_contrib.report.dash.panels import Panel
 
-_SHARE = 0.004  # of a core, that working out panels of one kind may take
+_SHARE = 0.003  # of a core, that working out panels of one kind may take
 _LEAST = 1.0  # seconds between two times
 _CLOCK = 20.0  # seconds after which panels are worked out though nothing has come: how long ago things were
 
