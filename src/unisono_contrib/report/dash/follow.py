@@ -23,8 +23,8 @@ KEPT = 12_000
 _LOGS = 50_000
 _PASS = 64 << 20  # bytes of all ranks that are read before others have their turn
 _PARSED = 1 << 20  # lines of a past that are read one by one; of a longer one every second, fourth ... step
-_SHARE = 0.004  # of a core, that reading may take once the past has been read
-_REST = (0.5, 4.0)  # seconds between two looks
+_SHARE = 0.006  # of a core, that reading may take once the past has been read
+_REST = 6.0  # seconds between two looks at most
 _BEHIND = 4  # steps: ranks so far behind the newest are not waited for any longer
 _FINE = 200_000  # cells that are read anew when somebody looks at them
 _AROUND = (
@@ -43,7 +43,7 @@ class FollowedRun:
         self.folder, self.name, self.lock = folder, name, threading.RLock()
         self.late = LatenessMap()
         self.logs: deque[Record] = deque(maxlen=_LOGS)
-        self.every, self.rest, self.is_caught_up = 1, _REST[0], False
+        self.every, self.is_caught_up, self._due = 1, False, 0.0
         self.version, self.log_count, self.latest_at = 0, 0, 0.0
         self.tails: dict[int, RankTail] = {}
         self._steps: dict[int, Record] = {}
@@ -54,16 +54,17 @@ class FollowedRun:
         self._around, self._seen = RunRecord(folder), ""
 
     def turn(self) -> None:
-        """Read what has come, or a part of it."""
-        begun = time.thread_time()
+        """Read what has come, or a part of it; the ranks' files less often where there are many."""
         with self.lock:
             news = self._read_around() + self._read_metrics() + self._read_logs() + self._find_ranks()
-        news += self._read_ranks()
+        if not self.is_caught_up or time.monotonic() >= self._due:
+            begun = time.thread_time()
+            lines = self._read_ranks()
+            self._pace(time.thread_time() - begun, lines)
+            news += lines
         if news:
             with self.lock:
                 self.version, self.latest_at = self.version + 1, _changed(Path(self._metrics.path)) * 1e-9
-        if self.is_caught_up:
-            self._pace(time.thread_time() - begun)
 
     def record(self) -> RunRecord:
         """The run as far as it is: all its steps, and of ranks the latest ones."""
@@ -201,13 +202,14 @@ class FollowedRun:
         while len(recent) > most:
             del recent[min(recent)]
 
-    def _pace(self, cpu: float) -> None:
-        """Look less often, and then at fewer steps, where looking takes more than its share of a core."""
+    def _pace(self, cpu: float, lines: int) -> None:
+        """Look less often, and then at fewer steps, where looking takes more than its share of a core; at one step a look
+        at least, since opening the files takes its time too."""
         wanted = cpu / _SHARE
-        self.rest = min(max(wanted, _REST[0]), _REST[1])
-        if wanted > 1.2 * _REST[1]:
+        self._due = time.monotonic() + min(wanted, _REST)
+        if wanted > _REST and lines > 1.5 * len(self.tails):
             self.every *= 2
-        elif wanted < _REST[1] / 4 and self.every > 1:
+        elif wanted < _REST / 4 and self.every > 1:
             self.every //= 2
 
 

@@ -21,6 +21,7 @@ from unisono_contrib.report.dash.panels import Panel
 
 _SHARE = 0.003  # of a core, that working out panels of one kind may take
 _LEAST = 1.0  # seconds between two times
+_LOOK = 0.5  # seconds between two looks at the folders
 _CLOCK = 20.0  # seconds after which panels are worked out though nothing has come: how long ago things were
 
 
@@ -82,7 +83,7 @@ class LiveRuns:
                 busy = busy or not run.is_caught_up
             for pace in paces:
                 pace.turn(sum(run.version for run in self.runs))
-            self._over.wait(0.001 if busy else min(run.rest for run in self.runs))
+            self._over.wait(0.001 if busy else _LOOK)
 
     def _draw_figures(self) -> None:
         """What changes with each step and is quickly worked out."""
