@@ -142,7 +142,7 @@ def test_a_run_that_grows_is_followed(live: LiveRuns) -> None:
     before = run.record().steps[-1]["step"]
     with JsonLines(run.folder / "metrics.jsonl") as metrics:
         metrics.write({"step": before + 1, "loss": 1.0})
-    run.turn()
+    run.turn(at_once=True)
     assert run.record().steps[-1]["step"] == before + 1
 
 

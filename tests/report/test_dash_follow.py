@@ -38,9 +38,9 @@ def test_a_run_that_grows_is_what_the_report_reads(tmp_path: Path, seed: int) ->
     run, shares = FollowedRun(folder), [*sorted(luck.random() for _ in range(7)), 1.0]
     while shares:
         shares = grown(source, folder, shares)
-        run.turn()
+        run.turn(at_once=True)
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    run.turn()
+    run.turn(at_once=True)
     followed, read = run.record(), collect(folder)
     assert [step["loss"] for step in followed.steps] == [step["loss"] for step in read.steps]
     assert [rank.coords for rank in followed.ranks] == [rank.coords for rank in read.ranks]
@@ -56,7 +56,7 @@ def test_of_long_runs_the_latest_steps_are_kept_whole(
 ) -> None:
     monkeypatch.setattr(follow, "KEPT", 60)
     run = FollowedRun(write_run(tmp_path / "run", dp=3, steps=100))
-    run.turn()
+    run.turn(at_once=True)
     assert [[step["step"] for step in rank.steps] for rank in run.record().ranks] == [[*range(80, 100)]] * 3
     assert {rank: line["step"] for rank, line in run.lines_of(7).items()} == {0: 7, 1: 7, 2: 7}
     assert len(run.record().steps) == 100
@@ -68,7 +68,7 @@ def test_steps_that_are_passed_over_are_read_when_somebody_looks(
     monkeypatch.setattr(follow, "_PARSED", 40)
     monkeypatch.setattr(follow.RankTail, "newest", lambda tail: tail.between(99, 99) or _last(tail))
     run = FollowedRun(write_run(tmp_path / "run", dp=2, steps=100))
-    run.turn()
+    run.turn(at_once=True)
     assert run.every > 1 and len(run.late.unread(1, 95)) > 70
     run.refine(20, 40)
     assert run.late.unread(20, 40) == [] and run.late.unread(41, 95)
@@ -81,10 +81,10 @@ def _last(tail: follow.RankTail) -> list[dict]:
 def test_a_run_that_goes_on_from_a_checkpoint_forgets_what_came_after(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", dp=2, steps=50)
     run = FollowedRun(folder)
-    run.turn()
+    run.turn(at_once=True)
     for path in (*folder.glob("events/*"), folder / "metrics.jsonl"):
         forget_after(path, 30)
-    run.turn()
+    run.turn(at_once=True)
     assert max(step["step"] for step in run.record().steps) == 30
     assert run.late.steps <= 30 and run.late.unread(1, 25) == []
 
@@ -104,7 +104,7 @@ def test_whatever_is_left_of_a_run_is_shown(tmp_path: Path, case: str) -> None:
         (folder / "events" / "rank1.jsonl").unlink()
         os.mkfifo(folder / "events" / "rank1.jsonl")
     run = FollowedRun(folder)
-    run.turn()
+    run.turn(at_once=True)
     record = run.record()
     facts = analyse(record)
     shown = [*panels.figures(record, facts, 0.0), *panels.means(record, facts)]

@@ -53,11 +53,11 @@ class FollowedRun:
         self._places: dict[int, Record] = {}
         self._around, self._seen = RunRecord(folder), ""
 
-    def turn(self) -> None:
-        """Read what has come, or a part of it; the ranks' files less often where there are many."""
+    def turn(self, at_once: bool = False) -> None:
+        """Read what has come, or a part of it; the ranks' files less often where there are many, unless `at_once`."""
         with self.lock:
             news = self._read_around() + self._read_metrics() + self._read_logs() + self._find_ranks()
-        if not self.is_caught_up or time.monotonic() >= self._due:
+        if at_once or not self.is_caught_up or time.monotonic() >= self._due:
             begun = time.thread_time()
             lines = self._read_ranks()
             self._pace(time.thread_time() - begun, lines)
@@ -203,8 +203,8 @@ class FollowedRun:
             del recent[min(recent)]
 
     def _pace(self, cpu: float, lines: int) -> None:
-        """Look less often, and then at fewer steps, where looking takes more than its share of a core; at one step a look
-        at least, since opening the files takes its time too."""
+        """Look less often, and then at fewer steps, where looking takes more than its share of a core; at one step a
+        look at least, since opening the files takes its time too."""
         wanted = cpu / _SHARE
         self._due = time.monotonic() + min(wanted, _REST)
         if wanted > _REST and lines > 1.5 * len(self.tails):
