@@ -13,8 +13,8 @@ from unisono.spec.words import is_number, seconds
 _IN_TIME = 1e-3  # seconds that nobody has to explain
 _LEAST = 0.05  # of the lateness, what is worth a line
 _BESIDE = {
-    "queue_s": "ready without a core", "gc_s": "collecting garbage", "save_s": "saving before it",
-    "eval_s": "validating before it",
+    "queue_s": "the queue for a core", "gc_s": "garbage collection", "save_s": "the save before it",
+    "eval_s": "the validation before it",
 }  # fmt: skip
 _IDLE = ("comm_hidden", "comm_exposed", "wait")
 _RANKS = 12
