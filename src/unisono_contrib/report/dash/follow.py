@@ -23,7 +23,7 @@ KEPT = 12_000
 _LOGS = 50_000
 _PASS = 64 << 20  # bytes of all ranks that are read before others have their turn
 _PARSED = 1 << 20  # lines of a past that are read one by one; of a longer one every second, fourth ... step
-_SHARE = 0.006  # of a core, that reading may take once the past has been read
+_SHARE = 0.005  # of a core, that reading may take once the past has been read
 _REST = 6.0  # seconds between two looks at most
 _BEHIND = 4  # steps: ranks so far behind the newest are not waited for any longer
 _FINE = 200_000  # cells that are read anew when somebody looks at them
@@ -51,7 +51,7 @@ class FollowedRun:
         self._log = LineTail(str(folder / LOG))
         self._recent: dict[int, dict[int, Record]] = {}
         self._places: dict[int, Record] = {}
-        self._around, self._seen = RunRecord(folder), ""
+        self._around, self._seen, self._events = RunRecord(folder), "", 0
 
     def turn(self, at_once: bool = False) -> None:
         """Read what has come, or a part of it; the ranks' files less often where there are many, unless `at_once`."""
@@ -133,6 +133,9 @@ class FollowedRun:
     def _find_ranks(self) -> int:
         """Tails for the files of ranks that have come, and what they end with: the present before the past."""
         folder = self.folder / "events"
+        if (changed := _changed(folder)) == self._events:  # no file has come or gone
+            return 0
+        self._events = changed
         names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
         ranks = {int(m[1]) for name in names if (m := re.fullmatch(r"rank(\d+)\.jsonl", name))}
         new = sorted(ranks - self.tails.keys())
