@@ -25,6 +25,7 @@ _PASS = 64 << 20  # bytes of all ranks that are read before others have their tu
 _PARSED = 1 << 20  # lines of a past that are read one by one; of a longer one every second, fourth ... step
 _SHARE = 0.005  # of a core, that reading may take once the past has been read
 _REST = 6.0  # seconds between two looks at most
+_TICK = 2 * 10**9  # nanoseconds within which a folder may change twice and show one time
 _BEHIND = 4  # steps: ranks so far behind the newest are not waited for any longer
 _FINE = 200_000  # cells that are read anew when somebody looks at them
 _AROUND = (
@@ -133,8 +134,8 @@ class FollowedRun:
     def _find_ranks(self) -> int:
         """Tails for the files of ranks that have come, and what they end with: the present before the past."""
         folder = self.folder / "events"
-        if (changed := _changed(folder)) == self._events:  # no file has come or gone
-            return 0
+        if (changed := _changed(folder)) == self._events and time.time_ns() > changed + _TICK:
+            return 0  # no file has come or gone
         self._events = changed
         names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
         ranks = {int(m[1]) for name in names if (m := re.fullmatch(r"rank(\d+)\.jsonl", name))}
