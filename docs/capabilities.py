@@ -1248,6 +1248,11 @@ DEBUGGING = (
 )
 _G = "20 Experiment management"
 _PICTURES = "--model.kind mlp --model.hidden 16 --data.source digits --data.val_fraction 0.2 --no-out.report"
+_FETCH = (
+    "import sys, http.cookiejar, urllib.request as u;"
+    " page = u.build_opener(u.HTTPCookieProcessor(http.cookiejar.CookieJar())).open(sys.argv[1]);"
+    ' print(page.headers["content-security-policy"], "verdict", b"verdict" in page.read())'
+)
 EXPERIMENTS = (
     reads(
         _G,
@@ -1312,6 +1317,14 @@ EXPERIMENTS = (
             <= ran.objects[0]["runs"][1]["metrics"]["val_loss"]
             and Path(ran.folder, "all.png").stat().st_size > 0
         ),
+    ),
+    prints(
+        _G,
+        "Live page",
+        f"{TRAIN} 3 --name page && mkfifo at && {{ unisono dash runs/page --port 0 > at & }} && read address < at"
+        f" && python -c '{_FETCH}' $address; kill -INT $!; wait",
+        "the page and where it may ask: at its own server alone",
+        "^default-src 'self';.* verdict True",
     ),
 )
 FEDERATE = "unisono federate examples/federated.toml --federated.rounds 3 --json"

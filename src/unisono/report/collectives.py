@@ -24,6 +24,12 @@ LAST = 4096
 _LEAST = 64 << 10  # bytes from which on a call's rate is the link's, not that of starting
 
 
+HEADS = (
+    "axis", "operation", "size", "a step", "waiting a step", "moving a call", "quickest", "bytes/s", "of the link"
+)  # fmt: skip
+"""Of `cells`; the first three are names, the others figures."""
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
     """Calls of one axis, operation and size. size: bytes, the least of its class; nbytes: of a call in the mean.
@@ -68,23 +74,9 @@ def as_json(run: RunRecord) -> dict[str, Any]:
     return {"collectives": [asdict(row) for row in table(run)], "stragglers": [asdict(each) for each in late]}
 
 
-def section(run: RunRecord) -> str:
-    """The table, and who was waited for; "" of a run of one rank, or of before there were rows."""
-    rows = table(run)
-    if not rows:
-        return ""
-    heads = (
-        "axis",
-        "operation",
-        "size",
-        "a step",
-        "waiting a step",
-        "moving a call",
-        "quickest",
-        "bytes/s",
-        "of the link",
-    )
-    cells = [
+def cells(rows: Sequence[CollectiveRow]) -> list[list[str]]:
+    """Rows in words, under `HEADS`."""
+    return [
         [
             row.axis, row.op, _named(row.size), f"{row.a_step:.1f}", words.seconds(row.waiting_s),
             words.seconds(row.moving_s), words.seconds(row.latency_s),
@@ -92,6 +84,13 @@ def section(run: RunRecord) -> str:
         ]
         for row in rows
     ]  # fmt: skip
+
+
+def section(run: RunRecord) -> str:
+    """The table, and who was waited for; "" of a run of one rank, or of before there were rows."""
+    rows = table(run)
+    if not rows:
+        return ""
     late = "".join(html.note(each.says() + ".") for each in stragglers(calls.steps(run.ranks, LAST)[1:]))
     of = "that `unisono calibrate` has measured" if rows[0].of == "calibrated" else "of the axis' best call"
     said = html.note(
@@ -99,7 +98,11 @@ def section(run: RunRecord) -> str:
         f" {of}; small calls do not fill it."
     )
     return html.section(
-        "collectives", "Collectives: waiting and moving", late, html.table(heads, cells, numeric=6), said
+        "collectives",
+        "Collectives: waiting and moving",
+        late,
+        html.table(HEADS, cells(rows), numeric=6),
+        said,
     )
 
 

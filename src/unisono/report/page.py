@@ -115,6 +115,16 @@ def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> 
 
 
 def _tiles(run: RunRecord, facts: Analysis) -> str:
+    wide = [
+        ("plan", run.plan, ""),
+        ("verify", str(run.summary.get("parity") or ""), ""),
+        ("ended", run.early, ""),
+    ]
+    return html.tiles(tile_facts(run, facts)) + html.tiles([w for w in wide if w[1]], "facts")
+
+
+def tile_facts(run: RunRecord, facts: Analysis) -> list[tuple[str, str, str]]:
+    """(name, value, more) of the figures on top of a page; none of a run of which nothing is known."""
     last, shares, validated = run.steps[-1] if run.steps else {}, facts.shares, run.validation
     tiles = [("loss", words.number(last.get("loss")), "last step")]
     if validated:
@@ -135,12 +145,7 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
     hosts = len({rank.host for rank in run.ranks if rank.host})
     if ranks:
         tiles.append(("ranks", str(ranks), f"on {hosts} hosts" if hosts > 1 else ""))
-    wide = [
-        ("plan", run.plan, ""),
-        ("verify", str(run.summary.get("parity") or ""), ""),
-        ("ended", run.early, ""),
-    ]
-    return html.tiles(tiles if run.steps or shares else []) + html.tiles([w for w in wide if w[1]], "facts")
+    return tiles if run.steps or shares else []
 
 
 def _missing(run: RunRecord) -> str:

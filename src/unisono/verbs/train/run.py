@@ -254,7 +254,7 @@ def _heard_by(screen: Screen, folder: Watched, past: Any = None) -> OnEvent:
     def hear(rank: int, event: dict[str, Any]) -> None:
         if past is not None and event["kind"] == "members" and "lost" in event:
             past.add("detected", epoch=event["epoch"], lost=event["lost"], born=event["born"])
-        folder.hear(event)
+        folder.hear(rank, event)
         screen.event(rank, event)
         if event["kind"] == "step" and rank == 0 and folder.path is not None:
             if not late:
