@@ -20,9 +20,11 @@ _SYNCS = ("every_step", "canonical")
 
 
 class Engine(Member, ABC):
-    """What plays a recipe's steps without torch. spreads: it plays plans too, not only one device."""
+    """What plays a recipe's steps without torch. spreads: it plays plans too, not only one device. library: the package
+    that it needs, an extra of that name; "" for none."""
 
     spreads: ClassVar[bool] = False
+    library: ClassVar[str] = ""
 
     @abstractmethod
     def problem(self, resolved: Resolved) -> str:
@@ -35,12 +37,13 @@ class Engine(Member, ABC):
 
 
 ENGINES: Family[Engine] = Family(
-    "engine", "unisono.verify.engines", Engine, "--engine", ("V05", "V05"), folders=True
+    "engine", "unisono_contrib.verify.engines", Engine, "--engine", ("V07", "V07"), folders=True
 )
 
 
-def recipe_problem(resolved: Resolved) -> str:
-    """What of a recipe, or of a plan's arithmetic, no engine but torch knows; "" where there is nothing."""
+def beyond_engines(resolved: Resolved) -> str:
+    """What of a recipe, or of a plan's arithmetic, is torch's alone, so that no engine's numbers can be held against
+    it; "" where there is nothing."""
     return next(_unknown(resolved), "")
 
 

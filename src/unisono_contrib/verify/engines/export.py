@@ -30,7 +30,7 @@ def export_plan(resolved: Resolved, corpus: Corpus, job: Mapping[str, Any]) -> N
 
 
 def export_question(resolved: Resolved, corpus: Corpus, job: Mapping[str, Any]) -> None:
-    """The recorded steps of the one device, with samples, constants and settings. Raises UsageError V05 for samples
+    """The recorded steps of the one device, with samples, constants and settings. Raises UsageError V07 for samples
     that no engine but torch knows."""
     if not isinstance(resolved.recipe.model, GPTConfig):
         raise TypeError(f"a model of kind {resolved.recipe.model.kind} was not refused")
@@ -42,7 +42,7 @@ def export_question(resolved: Resolved, corpus: Corpus, job: Mapping[str, Any]) 
         leaves = feed.fetch(step, range(feed.count(step)))
         if any(x.documents is not None or x.scale != 1.0 or bool((x.targets < 0).any()) for x in leaves):
             what = "windows of several documents, or targets that do not count, are torch's alone"
-            raise UsageError(what, where="data", fix="data.packing stream, or no other engine", code="V05")
+            raise UsageError(what, where="data", fix="data.packing stream, or no other engine", code="V07")
         batch = {"inputs": [x.inputs for x in leaves], "targets": [x.targets for x in leaves]}
         tensors = {key: torch.cat(parts) for key, parts in batch.items()} | {"cos": cos, "sin": sin}
         save_file(tensors, out / f"batch-{step}.safetensors")

@@ -5,13 +5,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from unisono.config import Recipe, Resolved, resolve
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.verify.prover import one_device
-from unisono_contrib.verify.engines import ENGINES, Engine
+from unisono_contrib.verify.engines import ENGINES, Engine, beyond_engines
 from unisono_contrib.verify.engines.answers import Question
 from unisono_contrib.verify.engines.beside import ONE, Answer, Table
 
@@ -27,9 +28,11 @@ class Unplayed:
 
 @dataclass(slots=True)
 class Beside:
-    """The engines of one call of `verify`. shelf: folder of the steps as tensors, while it is open."""
+    """The engines of one call of `verify`. alone: names of those that play one device alone. shelf: folder of the steps
+    as tensors, while it is open."""
 
     engines: Sequence[Engine]
+    alone: frozenset[str]
     plans: Sequence[Resolved]
     refused: list[Unplayed] = field(default_factory=list)
     shelf: Path = Path()
@@ -37,11 +40,19 @@ class Beside:
     @classmethod
     def of(cls, witnesses: Sequence[str], engines: Sequence[str], recipe: Recipe, plans: Sequence[Plan]) -> "Beside":
         """The engines by their texts, such as `jax` and `jax:processes=true`. witnesses: those that play one device
-        alone. Raises UsageError V05 where the recipe, or every plan, is none that an engine can play."""
-        read = [ENGINES.read(text) for text in dict.fromkeys((*witnesses, *engines))]
-        beside = cls(read, [resolve(recipe, plan) for plan in plans])
+        alone. Raises UsageError C10 where a library is missing, V07 where the recipe, or every plan, is
+        none that an engine can play."""
+        read = [ENGINES.read(text) for text in (*engines, *witnesses)]
+        read = list({engine.name: engine for engine in reversed(read)}.values())
+        spread = {ENGINES.read(text).name for text in engines}
+        alone = frozenset(engine.name for engine in read if engine.name not in spread or not engine.spreads)
+        beside = cls(read, alone, [resolve(recipe, plan) for plan in plans])
         for engine in read:
-            problems = [engine.problem(resolved) for resolved in beside.plans]
+            if engine.library and find_spec(engine.library) is None:
+                what = f"--engine {engine.name} needs {engine.library}, which is not installed"
+                fix = f"pip install 'unisono[{engine.library}]'"
+                raise UsageError(what, where="unisono verify", fix=fix, code="C10")
+            problems = [beside.problem(engine, resolved) for resolved in beside.plans]
             errors = [_error(engine, r, why) for r, why in zip(beside.plans, problems, strict=True) if why]
             if errors and len(errors) == len(problems):
                 raise errors[0]
@@ -51,6 +62,11 @@ class Beside:
                 if why
             ]
         return beside
+
+    def problem(self, engine: Engine, resolved: Resolved) -> str:
+        """Why an engine has no part in this plan; "" where it has."""
+        played = _alone(resolved) if engine.name in self.alone else resolved
+        return beyond_engines(resolved) or engine.problem(played)
 
     @contextmanager
     def opened(self) -> Iterator["Beside"]:
@@ -74,16 +90,16 @@ class Beside:
 
     def _table(self, folder: Path, plans: Sequence[tuple[int, Resolved]]) -> Table:
         answers = [Answer("torch", ONE, 1, folder)]
-        first = plans[0][1]
-        alone = resolve(first.recipe, one_device(first.plan))
+        alone = _alone(plans[0][1])
         for engine in self.engines:
             out = self.shelf / f"{engine.name}-{folder.name}"
             engine.play(folder, alone, out)
             answers.append(Answer(engine.name, ONE, 1, out))
         for number, resolved in plans:
             text, ranks = str(resolved.plan), resolved.plan.world
-            answers.append(Answer("torch", text, ranks, self.shelf / f"plan-{number}"))
-            for engine in (engine for engine in self.engines if engine.spreads):
+            if not beyond_engines(resolved):
+                answers.append(Answer("torch", text, ranks, self.shelf / f"plan-{number}"))
+            for engine in (engine for engine in self.engines if engine.name not in self.alone):
                 if any(u.engine == engine.name and u.plan == text for u in self.refused):
                     continue
                 out = self.shelf / f"{engine.name}-{number}"
@@ -92,10 +108,17 @@ class Beside:
         return Table(Question.read(folder), answers)
 
 
+def _alone(resolved: Resolved) -> Resolved:
+    """The one device that a plan is held to. The micro-batches of a step are the same."""
+    micro = resolved.recipe.train.model_copy(update={"micro_batch": resolved.batch.micro_batch})
+    recipe = resolved.recipe.model_copy(update={"train": micro, "plan": ""})
+    return resolve(recipe, one_device(resolved.plan))
+
+
 def _error(engine: Engine, resolved: Resolved, why: str) -> UsageError:
     return UsageError(
         f"{engine.name} cannot be set beside {why}",
         where=f"{resolved.plan}",
         fix="a recipe and a plan of docs/engines.md, or verify without this engine",
-        code="V05",
+        code="V07",
     )

@@ -1,7 +1,6 @@
 """JAX as a second engine: one device, and plans over dp, shard, tp and pp, in processes of its own."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ from pydantic import Field
 from unisono.config import Resolved
 from unisono.plan.fields import USUAL
 from unisono.plan.grammar import member
-from unisono_contrib.verify.engines import Engine, recipe_problem
+from unisono_contrib.verify.engines import Engine, beyond_engines
 
 _PLAYED = ("dp", "shard", "zero", "pp", "schedule", "micros", "tp", "sync", "precision")
 _NO_MATTER = ("collective", "cp_kind")
@@ -21,14 +20,13 @@ class JaxEngine(Engine):
 
     name: ClassVar[str] = "jax"
     spreads: ClassVar[bool] = True
+    library: ClassVar[str] = "jax"
     entry: ClassVar[str] = "unisono_contrib.verify.engines.jax.main"
 
     processes: bool = Field(default=False, description="a process for each device, over Gloo")
 
     def problem(self, resolved: Resolved) -> str:
-        if find_spec("jax") is None:
-            return "torch: jax is not installed; pip install 'unisono[jax]'"
-        return recipe_problem(resolved) or next(_unplayed(resolved), "")
+        return beyond_engines(resolved) or next(_unplayed(resolved), "")
 
     def play(self, question: Path, resolved: Resolved, out: Path) -> None:
         from unisono_contrib.verify.engines.jax.start import start

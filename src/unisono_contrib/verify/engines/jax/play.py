@@ -79,7 +79,7 @@ class Player:
         return self.losses, {n: self.stages[n].meet(grads) for n, grads in self.grads.items()}
 
     def _compute(self, action: Action, stage: StageCode, w: Arrays, micro: tuple[Any, Any]) -> None:
-        key, length = (action.stage, action.micro), self.timetable.length
+        key, dx = (action.stage, action.micro), None
         tokens, targets = (put(x, stage.mesh, BATCH) for x in micro)
         turns = tuple(put(x, stage.mesh, P()) for x in self.turns)
         if action.kind == "F":
@@ -93,22 +93,20 @@ class Player:
             return
         split = self.timetable.splits_backward
         g = put(np.ones(()), stage.mesh, P()) if stage.part.last else self.inbox["B", *key]
-        given_all = (w, self.kept[key], targets, turns, g)
+        operands = (w, self.kept[key], targets, turns, g)
         if action.kind == "W":
-            self._add(action.stage, stage.weights(*given_all)[1])
-        elif split:
-            dx = stage.inward(*given_all)[0] if not stage.part.first else None
-            self.inbox["B", action.stage - 1, action.micro] = dx
-        else:
-            dx, grads = stage.backward(*given_all)
-            self.inbox["B", action.stage - 1, action.micro] = dx
+            self._add(action.stage, stage.weights(*operands)[1])
+        elif not split:
+            dx, grads = stage.backward(*operands)
             self._add(action.stage, grads)
+        elif not stage.part.first:
+            dx, _ = stage.inward(*operands)
+        if action.kind == "B" and not stage.part.first:
+            self.inbox["B", action.stage - 1, action.micro] = dx
         if action.kind == "W" or not split:
             del self.kept[key]
             if not stage.part.last:
                 del self.inbox["B", *key]
-        if action.stage % length == 0:
-            self.inbox.pop(("B", action.stage - 1, action.micro), None)
 
     def _add(self, stage: int, grads: Arrays) -> None:
         old = self.grads.get(stage)
@@ -121,18 +119,14 @@ class Player:
         if not self.apart:
             self.inbox[key] = jax.device_put(self.inbox[key], NamedSharding(self.rows[action.peer], STREAM))
             return
-        here, mine = {row, action.peer} & self._mine, row in self._mine
-        if here:
+        mine = {self.timetable.placement[stage] for stage in self.stages}
+        if mine & {row, action.peer}:
             B, T = micros[action.micro][0].shape
             width = next(iter(self.stages.values())).part.sizes.d_model
-            x = self.inbox.pop(key) if mine else None
+            x = self.inbox.pop(key) if row in mine else None
             y = _passed(x, self.rows[row], self.rows[action.peer], (B, T, width))
             if y is not None:
                 self.inbox[key] = y
-
-    @property
-    def _mine(self) -> set[int]:
-        return {self.timetable.placement[stage] for stage in self.stages}
 
 
 @jax.jit

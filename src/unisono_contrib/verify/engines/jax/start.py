@@ -1,6 +1,7 @@
 """The processes of JAX, apart from torch's: JAX starts threads, and ranks are forked from what has none."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -29,7 +30,8 @@ def start(entry: str, question: Path, resolved: Resolved, out: Path, processes: 
     }  # fmt: skip
     with _address() if apart else nullcontext("") as address:
         path = write_whole(out / "job.json", json.dumps(job | {"address": address}))
-        _run([[sys.executable, "-m", entry, str(path), str(n)] for n in range(plan.world if apart else 1)], out)
+        python = [sys.executable, "-P", "-m", "unisono.launch.parent", str(os.getpid()), sys.executable, "-P"]
+        _run([[*python, "-m", entry, str(path), str(n)] for n in range(plan.world if apart else 1)], out)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from unisono.config import Resolved
-from unisono_contrib.verify.engines import Engine, recipe_problem
+from unisono_contrib.verify.engines import Engine, beyond_engines
 
 
 class NumpyWitness(Engine):
@@ -13,7 +13,7 @@ class NumpyWitness(Engine):
     name: ClassVar[str] = "numpy"
 
     def problem(self, resolved: Resolved) -> str:
-        return recipe_problem(resolved)
+        return beyond_engines(resolved)
 
     def play(self, question: Path, resolved: Resolved, out: Path) -> None:
         from unisono_contrib.verify.engines.numpy.play import play
