@@ -150,7 +150,16 @@ def play_jax(sizes: dict[str, int], dtype: str, player: bool) -> Callable[[], fl
     jax.config.update("jax_enable_x64", dtype == "float64")
     tokens, targets = inputs(sizes)
     numbers = Sizes(
-        sizes["n_layer"], sizes["n_head"], sizes["n_head"], sizes["d_model"], 256, "learned", "gelu", "layer", True, 1
+        sizes["n_layer"],
+        sizes["n_head"],
+        sizes["n_head"],
+        sizes["d_model"],
+        256,
+        "learned",
+        "gelu",
+        "layer",
+        True,
+        1,
     )
     turns = np.zeros((1, 1)), np.zeros((1, 1))
     timetable = SCHEDULES.read("accumulate").timetable(1, 1)

@@ -1108,7 +1108,7 @@ DEBUGGING = (
     prints(
         _G,
         "Check of one device against a second engine",
-        "unisono verify --model.n_layer 2 --model.d_model 32 --train.global_batch 8 --plan dp=2 --steps 1 --witness numpy",
+        "unisono verify --model.n_layer 2 --train.global_batch 8 --plan dp=2 --steps 1 --witness numpy",
         "loss, gradients and updates of NumPy, to 1e-12",
         r"numpy +one device .* ok$",
         r"torch +dp=2 .* ok$",

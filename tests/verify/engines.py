@@ -1,6 +1,7 @@
 """What tests of other engines share: a small recipe, and the rows of a proof with engines beside torch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.threads import ThreadForkServer
 from unisono.config import ModelConfig, Recipe, TrainConfig
@@ -25,12 +26,18 @@ def recipe(optimizer: str = "adamw", **model: object) -> Recipe:
 
 
 def beside(
-    of: Recipe, plans: Sequence[str], *, witnesses: Sequence[str] = (), engines: Sequence[str] = (), steps: int = 2
+    of: Recipe,
+    plans: Sequence[str],
+    *,
+    witnesses: Sequence[str] = (),
+    engines: Sequence[str] = (),
+    steps: int = 2,
 ) -> tuple[list[Proof], list[EngineRow], list[str]]:
     """The proofs, the rows of the engines, and which engine is the odd one."""
     read = [Plan.parse(f"{text} precision=fp64") for text in plans]
     session = Beside.of(witnesses, engines, of, read)
     with session.opened():
-        proofs = prove_on(ThreadForkServer(ENTRY), of, read, steps, keep_going=True, shelf=session.shelf)
+        server: Any = ThreadForkServer(ENTRY)
+        proofs = prove_on(server, of, read, steps, keep_going=True, shelf=session.shelf)
         tables = list(session.tables())
         return proofs, [row for table in tables for row in table.rows], [x for t in tables for x in t.odd()]

@@ -23,7 +23,10 @@ def _forgetful(self: play.Player, stage: int, grads: object) -> None:
 
 
 _true = net._summed
-PLANTS = {"scaled": lambda: setattr(net, "_summed", _scaled), "forgetful": lambda: setattr(play.Player, "_add", _forgetful)}
+PLANTS = {
+    "scaled": lambda: setattr(net, "_summed", _scaled),
+    "forgetful": lambda: setattr(play.Player, "_add", _forgetful),
+}
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])

@@ -81,7 +81,9 @@ def test_a_wrong_gradient_in_jax_is_reported_with_its_name(
     assert {row.engine for row in failed} == {"jax", "numpy", "torch"}
 
 
-SMALL = "--model.n_layer 2 --model.n_head 2 --model.d_model 8 --model.context 8 --train.global_batch 8".split()
+SMALL = (
+    "--model.n_layer 2 --model.n_head 2 --model.d_model 8 --model.context 8 --train.global_batch 8".split()
+)
 
 
 @pytest.mark.parametrize(

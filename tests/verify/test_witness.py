@@ -38,7 +38,12 @@ def test_gradients_by_hand_are_differences_of_losses() -> None:
     sizes = numpy_net.Sizes(2, 4, 2, 16, "rotary", "swiglu", "rms", True)
     weights = {"stem.tok.weight": rng.normal(size=(12, 16)), "head.norm.weight": rng.normal(size=16)}
     shapes = {"attn.qkv.weight": (32, 16), "attn.proj.weight": (16, 16), "mlp.up.weight": (24, 16)}
-    shapes |= {"mlp.gate.weight": (24, 16), "mlp.down.weight": (16, 24), "norm1.weight": (16,), "norm2.weight": (16,)}
+    shapes |= {
+        "mlp.gate.weight": (24, 16),
+        "mlp.down.weight": (16, 24),
+        "norm1.weight": (16,),
+        "norm2.weight": (16,),
+    }
     for i in range(2):
         weights |= {f"blocks.{i}.{name}": rng.normal(size=shape) / 3 for name, shape in shapes.items()}
     tokens, targets = rng.integers(12, size=(2, 3, 6))
@@ -66,7 +71,9 @@ def _other_eps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("plant", [_tanh_gelu, _other_eps])
-def test_what_plan_and_one_device_do_wrong_alike_is_found(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_plan_and_one_device_do_wrong_alike_is_found(
+    plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
     proofs, rows, _ = beside(recipe(), ["dp=2"], witnesses=["numpy"], steps=1)
     assert all(proofs)  # nobody else sees it
@@ -121,7 +128,9 @@ def test_of_three_engines_the_odd_one_is_named(tmp_path: Path) -> None:
     assert list(Table(Question.read(tmp_path), answers[1:]).odd()) == []
 
 
-SMALL = "--model.n_layer 1 --model.n_head 2 --model.d_model 8 --model.context 8 --train.global_batch 4".split()
+SMALL = (
+    "--model.n_layer 1 --model.n_head 2 --model.d_model 8 --model.context 8 --train.global_batch 4".split()
+)
 REFUSED = {
     "model.dropout 0.1": ["--model.dropout", "0.1"],
     "a model of kind moe": ["--model.kind", "moe"],
@@ -149,10 +158,23 @@ def test_what_it_cannot_play_is_refused_by_name(what: str, capsys: pytest.Captur
 def test_json_has_a_row_for_the_witness(capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
-    words = ["verify", *SMALL, "--plan", "dp=2", "--plan", "dp=2 codec=int8", "--witness", "numpy", "--steps", "1"]
+    words = [
+        "verify",
+        *SMALL,
+        "--plan",
+        "dp=2",
+        "--plan",
+        "dp=2 codec=int8",
+        "--witness",
+        "numpy",
+        "--steps",
+        "1",
+    ]
     assert main([*words, "--json"]) == 2  # the codec's row is refused, and the others hold
     result = json.loads(capsys.readouterr().out)
-    rows = {(row.get("engine"), row["plan"].split()[0]): row for row in result["results"] if row.get("engine")}
+    rows = {
+        (row.get("engine"), row["plan"].split()[0]): row for row in result["results"] if row.get("engine")
+    }
     assert rows["numpy", "one"]["pass"] and rows["torch", "dp=2"]["pass"]
     assert rows["torch", "dp=2"]["against"] == ["numpy"]
     refused = [row for row in result["results"] if row.get("refused")]

@@ -199,7 +199,11 @@ def _prove(
     heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
     settings.say(f"{'plan':<{width}} {'ranks':>5} {'promise':<9} {heads}")
     proofs = prove(
-        recipe, plans, steps, lambda proof: settings.say(_lines(proof, width)), keep_going=len(plans) > 1,
+        recipe,
+        plans,
+        steps,
+        lambda proof: settings.say(_lines(proof, width)),
+        keep_going=len(plans) > 1,
         shelf=shelf,
     )
     good = sum(proof.passed for proof in proofs)

@@ -43,7 +43,9 @@ class Question:
         """`model/NAME` and `optim/NAME/STATE` before a step: each begins where the one device began it."""
         if step:
             return {
-                k: x for k, x in read_step(self.folder, step - 1).items() if k.startswith(("model/", "optim/"))
+                k: x
+                for k, x in read_step(self.folder, step - 1).items()
+                if k.startswith(("model/", "optim/"))
             }
         first = read_step(self.folder, 0)
         return {f"model/{k.removeprefix('init/')}": x for k, x in first.items() if k.startswith("init/")}

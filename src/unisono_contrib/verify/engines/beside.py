@@ -43,8 +43,8 @@ ONE = "one device"
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """A row of `verify --engine`. against: the other engines' one devices. max_rel_err: by kind, the largest over all of
-    them and all steps; no entry for what neither side computes. first_divergence: text, or None."""
+    """A row of `verify --engine`. against: the other engines' one devices. max_rel_err: by kind, the largest over all
+    of them and all steps; no entry for what neither side computes. first_divergence: text, or None."""
 
     engine: str
     plan: str

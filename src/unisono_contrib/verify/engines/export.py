@@ -68,8 +68,8 @@ def _export_steps(resolved: Resolved, corpus: Corpus, job: Mapping[str, Any], ou
 
 
 def _turns(model: GPTConfig) -> tuple[Tensor, Tensor]:
-    """The cosines and sines by which rotary positions turn, [T, K/2]: float32 numbers, of the model as weights are. They
-    are what a pair (1, 0) is turned to."""
+    """The cosines and sines by which rotary positions turn, [T, K/2]: float32 numbers, of the model as weights are.
+    They are what a pair (1, 0) is turned to."""
     each = model.d_model // model.n_head
     steps = torch.arange(model.context)
     pairs = torch.cat((torch.ones(model.context, each // 2), torch.zeros(model.context, each // 2)), -1)

@@ -38,7 +38,9 @@ class Beside:
     shelf: Path = Path()
 
     @classmethod
-    def of(cls, witnesses: Sequence[str], engines: Sequence[str], recipe: Recipe, plans: Sequence[Plan]) -> "Beside":
+    def of(
+        cls, witnesses: Sequence[str], engines: Sequence[str], recipe: Recipe, plans: Sequence[Plan]
+    ) -> "Beside":
         """The engines by their texts, such as `jax` and `jax:processes=true`. witnesses: those that play one device
         alone. Raises UsageError C10 where a library is missing, V07 where the recipe, or every plan, is
         none that an engine can play."""
@@ -83,7 +85,8 @@ class Beside:
             mine = [
                 (number, resolved)
                 for number, resolved in enumerate(self.plans)
-                if (at := self.shelf / f"plan-{number}" / "question").is_file() and at.read_text() == folder.name
+                if (at := self.shelf / f"plan-{number}" / "question").is_file()
+                and at.read_text() == folder.name
             ]
             if mine:
                 yield self._table(folder, mine)

@@ -45,8 +45,12 @@ def main(path: Path, number: int) -> None:
     for step in range(question.steps):
         batch = question.batch(step)
         # Each replica has a stretch of the global batch, and plays its micro-batches in their order.
-        cut = [batch[key].reshape(shape[0] * shape[1], micros, -1, batch[key].shape[1]) for key in ("inputs", "targets")]
-        leaves = [tuple(x[:, i].reshape(-1, x.shape[-1]) for x in cut) for i in range(micros)]
+        cut = [
+            batch[key].reshape(shape[0] * shape[1], micros, -1, batch[key].shape[1])
+            for key in ("inputs", "targets")
+        ]
+        inputs, targets = ([x[:, i].reshape(-1, x.shape[-1]) for i in range(micros)] for x in cut)
+        leaves = list(zip(inputs, targets, strict=True))
         tensors = step_of(player, question.weights(step), leaves)
         if writes(player.rows, number):
             whole = {key: np.ascontiguousarray(x) for key, x in tensors.items()}

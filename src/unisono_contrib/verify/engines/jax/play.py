@@ -7,6 +7,7 @@ collective of its two ends, and all processes meet in one order: that in which t
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def parts_of(
     ]
     if blocks:
         edges = np.cumsum([0, *blocks]).tolist()
-        cut = [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        cut = [range(a, b) for a, b in pairwise(edges)]
     else:
         cut = balance(costs, 0.0, float(weights["stem.tok.weight"].size), stages)
     return [Part(sizes, each, i == 0, i == stages - 1) for i, each in enumerate(cut)]
@@ -65,7 +66,7 @@ class Player:
     losses: list[Any] = field(default_factory=list)
 
     def step(
-        self, weights: Mapping[str, Any], micros: Sequence[tuple[Any, Any]]
+        self, weights: Mapping[int, Arrays], micros: Sequence[tuple[Any, Any]]
     ) -> tuple[list[Any], dict[int, Arrays]]:
         """Losses and gradients by stage, still on their devices. weights: dealt, by stage. micros: tokens and targets
         [B, T] of each micro-batch, over all replicas."""
@@ -159,9 +160,11 @@ def player_of(
     timetable: Timetable, devices: Sequence[Any], shape: tuple[int, int, int], zero: int, sizes: Sizes,
     blocks: Sequence[int], weights: Mapping[str, Any], turns: tuple[Any, Any], targets: int, apart: bool,
 ) -> Player:  # fmt: skip
-    """The player of this process. devices: of all rows, outer to inner pp, dp, shard, tp. targets: of a global batch."""
+    """The player of this process. devices: of all rows, outer to inner pp, dp, shard, tp. targets: of a global
+    batch."""
     rows = [
-        Mesh(np.array(each).reshape(shape), AXES) for each in np.array(devices).reshape(len(timetable.rows), -1)
+        Mesh(np.array(each).reshape(shape), AXES)
+        for each in np.array(devices).reshape(len(timetable.rows), -1)
     ]
     parts = parts_of(sizes, blocks, weights, timetable.length)
     deal, here = Deal(sizes, shape[1], zero), jax.process_index()

@@ -1,8 +1,8 @@
 """A row of the pipeline in JAX: a mesh of dp, shard and tp, and the compiled functions of its stages.
 
-A backward computes its stage's forward again, from the input that it kept. Gradients stay apart until the step's end on
-the axes whose devices see different samples, and meet once: by a sum, or for zero=2 by a sum of which each keeps a part.
-Under zero=3 weights are gathered where they are used, and their gradients are scattered there.
+A backward computes its stage's forward again, from the input that it kept. Gradients stay apart until the step's end
+on the axes whose devices see different samples, and meet once: by a sum, or for zero=2 by a sum of which each keeps a
+part. Under zero=3 weights are gathered where they are used, and their gradients are scattered there.
 """
 
 from collections.abc import Callable, Mapping

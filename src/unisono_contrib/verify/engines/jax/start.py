@@ -63,4 +63,6 @@ def _run(commands: list[list[str]], out: Path) -> None:
             process.wait()
     if bad is not None:
         lines = logs[bad].read_text(errors="replace").strip().splitlines()
-        raise UserCodeError(f"JAX's process {bad} failed: {lines[-1] if lines else 'it ended without a word'}")
+        raise UserCodeError(
+            f"JAX's process {bad} failed: {lines[-1] if lines else 'it ended without a word'}"
+        )

@@ -19,7 +19,7 @@ Back = Callable[[Array], Array]  # the gradient of what a layer computed → tha
 
 EPS = 1e-5  # of norms
 _ROWS = 8  # samples computed at a time
-_erf = np.frompyfunc(math.erf, 1, 1)
+_erf = np.vectorize(math.erf, otypes=[float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Net:
     def _mlp(self, name: str, x: Array) -> tuple[Array, Back]:
         up, back_up = self._linear(f"{name}.up", x)
         if self.sizes.activation == "gelu":
-            below = (1 + _erf(up / math.sqrt(2)).astype(float)) / 2  # of a normal number's probability
+            below = (1 + _erf(up / math.sqrt(2))) / 2  # of a normal number's probability
             y, back_down = self._linear(f"{name}.down", up * below)
             slope = below + up * np.exp(-up * up / 2) / math.sqrt(2 * math.pi)
             return y, lambda g: back_up(back_down(g) * slope)

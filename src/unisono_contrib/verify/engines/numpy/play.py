@@ -20,7 +20,9 @@ def play(folder: Path, out: Path) -> None:
         pair = batch["cos"], batch["sin"]
         loss, grads = loss_and_grads(sizes, question.weights(step), batch["inputs"], batch["targets"], *pair)
         tensors = {f"raw/{name}": np.ascontiguousarray(grad) for name, grad in grads.items()}
-        tensors["cos"], tensors["sin"] = turns(len(pair[0]), sizes.each, question.about["model"]["rope_theta"])
+        tensors["cos"], tensors["sin"] = turns(
+            len(pair[0]), sizes.each, question.about["model"]["rope_theta"]
+        )
         save_file({"loss": np.array([loss]), **tensors}, out / f"step-{step}.safetensors")
 
 

@@ -1,4 +1,7 @@
-"""Clipping and the update in NumPy, float64: AdamW (Loshchilov & Hutter, 2019) and momentum (Sutskever et al., 2013)."""
+"""Clipping and the update in NumPy, float64.
+
+AdamW is Loshchilov & Hutter's (2019), momentum Sutskever et al.'s (2013).
+"""
 
 import math
 from collections.abc import Mapping
