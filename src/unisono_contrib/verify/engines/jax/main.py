@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
+import jax  # pyright: ignore[reportMissingImports]
 
 
 def begin(job: dict[str, Any], number: int) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.scipy.special import erf
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+from jax import lax  # pyright: ignore[reportMissingImports]
+from jax.scipy.special import erf  # pyright: ignore[reportMissingImports]
 
 Array = jax.Array
 Weights = Mapping[str, Any]

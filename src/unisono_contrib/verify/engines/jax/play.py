@@ -10,12 +10,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import jax  # pyright: ignore[reportMissingImports]
+import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import lax  # pyright: ignore[reportMissingImports]
+from jax.sharding import Mesh, NamedSharding  # pyright: ignore[reportMissingImports]
+from jax.sharding import PartitionSpec as P  # pyright: ignore[reportMissingImports]
 
 from unisono.programs.balance import balance
 from unisono.programs.pipeline import COMPUTE, SENDS, Action, Timetable, play_costs, with_messages

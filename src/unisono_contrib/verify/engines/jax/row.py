@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import jax
+import jax  # pyright: ignore[reportMissingImports]
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import lax  # pyright: ignore[reportMissingImports]
+from jax.sharding import Mesh, NamedSharding  # pyright: ignore[reportMissingImports]
+from jax.sharding import PartitionSpec as P  # pyright: ignore[reportMissingImports]
 
 from unisono_contrib.verify.engines.jax.net import Part, Sizes
 
