@@ -46,6 +46,17 @@ def test_plans_in_jax_are_one_device(plans: tuple[str, ...], model: dict[str, ob
 
 
 @pytest.mark.slow
+def test_as_a_witness_jax_stands_beside_plans_that_it_does_not_play() -> None:
+    proofs, rows, _ = beside(recipe(), ["cp=2"], witnesses=["jax", "numpy"], steps=1)
+    assert all(proofs) and all(row.passed for row in rows)
+    assert {(row.engine, row.ranks): row.against for row in rows} == {
+        ("numpy", 1): ("torch", "jax"),
+        ("jax", 1): ("torch", "numpy"),
+        ("torch", 2): ("numpy", "jax"),
+    }
+
+
+@pytest.mark.slow
 def test_a_vocabulary_that_tp_does_not_divide_stays_whole() -> None:
     held(recipe(vocab=257), ("tp=2",))
 

@@ -70,6 +70,21 @@ def _other_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_wrong_gradient_of_torch_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In plan and one device alike, with the right loss."""
+
+    def forward(self: torch_net.FeedForward, x: Any) -> Any:
+        w = self.down.weight
+        hidden = torch_net.F.gelu(self.up(x))
+        return torch_net.F.linear(hidden, w + (w - w.detach()) * 1e-9, self.down.bias)
+
+    monkeypatch.setattr(torch_net.FeedForward, "forward", forward)
+    proofs, rows, _ = beside(recipe(), ["dp=2"], witnesses=["numpy"], steps=1)
+    assert all(proofs)
+    for row in rows:
+        assert "raw/blocks.0.mlp.down.weight is off by 1.0e-09" in str(row.first_divergence)
+
+
 @pytest.mark.parametrize("plant", [_tanh_gelu, _other_eps])
 def test_what_plan_and_one_device_do_wrong_alike_is_found(
     plant: Any, monkeypatch: pytest.MonkeyPatch

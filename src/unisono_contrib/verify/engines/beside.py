@@ -60,7 +60,8 @@ class EngineRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The object of --json."""
-        return {**asdict(self), "pass": self.passed}
+        finite = {kind: min(error, 1e308) for kind, error in self.max_rel_err.items()}  # JSON has no infinity
+        return {**asdict(self), "max_rel_err": finite, "pass": self.passed}
 
 
 @dataclass(slots=True)

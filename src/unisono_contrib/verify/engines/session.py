@@ -28,18 +28,24 @@ class Unplayed:
 
 @dataclass(slots=True)
 class Beside:
-    """The engines of one call of `verify`. alone: names of those that play one device alone. shelf: folder of the steps
-    as tensors, while it is open."""
+    """The engines of one call of `verify`. alone: names of those that play one device alone. covering: plans were chosen
+    to cover a recipe, so that one may be none of an engine's. shelf: folder of the steps as tensors, while it is open."""
 
     engines: Sequence[Engine]
     alone: frozenset[str]
     plans: Sequence[Resolved]
+    covering: bool = False
     refused: list[Unplayed] = field(default_factory=list)
     shelf: Path = Path()
 
     @classmethod
     def of(
-        cls, witnesses: Sequence[str], engines: Sequence[str], recipe: Recipe, plans: Sequence[Plan]
+        cls,
+        witnesses: Sequence[str],
+        engines: Sequence[str],
+        recipe: Recipe,
+        plans: Sequence[Plan],
+        covering: bool = False,
     ) -> "Beside":
         """The engines by their texts, such as `jax` and `jax:processes=true`. witnesses: those that play one device
         alone. Raises UsageError C10 where a library is missing, V07 where the recipe, or every plan, is
@@ -48,7 +54,7 @@ class Beside:
         read = list({engine.name: engine for engine in reversed(read)}.values())
         spread = {ENGINES.read(text).name for text in engines}
         alone = frozenset(engine.name for engine in read if engine.name not in spread or not engine.spreads)
-        beside = cls(read, alone, [resolve(recipe, plan) for plan in plans])
+        beside = cls(read, alone, [resolve(recipe, plan) for plan in plans], covering)
         for engine in read:
             if engine.library and find_spec(engine.library) is None:
                 what = f"--engine {engine.name} needs {engine.library}, which is not installed"

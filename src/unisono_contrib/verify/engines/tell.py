@@ -20,12 +20,15 @@ def told(beside: Beside, settings: Settings) -> dict[str, Any]:
         settings.say(_line(row, width))
     for engine in dict.fromkeys(odd for table in tables for odd in table.odd()):
         settings.say(f"    likely  {engine}'s one device is wrong: the other engines agree with each other")
-    for left in beside.refused:
+    shown = [] if beside.covering else beside.refused
+    for left in shown:
         error = left.error.as_dict()
         settings.say(f"{left.engine:<7} {left.plan}  refused: {error['code']} {error['what']}")
+    if beside.covering and beside.refused:
+        settings.say(f"note: {len(beside.refused)} times a plan is none that an engine plays")
     good = sum(row.passed for row in rows)
     settings.say(f"{good} of {len(rows)} answers are those of the other engines' one device, to {BOUND:g}")
-    refused = [_refused(left.engine, left.plan, left.error.as_dict()) for left in beside.refused]
+    refused = [_refused(left.engine, left.plan, left.error.as_dict()) for left in shown]
     return {
         "results": [*(row.as_dict() for row in rows), *refused],
         "pass": good == len(rows) and not refused,

@@ -51,16 +51,16 @@ def _run(commands: list[list[str]], out: Path) -> None:
             with log.open("wb") as file:
                 running.append(subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL))
         end = time.monotonic() + _SECONDS
-        while any(process.poll() is None for process in running):
-            bad = next((n for n, process in enumerate(running) if process.poll()), None)
-            if bad is not None or time.monotonic() > end:
+        while any(process.poll() is None for process in running) and time.monotonic() < end:
+            if any(process.poll() for process in running):
                 break
             time.sleep(_POLL)
-        bad = next((n for n, process in enumerate(running) if process.poll() != 0), None)
+        codes = [process.poll() for process in running]
     finally:
         for process in running:
             process.kill()
             process.wait()
+    bad = next((n for n, code in enumerate(codes) if code), None)
     if bad is not None:
         lines = logs[bad].read_text(errors="replace").strip().splitlines()
         raise UserCodeError(
