@@ -93,7 +93,7 @@ def test_a_wrong_gradient_in_jax_is_reported_with_its_name(
 
 
 SMALL = (
-    "--model.n_layer 2 --model.n_head 2 --model.d_model 8 --model.context 8 --train.global_batch 8".split()
+    "--model.n_layer 2 --model.n_head 4 --model.d_model 8 --model.context 8 --train.global_batch 8".split()
 )
 
 
@@ -104,7 +104,7 @@ SMALL = (
         ("dp=2 codec=int8", "codec=int8"),
         ("dp=2 recompute=full", "recompute=full"),
         ("pp=2 offload=optimizer", "offload=optimizer"),
-        ("tp=2x1", "tp=2x1"),
+        ("tp=2x2", "tp=2x2"),
         ("dp=2 sync=delayed", "sync=delayed"),
     ],
 )

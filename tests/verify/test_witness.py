@@ -153,7 +153,6 @@ REFUSED = {
     "train.lora_rank": ["--train.lora_rank", "2"],
     "train.loss": ["--train.loss", "cross_entropy:smoothing=0.1"],
     "codec=int8": ["--plan", "dp=2 codec=int8"],
-    "precision bf16": ["--plan", "dp=2 precision=bf16"],
     "sync=period:2": ["--plan", "dp=2 sync=period:2"],
     "[privacy]": ["--privacy.noise", "1.0"],
     "precision fp32": ["--dtype", "float32"],

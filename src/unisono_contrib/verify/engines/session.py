@@ -28,8 +28,11 @@ class Unplayed:
 
 @dataclass(slots=True)
 class Beside:
-    """The engines of one call of `verify`. alone: names of those that play one device alone. covering: plans were chosen
-    to cover a recipe, so that one may be none of an engine's. shelf: folder of the steps as tensors, while it is open."""
+    """The engines of one call of `verify`.
+
+    alone: names of those that play one device alone. covering: plans were chosen to cover a recipe, so that one may be
+    none of an engine's. shelf: folder of the steps as tensors, while it is open.
+    """
 
     engines: Sequence[Engine]
     alone: frozenset[str]

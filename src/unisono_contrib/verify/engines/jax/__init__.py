@@ -43,7 +43,7 @@ def _unplayed(resolved: Resolved) -> Iterator[str]:
         if getattr(plan, key) != getattr(USUAL, key):
             yield f"{key}={plan.text(key)}, which it does not play"
     for key in ("zero", "tp"):
-        if not isinstance(plan.text(key), int):
+        if type(plan.text(key)) is not int:  # a grid of ranks is a number too
             yield f"{key}={plan.text(key)}: it plays plain numbers alone"
     schedule = member("schedule", plan.schedule)
     if schedule is None or not schedule.flushed:
