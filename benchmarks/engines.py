@@ -163,15 +163,15 @@ def play_jax(sizes: dict[str, int], dtype: str, player: bool) -> Callable[[], fl
     )
     turns = np.zeros((1, 1)), np.zeros((1, 1))
     timetable = SCHEDULES.read("accumulate").timetable(1, 1)
-    made = player_of(
+    whole = player_of(
         timetable, jax.devices(), (1, 1, 1), 3, numbers, (), weights, turns, targets.size, False
     )  # fmt: skip
-    stage = made.stages[0]
+    stage = whole.stages[0]
     dealt = stage.put(weights)
     if player:
 
         def step() -> float:
-            losses, grads = made.step({0: dealt}, [(tokens, targets)])
+            losses, grads = whole.step({0: dealt}, [(tokens, targets)])
             jax.block_until_ready(grads)
             return float(losses[0][0])
 

@@ -179,9 +179,9 @@ def _beside(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[st
     beside = session.Beside.of(call.args.witness, call.args.engine, recipe, plans, call.args.all)
     with beside.opened():
         outcome = _prove(call, recipe, plans, beside.shelf)
-        told = contributed("unisono.verify.engines.tell").told(beside, call.settings)
-    results = [*outcome["results"], *told["results"]]
-    return {**outcome, "results": results, "pass": outcome["pass"] and told["pass"]}
+        rows = contributed("unisono.verify.engines.tell").tell_rows(beside, call.settings)
+    results = [*outcome["results"], *rows["results"]]
+    return {**outcome, "results": results, "pass": outcome["pass"] and rows["pass"]}
 
 
 def _prove(

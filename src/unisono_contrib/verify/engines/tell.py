@@ -8,7 +8,7 @@ from unisono_contrib.verify.engines.beside import BOUND, KINDS, EngineRow
 from unisono_contrib.verify.engines.session import Beside
 
 
-def told(beside: Beside, settings: Settings) -> dict[str, Any]:
+def tell_rows(beside: Beside, settings: Settings) -> dict[str, Any]:
     """Play all engines and print a line for each answer; `results` and `pass` as `verify` has them."""
     settings.note(f"the same steps by {', '.join(engine.name for engine in beside.engines)} ...")
     tables = list(beside.tables())
