@@ -62,8 +62,8 @@ def test_a_vocabulary_that_tp_does_not_divide_stays_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["dp=2", "shard=2", "tp=2", "pp=2", "pp=2 schedule=zbv"])
-def test_two_processes_over_gloo_are_one_device(plan: str) -> None:
+@pytest.mark.parametrize("plan", ["dp=2", "shard=2", "tp=2", "pp=2", "pp=2 schedule=zbv", "dp=2 pp=2"])
+def test_processes_over_gloo_are_one_device(plan: str) -> None:
     held(recipe(**LLAMA, n_layer=4), (plan,), "jax:processes=true")
 
 

@@ -52,15 +52,16 @@ def parts_of(
 @dataclass
 class Player:
     """All rows that this process plays. stages: of each row, by number; of other rows, which others play, nothing.
-    rows: the mesh of each row. apart: a device is a process."""
+    rows: the mesh of each row. turns: cosines and sines, dealt, by stage. apart: a device is a process."""
 
     timetable: Timetable
     rows: Sequence[Mesh]
     stages: Mapping[int, StageCode]
-    turns: tuple[Any, Any]
+    turns: Mapping[int, tuple[Any, Any]]
     apart: bool
     program: Sequence[tuple[int, Action]] = ()
-    kept: dict[Key, Any] = field(default_factory=dict)  # inputs of stages until their backward
+    # Inputs and targets of stages until their backward.
+    kept: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     inbox: dict[tuple[str, int, int], Any] = field(default_factory=dict)
     grads: dict[int, Arrays] = field(default_factory=dict)
     losses: list[Any] = field(default_factory=list)
@@ -80,12 +81,11 @@ class Player:
         return self.losses, {n: self.stages[n].meet(grads) for n, grads in self.grads.items()}
 
     def _compute(self, action: Action, stage: StageCode, w: Arrays, micro: tuple[Any, Any]) -> None:
-        key, dx = (action.stage, action.micro), None
-        tokens, targets = (put(x, stage.mesh, BATCH) for x in micro)
-        turns = tuple(put(x, stage.mesh, P()) for x in self.turns)
+        key, dx, turns = (action.stage, action.micro), None, self.turns[action.stage]
         if action.kind == "F":
+            tokens, targets = (put(x, stage.mesh, BATCH) for x in micro)
             x = tokens if stage.part.first else self.inbox.pop(("F", *key))
-            self.kept[key] = x
+            self.kept[key] = x, targets
             y = stage.forward(w, x, targets, turns)
             if stage.part.last:
                 self.losses.append(y)
@@ -94,7 +94,7 @@ class Player:
             return
         split = self.timetable.splits_backward
         g = put(np.ones(()), stage.mesh, P()) if stage.part.last else self.inbox["B", *key]
-        operands = (w, self.kept[key], targets, turns, g)
+        operands = (w, *self.kept[key], turns, g)
         if action.kind == "W":
             self._add(action.stage, stage.weights(*operands)[1])
         elif not split:
@@ -174,7 +174,10 @@ def player_of(
             part = parts[stage % timetable.length]
             shapes = {name: weights[name].shape for name in part.names(list(weights))}
             stages[stage] = StageCode(part, deal, rows[row], shapes, 1.0 / targets)
-    return Player(timetable, rows, stages, turns, apart, list(program(timetable)))
+    dealt = {
+        n: (put(turns[0], stage.mesh, P()), put(turns[1], stage.mesh, P())) for n, stage in stages.items()
+    }
+    return Player(timetable, rows, stages, dealt, apart, list(program(timetable)))
 
 
 def step_of(
