@@ -142,14 +142,14 @@ def play_jax(sizes: dict[str, int], dtype: str, player: bool) -> Callable[[], fl
     import numpy as np
 
     from unisono.programs.schedules import SCHEDULES
-    from unisono_contrib.verify.engines.jax.net import Sizes
+    from unisono_contrib.verify.engines.jax.net import JaxSizes
     from unisono_contrib.verify.engines.jax.play import player_of
     from unisono_contrib.verify.engines.jax.row import BATCH, P, put
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", dtype == "float64")
     tokens, targets = inputs(sizes)
-    numbers = Sizes(
+    numbers = JaxSizes(
         sizes["n_layer"],
         sizes["n_head"],
         sizes["n_head"],

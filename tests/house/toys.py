@@ -193,10 +193,10 @@ class ToyScheduler(Submitter):
 _ENGINE = '''
 """A toy."""
 
-from unisono_contrib.verify.engines import Engine
+from unisono_contrib.verify.engines import StepEngine
 
 
-class ToyEngine(Engine):
+class ToyEngine(StepEngine):
     """It plays nothing."""
 
     name = "toy"

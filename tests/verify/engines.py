@@ -8,7 +8,7 @@ from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.verify.prover import ENTRY, Proof, prove_on
 from unisono_contrib.verify.engines.beside import EngineRow
-from unisono_contrib.verify.engines.session import Beside
+from unisono_contrib.verify.engines.session import EngineSession
 
 LLAMA = {
     "positions": "rotary", "activation": "swiglu", "norm": "rms", "bias": False, "n_kv_head": 2,
@@ -35,7 +35,7 @@ def beside(
 ) -> tuple[list[Proof], list[EngineRow], list[str]]:
     """The proofs, the rows of the engines, and which engine is the odd one."""
     read = [Plan.parse(f"{text} precision=fp64") for text in plans]
-    session = Beside.of(witnesses, engines, of, read)
+    session = EngineSession.of(witnesses, engines, of, read)
     with session.opened():
         server: Any = ThreadForkServer(ENTRY)
         proofs = prove_on(server, of, read, steps, keep_going=True, shelf=session.shelf)

@@ -17,7 +17,7 @@ def _scaled(w: object, name: str, x: object) -> object:
     return _true({**w, f"{name}.weight": grown}, name, x)  # type: ignore[arg-type,dict-item]
 
 
-def _forgetful(self: play.Player, stage: int, grads: object) -> None:
+def _forgetful(self: play.JaxPlayer, stage: int, grads: object) -> None:
     """The first micro-batch's gradients are lost."""
     self.grads[stage] = grads  # type: ignore[assignment]
 
@@ -25,7 +25,7 @@ def _forgetful(self: play.Player, stage: int, grads: object) -> None:
 _true = net._summed
 PLANTS = {
     "scaled": lambda: setattr(net, "_summed", _scaled),
-    "forgetful": lambda: setattr(play.Player, "_add", _forgetful),
+    "forgetful": lambda: setattr(play.JaxPlayer, "_add", _forgetful),
 }
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from tests.threads import ranks_on_threads  # noqa: F401  (a fixture)
 from tests.verify.engines import LLAMA, beside, recipe
 from unisono.cli import main
 from unisono.models.gpt import net as torch_net
-from unisono_contrib.verify.engines.answers import Question
-from unisono_contrib.verify.engines.beside import KINDS, ONE, Answer, Table
+from unisono_contrib.verify.engines.answers import EngineQuestion
+from unisono_contrib.verify.engines.beside import KINDS, ONE, AnswerTable, EngineAnswer
 from unisono_contrib.verify.engines.numpy import net as numpy_net
 
 pytestmark = pytest.mark.timeout(300)
@@ -35,7 +35,7 @@ def test_torch_is_the_witness_in_loss_gradients_and_update(optimizer: str, model
 def test_gradients_by_hand_are_differences_of_losses() -> None:
     """Of a few weights of each tensor, by central differences: the witness is right by itself, not by torch."""
     rng = np.random.default_rng(0)
-    sizes = numpy_net.Sizes(2, 4, 2, 16, "rotary", "swiglu", "rms", True)
+    sizes = numpy_net.NumpySizes(2, 4, 2, 16, "rotary", "swiglu", "rms", True)
     weights = {"stem.tok.weight": rng.normal(size=(12, 16)), "head.norm.weight": rng.normal(size=16)}
     shapes = {"attn.qkv.weight": (32, 16), "attn.proj.weight": (16, 16), "mlp.up.weight": (24, 16)}
     shapes |= {
@@ -99,12 +99,12 @@ def test_what_plan_and_one_device_do_wrong_alike_is_found(
 
 @pytest.mark.parametrize("name", ["stem.tok.weight", "blocks.1.mlp.down.weight", "blocks.0.norm1.bias"])
 def test_a_wrong_gradient_is_reported_with_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = numpy_net.Net._add
+    true = numpy_net.NumpyGPT._add
 
-    def off(self: numpy_net.Net, of: str, grad: numpy_net.Array) -> None:
+    def off(self: numpy_net.NumpyGPT, of: str, grad: numpy_net.Array) -> None:
         true(self, of, grad * (1 + 1e-10 * (of == name)))
 
-    monkeypatch.setattr(numpy_net.Net, "_add", off)
+    monkeypatch.setattr(numpy_net.NumpyGPT, "_add", off)
     _, rows, _ = beside(recipe(), ["dp=2"], witnesses=["numpy"], steps=1)
     for row in rows:
         assert f"raw/{name} is off by 1.0e-10 of its largest entry" in str(row.first_divergence)
@@ -133,14 +133,14 @@ def test_of_three_engines_the_odd_one_is_named(tmp_path: Path) -> None:
         folder.mkdir()
         one = {"loss": np.array([1.0]), "raw/a.weight": np.array([1.0, value])}
         save_file(one, folder / "step-0.safetensors")
-        answers.append(Answer(engine, ONE, 1, folder))
-    table = Table(Question.read(tmp_path), answers)
+        answers.append(EngineAnswer(engine, ONE, 1, folder))
+    table = AnswerTable(EngineQuestion.read(tmp_path), answers)
     assert list(table.odd()) == ["torch"]
     assert [row.passed for row in table.rows] == [False, False]
     assert "raw/a.weight is off by 5.0e-01 of its largest entry at [1] from torch's" in str(
         table.rows[0].first_divergence
     )
-    assert list(Table(Question.read(tmp_path), answers[1:]).odd()) == []
+    assert list(AnswerTable(EngineQuestion.read(tmp_path), answers[1:]).odd()) == []
 
 
 SMALL = (

@@ -176,7 +176,7 @@ def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[st
 def _beside(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str, Any]:
     """As `_prove`, and a table of other engines beside torch."""
     session = contributed("unisono.verify.engines.session")
-    beside = session.Beside.of(call.args.witness, call.args.engine, recipe, plans, call.args.all)
+    beside = session.EngineSession.of(call.args.witness, call.args.engine, recipe, plans, call.args.all)
     with beside.opened():
         outcome = _prove(call, recipe, plans, beside.shelf)
         rows = contributed("unisono.verify.engines.tell").tell_rows(beside, call.settings)

@@ -11,15 +11,17 @@ from typing import ClassVar
 from unisono.config import Resolved
 from unisono.models.gpt import GPTConfig
 from unisono.plan.fidelity import fidelity_of, with_sections
+from unisono.plan.fields import USUAL
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
 
 _SAME = frozenset({"callbacks", "early_stopping", "ema", "job", "k8s", "network", "slurm"})
 """Sections of a recipe that change no gradient."""
+_UPDATES = ("adamw", "sgd")
 _SYNCS = ("every_step", "canonical")
 
 
-class Engine(Member, ABC):
+class StepEngine(Member, ABC):
     """What plays a recipe's steps without torch. spreads: it plays plans too, not only one device. library: the package
     that it needs, an extra of that name; "" for none."""
 
@@ -36,8 +38,8 @@ class Engine(Member, ABC):
         several that add up: `loss` [1], and `raw/NAME` for each weight. Raises UnisonoError where the engine fails."""
 
 
-ENGINES: Family[Engine] = Family(
-    "engine", "unisono_contrib.verify.engines", Engine, "--engine", ("V07", "V07"), folders=True
+ENGINES: Family[StepEngine] = Family(
+    "engine", "unisono_contrib.verify.engines", StepEngine, "--engine", ("V07", "V07"), folders=True
 )
 
 
@@ -56,8 +58,8 @@ def _unknown(resolved: Resolved) -> Iterator[str]:
         yield f"model.dropout {model.dropout:g}: the masks are torch's"
     elif model.weights:
         yield "model.weights: it begins from the weights that the seed draws"
-    if train.optimizer not in ("adamw", "sgd"):
-        yield f"train.optimizer {train.optimizer}: only adamw and sgd are written for it"
+    if train.optimizer not in _UPDATES:
+        yield f"train.optimizer {train.optimizer}: only {' and '.join(_UPDATES)} are written for it"
     for key, off in (("loss", None), ("lora_rank", 0), ("freeze", ()), ("train_only", ())):
         if getattr(train, key) != off:
             yield f"train.{key}: it computes the model's own loss, and the gradients of all weights"
@@ -76,6 +78,6 @@ def _unknown(resolved: Resolved) -> Iterator[str]:
 
 def _lossy(resolved: Resolved) -> str:
     plan = resolved.plan
-    if plan.codec != "plain":
+    if plan.codec != USUAL.codec:
         return f"codec={plan.codec}"
     return f"zero={plan.text('zero')} schedule={plan.schedule}"

@@ -19,14 +19,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class EngineQuestion:
     """about: `steps`, `micro_batch`, and of `[model]` and `[train]` what engines need."""
 
     folder: Path
     about: Mapping[str, Any]
 
     @classmethod
-    def read(cls, folder: Path) -> "Question":
+    def read(cls, folder: Path) -> "EngineQuestion":
         """What was laid out there."""
         return cls(folder, json.loads((folder / "about.json").read_text()))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono_contrib.verify.engines.answers import Array, Question, read_step
+from unisono_contrib.verify.engines.answers import Array, EngineQuestion, read_step
 from unisono_contrib.verify.engines.numpy.play import law_of
 from unisono_contrib.verify.engines.numpy.update import stepped
 
@@ -19,7 +19,7 @@ _KIND_OF = {"raw": "grad", "grad": "grad", "model": "param", "optim": "optim"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """What one engine computed under one plan. folder: of its steps."""
 
     engine: str
@@ -68,21 +68,21 @@ class EngineRow:
 class _Comparison:
     """One answer against the one device of another engine, all steps. errors: largest by kind. first: what is wrong."""
 
-    question: Question
-    one: Answer
-    answer: Answer
+    question: EngineQuestion
+    other: EngineAnswer
+    answer: EngineAnswer
     errors: dict[str, float] = field(default_factory=dict)
     first: str | None = None
 
     def run(self) -> "_Comparison":
         for step in range(self.question.steps):
-            want, got = read_step(self.one.folder, step), read_step(self.answer.folder, step)
+            want, got = read_step(self.other.folder, step), read_step(self.answer.folder, step)
             self._constants(want, step)
             self._take("loss", "loss", got["loss"], want["loss"], 0.0, step)
             self._gradients(want, got, step)
-            for engine, other in ((self.one.engine, got), (self.answer.engine, want)):
+            for engine, theirs in ((self.other.engine, got), (self.answer.engine, want)):
                 if engine == "numpy":
-                    self._update(other, step)
+                    self._update(theirs, step)
         return self
 
     def _constants(self, want: Mapping[str, Array], step: int) -> None:
@@ -91,7 +91,7 @@ class _Comparison:
         for key in {"cos", "sin"} & want.keys():
             gap = float(np.abs(want[key] - batch[key]).max()) if batch[key].size else 0.0
             if gap > len(batch[key]) * 2.0**-22:
-                self._say(step, f"{key} of rotary positions is off by {gap:.1e} from {self.one.engine}'s")
+                self._say(step, f"{key} of rotary positions is off by {gap:.1e} from {self.other.engine}'s")
 
     def _gradients(self, want: Mapping[str, Array], got: Mapping[str, Array], step: int) -> None:
         names = [key for key in want if key.startswith("raw/")]
@@ -99,7 +99,7 @@ class _Comparison:
         most = max(sizes.values(), default=0.0)
         for key in sorted({*names, *(key for key in got if key.startswith("raw/"))}):
             if key not in want or key not in got:
-                side = self.one.name if key not in want else self.answer.name
+                side = self.other.name if key not in want else self.answer.name
                 self.errors["grad"] = math.inf
                 self._say(step, f"{key} is missing under {side}")
                 continue
@@ -129,7 +129,7 @@ class _Comparison:
         if error > BOUND:
             at = [int(i) for i in np.unravel_index(int(gap.argmax()), gap.shape)]
             where = f" of its largest entry at {at}" if gap.size > 1 else ""
-            self._say(step, f"{name} is off by {error:.1e}{where} from {self.one.engine}'s")
+            self._say(step, f"{name} is off by {error:.1e}{where} from {self.other.engine}'s")
 
     def _say(self, step: int, text: str) -> None:
         self.first = self.first or f"step {step + 1}: {text}"
@@ -140,46 +140,46 @@ def _largest(x: Array) -> float:
 
 
 @dataclass(frozen=True)
-class Table:
+class AnswerTable:
     """All answers of one question. answers: each engine's one device among them."""
 
-    question: Question
-    answers: Sequence[Answer]
+    question: EngineQuestion
+    answers: Sequence[EngineAnswer]
 
     @cached_property
     def rows(self) -> list[EngineRow]:
         """A row for each answer but torch's one device, which stands in the rows of the others."""
-        ones = [answer for answer in self.answers if answer.alone]
+        alone = [answer for answer in self.answers if answer.alone]
         rows = []
         for answer in self.answers:
-            others = [one for one in ones if one.engine != answer.engine]
+            others = [other for other in alone if other.engine != answer.engine]
             if answer.engine != "torch" and not answer.alone:
-                others = ones
+                others = alone
             if others and not (answer.alone and answer.engine == "torch"):
                 rows.append(self._row(answer, others))
         return rows
 
-    def _row(self, answer: Answer, others: Sequence[Answer]) -> EngineRow:
-        compared = [_Comparison(self.question, one, answer).run() for one in others]
+    def _row(self, answer: EngineAnswer, others: Sequence[EngineAnswer]) -> EngineRow:
+        compared = [_Comparison(self.question, other, answer).run() for other in others]
         errors = {
             kind: max(c.errors[kind] for c in compared if kind in c.errors)
             for kind in KINDS
             if any(kind in c.errors for c in compared)
         }
         first = next((c.first for c in compared if c.first), None)
-        against = tuple(one.engine for one in others)
+        against = tuple(other.engine for other in others)
         return EngineRow(answer.engine, answer.plan, answer.ranks, against, errors, BOUND, first)
 
     def odd(self) -> Iterator[str]:
         """The engine whose one device differs from all others, which agree with each other; there must be three."""
-        ones = [answer for answer in self.answers if answer.alone]
+        alone = [answer for answer in self.answers if answer.alone]
         agree = {
             (a.engine, b.engine): _Comparison(self.question, a, b).run().first is None
-            for i, a in enumerate(ones)
-            for b in ones[i + 1 :]
+            for i, a in enumerate(alone)
+            for b in alone[i + 1 :]
         }
-        for one in ones:
-            mine = [same for pair, same in agree.items() if one.engine in pair]
-            rest = [same for pair, same in agree.items() if one.engine not in pair]
+        for answer in alone:
+            mine = [same for pair, same in agree.items() if answer.engine in pair]
+            rest = [same for pair, same in agree.items() if answer.engine not in pair]
             if rest and all(rest) and not any(mine):
-                yield one.engine
+                yield answer.engine

@@ -12,9 +12,9 @@ from unisono.config import Recipe, Resolved, resolve
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.verify.prover import one_device
-from unisono_contrib.verify.engines import ENGINES, Engine, beyond_engines
-from unisono_contrib.verify.engines.answers import Question
-from unisono_contrib.verify.engines.beside import ONE, Answer, Table
+from unisono_contrib.verify.engines import ENGINES, StepEngine, beyond_engines
+from unisono_contrib.verify.engines.answers import EngineQuestion
+from unisono_contrib.verify.engines.beside import ONE, AnswerTable, EngineAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class Unplayed:
 
 
 @dataclass(slots=True)
-class Beside:
+class EngineSession:
     """The engines of one call of `verify`.
 
     alone: names of those that play one device alone. covering: plans were chosen to cover a recipe, so that one may be
     none of an engine's. shelf: folder of the steps as tensors, while it is open.
     """
 
-    engines: Sequence[Engine]
+    engines: Sequence[StepEngine]
     alone: frozenset[str]
     plans: Sequence[Resolved]
     covering: bool = False
@@ -49,7 +49,7 @@ class Beside:
         recipe: Recipe,
         plans: Sequence[Plan],
         covering: bool = False,
-    ) -> "Beside":
+    ) -> "EngineSession":
         """The engines by their texts, such as `jax` and `jax:processes=true`. witnesses: those that play one device
         alone. Raises UsageError C10 where a library is missing, V07 where the recipe, or every plan, is
         none that an engine can play."""
@@ -74,13 +74,13 @@ class Beside:
             ]
         return beside
 
-    def problem(self, engine: Engine, resolved: Resolved) -> str:
+    def problem(self, engine: StepEngine, resolved: Resolved) -> str:
         """Why an engine has no part in this plan; "" where it has."""
         played = _alone(resolved) if engine.name in self.alone else resolved
         return beyond_engines(resolved) or engine.problem(played)
 
     @contextmanager
-    def opened(self) -> Iterator["Beside"]:
+    def opened(self) -> Iterator["EngineSession"]:
         """With a shelf, which is gone afterwards."""
         self.shelf = Path(tempfile.mkdtemp(prefix="unisono-engines-"))
         try:
@@ -88,7 +88,7 @@ class Beside:
         finally:
             shutil.rmtree(self.shelf, ignore_errors=True)
 
-    def tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[AnswerTable]:
         """A table for each one device that plans are held to, once torch has filled the shelf."""
         for folder in sorted(self.shelf.glob("one-*"), key=lambda path: int(path.name[4:])):
             mine = [
@@ -100,24 +100,24 @@ class Beside:
             if mine:
                 yield self._table(folder, mine)
 
-    def _table(self, folder: Path, plans: Sequence[tuple[int, Resolved]]) -> Table:
-        answers = [Answer("torch", ONE, 1, folder)]
+    def _table(self, folder: Path, plans: Sequence[tuple[int, Resolved]]) -> AnswerTable:
+        answers = [EngineAnswer("torch", ONE, 1, folder)]
         alone = _alone(plans[0][1])
         for engine in self.engines:
             out = self.shelf / f"{engine.name}-{folder.name}"
             engine.play(folder, alone, out)
-            answers.append(Answer(engine.name, ONE, 1, out))
+            answers.append(EngineAnswer(engine.name, ONE, 1, out))
         for number, resolved in plans:
             text, ranks = str(resolved.plan), resolved.plan.world
             if not beyond_engines(resolved):
-                answers.append(Answer("torch", text, ranks, self.shelf / f"plan-{number}"))
+                answers.append(EngineAnswer("torch", text, ranks, self.shelf / f"plan-{number}"))
             for engine in (engine for engine in self.engines if engine.name not in self.alone):
                 if any(u.engine == engine.name and u.plan == text for u in self.refused):
                     continue
                 out = self.shelf / f"{engine.name}-{number}"
                 engine.play(folder, resolved, out)
-                answers.append(Answer(engine.name, text, ranks, out))
-        return Table(Question.read(folder), answers)
+                answers.append(EngineAnswer(engine.name, text, ranks, out))
+        return AnswerTable(EngineQuestion.read(folder), answers)
 
 
 def _alone(resolved: Resolved) -> Resolved:
@@ -127,7 +127,7 @@ def _alone(resolved: Resolved) -> Resolved:
     return resolve(recipe, one_device(resolved.plan))
 
 
-def _error(engine: Engine, resolved: Resolved, why: str) -> UsageError:
+def _error(engine: StepEngine, resolved: Resolved, why: str) -> UsageError:
     return UsageError(
         f"{engine.name} cannot be set beside {why}",
         where=f"{resolved.plan}",

@@ -5,10 +5,10 @@ from typing import Any
 from unisono.spec.settings import Settings
 from unisono.spec.words import relative_error
 from unisono_contrib.verify.engines.beside import BOUND, KINDS, EngineRow
-from unisono_contrib.verify.engines.session import Beside
+from unisono_contrib.verify.engines.session import EngineSession
 
 
-def tell_rows(beside: Beside, settings: Settings) -> dict[str, Any]:
+def tell_rows(beside: EngineSession, settings: Settings) -> dict[str, Any]:
     """Play all engines and print a line for each answer; `results` and `pass` as `verify` has them."""
     settings.note(f"the same steps by {', '.join(engine.name for engine in beside.engines)} ...")
     tables = list(beside.tables())

@@ -9,13 +9,13 @@ from pydantic import Field
 from unisono.config import Resolved
 from unisono.plan.fields import USUAL
 from unisono.plan.grammar import member
-from unisono_contrib.verify.engines import Engine, beyond_engines
+from unisono_contrib.verify.engines import StepEngine, beyond_engines
 
 _PLAYED = ("dp", "shard", "zero", "pp", "schedule", "micros", "tp", "sync", "precision")
 _NO_MATTER = ("collective", "cp_kind")
 
 
-class JaxEngine(Engine):
+class JaxEngine(StepEngine):
     """Meshes of devices in one process, or a process for each device."""
 
     name: ClassVar[str] = "jax"

@@ -26,15 +26,15 @@ def main(path: Path, number: int) -> None:
     from safetensors.numpy import save_file
 
     from unisono.programs.schedules import SCHEDULES
-    from unisono_contrib.verify.engines.answers import Question
-    from unisono_contrib.verify.engines.jax.net import Sizes
+    from unisono_contrib.verify.engines.answers import EngineQuestion
+    from unisono_contrib.verify.engines.jax.net import JaxSizes
     from unisono_contrib.verify.engines.jax.play import player_of, step_of
 
     job = json.loads(path.read_text())
     begin(job, number)
-    question, shape = Question.read(Path(job["question"])), tuple(job["mesh"])
-    keys = [key for key in Sizes.__dataclass_fields__ if key != "tp"]
-    sizes = Sizes(**{key: question.about["model"][key] for key in keys}, tp=shape[2])
+    question, shape = EngineQuestion.read(Path(job["question"])), tuple(job["mesh"])
+    keys = [key for key in JaxSizes.__dataclass_fields__ if key != "tp"]
+    sizes = JaxSizes(**{key: question.about["model"][key] for key in keys}, tp=shape[2])
     schedule = SCHEDULES.read(job["schedule"])
     timetable, micros = schedule.timetable(job["pp"], job["micros"]), job["micros"]
     batch = question.batch(0)

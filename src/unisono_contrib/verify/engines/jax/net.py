@@ -24,7 +24,7 @@ EPS = 1e-5  # of norms
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class JaxSizes:
     """The settings that say what is computed, by their names in `[model]`, and how many devices share a layer."""
 
     n_layer: int
@@ -59,10 +59,10 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagePart:
     """Some consecutive blocks, with the stem where they are the first and the head where they are the last."""
 
-    sizes: Sizes
+    sizes: JaxSizes
     blocks: range
     first: bool
     last: bool
@@ -87,7 +87,7 @@ class Part:
         table = w["stem.tok.weight" if self.sizes.tie_embeddings else "head.out.weight"]
         h = self._norm(w, "head.norm", x_BtD)
         if not self.sizes.cuts_vocab:
-            logits, targets = h @ table.T, self._own(targets_BT, h.shape[1])
+            logits, targets = h @ table.T, self._positions_here(targets_BT, h.shape[1])
             picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
             return weight * lax.psum((jax.nn.logsumexp(logits, -1) - picked).sum(), "tp")
         logits_BTV = _gathered(h) @ table.T
@@ -98,7 +98,7 @@ class Part:
         picked = jnp.take_along_axis(logits_BTV, jnp.where(here, at, 0)[..., None], -1)[..., 0]
         return weight * (jnp.log(total) + top - lax.psum(jnp.where(here, picked, 0.0), "tp")).sum()
 
-    def _own(self, x_BT: Array, size: int) -> Array:
+    def _positions_here(self, x_BT: Array, size: int) -> Array:
         """Of all positions those of this device."""
         return lax.dynamic_slice_in_dim(x_BT, lax.axis_index("tp") * size, size, 1)
 
@@ -110,7 +110,7 @@ class Part:
             x_BTD = jnp.where(here[..., None], table[jnp.where(here, at, 0)], 0.0)
             x_BtD = _scattered(x_BTD)
         else:
-            x_BtD = table[self._own(tokens_BT, each)]
+            x_BtD = table[self._positions_here(tokens_BT, each)]
         if self.sizes.positions == "learned":
             x_BtD += lax.dynamic_slice_in_dim(w["stem.pos.weight"], lax.axis_index("tp") * each, each, 0)
         return x_BtD

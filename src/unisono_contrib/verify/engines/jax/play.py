@@ -19,8 +19,17 @@ from jax.sharding import PartitionSpec as P  # pyright: ignore[reportMissingImpo
 
 from unisono.programs.balance import balance
 from unisono.programs.pipeline import COMPUTE, SENDS, Action, Timetable, play_costs, with_messages
-from unisono_contrib.verify.engines.jax.net import Part, Sizes
-from unisono_contrib.verify.engines.jax.row import AXES, BATCH, STREAM, Arrays, Deal, StageCode, put, whole
+from unisono_contrib.verify.engines.jax.net import JaxSizes, StagePart
+from unisono_contrib.verify.engines.jax.row import (
+    AXES,
+    BATCH,
+    STREAM,
+    Arrays,
+    StageCode,
+    WeightDeal,
+    put,
+    whole,
+)
 
 Key = tuple[int, int]  # stage, micro-batch
 
@@ -34,8 +43,8 @@ def program(timetable: Timetable) -> Iterator[tuple[int, Action]]:
 
 
 def parts_of(
-    sizes: Sizes, blocks: Sequence[int], weights: Mapping[str, np.ndarray[Any, Any]], stages: int
-) -> list[Part]:
+    sizes: JaxSizes, blocks: Sequence[int], weights: Mapping[str, np.ndarray[Any, Any]], stages: int
+) -> list[StagePart]:
     """The model's stages: as many blocks in each as `blocks` says, or by equal matrices as torch's are."""
     costs = [
         float(sum(w.size for n, w in weights.items() if n.startswith(f"blocks.{i}.") and w.ndim == 2))
@@ -46,11 +55,11 @@ def parts_of(
         cut = [range(a, b) for a, b in pairwise(edges)]
     else:
         cut = balance(costs, 0.0, float(weights["stem.tok.weight"].size), stages)
-    return [Part(sizes, each, i == 0, i == stages - 1) for i, each in enumerate(cut)]
+    return [StagePart(sizes, each, i == 0, i == stages - 1) for i, each in enumerate(cut)]
 
 
 @dataclass
-class Player:
+class JaxPlayer:
     """All rows that this process plays. stages: of each row, by number; of other rows, which others play, nothing.
     rows: the mesh of each row. turns: cosines and sines, dealt, by stage. apart: a device is a process."""
 
@@ -157,9 +166,9 @@ def _passed(x: Any, source: Mesh, target: Mesh, shape: tuple[int, ...]) -> Any:
 
 
 def player_of(
-    timetable: Timetable, devices: Sequence[Any], shape: tuple[int, int, int], zero: int, sizes: Sizes,
+    timetable: Timetable, devices: Sequence[Any], shape: tuple[int, int, int], zero: int, sizes: JaxSizes,
     blocks: Sequence[int], weights: Mapping[str, Any], turns: tuple[Any, Any], targets: int, apart: bool,
-) -> Player:  # fmt: skip
+) -> JaxPlayer:  # fmt: skip
     """The player of this process. devices: of all rows, outer to inner pp, dp, shard, tp. targets: of a global
     batch."""
     rows = [
@@ -167,7 +176,7 @@ def player_of(
         for each in np.array(devices).reshape(len(timetable.rows), -1)
     ]
     parts = parts_of(sizes, blocks, weights, timetable.length)
-    deal, here = Deal(sizes, shape[1], zero), jax.process_index()
+    deal, here = WeightDeal(sizes, shape[1], zero), jax.process_index()
     stages = {}
     for stage, row in enumerate(timetable.placement):
         if any(device.process_index == here for device in rows[row].devices.flat):
@@ -177,11 +186,11 @@ def player_of(
     dealt = {
         n: (put(turns[0], stage.mesh, P()), put(turns[1], stage.mesh, P())) for n, stage in stages.items()
     }
-    return Player(timetable, rows, stages, dealt, apart, list(program(timetable)))
+    return JaxPlayer(timetable, rows, stages, dealt, apart, list(program(timetable)))
 
 
 def step_of(
-    player: Player, weights: Mapping[str, Any], micros: Sequence[tuple[Any, Any]]
+    player: JaxPlayer, weights: Mapping[str, Any], micros: Sequence[tuple[Any, Any]]
 ) -> dict[str, np.ndarray[Any, Any]]:
     """`loss` and `raw/NAME` of one step, whole, as far as this process has them; those of several add up."""
     dealt = {number: stage.put(weights) for number, stage in player.stages.items()}

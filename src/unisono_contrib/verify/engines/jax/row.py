@@ -16,7 +16,7 @@ from jax import lax  # pyright: ignore[reportMissingImports]
 from jax.sharding import Mesh, NamedSharding  # pyright: ignore[reportMissingImports]
 from jax.sharding import PartitionSpec as P  # pyright: ignore[reportMissingImports]
 
-from unisono_contrib.verify.engines.jax.net import Part, Sizes
+from unisono_contrib.verify.engines.jax.net import JaxSizes, StagePart
 
 AXES = ("dp", "shard", "tp")
 DATA = ("dp", "shard")
@@ -27,10 +27,10 @@ Arrays = dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
-class Deal:
+class WeightDeal:
     """Which part of a weight lies on which device. whole: under zero=1 and zero=2 no weight is cut by shard."""
 
-    sizes: Sizes
+    sizes: JaxSizes
     shard: int
     zero: int
 
@@ -67,8 +67,8 @@ class Deal:
 class StageCode:
     """One stage, compiled for one mesh. weight: of one target's loss. shapes: of its weights."""
 
-    part: Part
-    deal: Deal
+    part: StagePart
+    deal: WeightDeal
     mesh: Mesh
     shapes: Mapping[str, tuple[int, ...]]
     weight: float

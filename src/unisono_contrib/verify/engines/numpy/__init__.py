@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from unisono.config import Resolved
-from unisono_contrib.verify.engines import Engine, beyond_engines
+from unisono_contrib.verify.engines import StepEngine, beyond_engines
 
 
-class NumpyWitness(Engine):
+class NumpyWitness(StepEngine):
     """One device without a framework."""
 
     name: ClassVar[str] = "numpy"

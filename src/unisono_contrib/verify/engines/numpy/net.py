@@ -23,7 +23,7 @@ _erf = np.vectorize(math.erf, otypes=[float])
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class NumpySizes:
     """The settings that say what is computed, by their names in `[model]`."""
 
     n_layer: int
@@ -42,11 +42,11 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Net:
+class NumpyGPT:
     """One forward and backward. weights, grads: by the names that they have in a checkpoint. cos, sin: [T, K/2], the
     model's constants for rotary positions."""
 
-    sizes: Sizes
+    sizes: NumpySizes
     weights: Mapping[str, Array]
     grads: dict[str, Array]
     cos: Array
@@ -210,10 +210,15 @@ def turns(context: int, each: int, theta: float) -> tuple[Array, Array]:
 
 
 def loss_and_grads(
-    sizes: Sizes, weights: Mapping[str, Array], tokens_NT: Array, targets_NT: Array, cos: Array, sin: Array
+    sizes: NumpySizes,
+    weights: Mapping[str, Array],
+    tokens_NT: Array,
+    targets_NT: Array,
+    cos: Array,
+    sin: Array,
 ) -> tuple[float, dict[str, Array]]:
     """Mean loss over all targets of a global batch, in nats, and the gradient of each weight, float64."""
-    net, total = Net(sizes, weights, {}, cos, sin), 0.0
+    net, total = NumpyGPT(sizes, weights, {}, cos, sin), 0.0
     for at in range(0, len(tokens_NT), _ROWS):
         rows = slice(at, at + _ROWS)
         total += net.loss(tokens_NT[rows], targets_NT[rows], 1 / targets_NT.size)

@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from unisono_contrib.verify.engines.answers import Question
-from unisono_contrib.verify.engines.numpy.net import Sizes, loss_and_grads, turns
-from unisono_contrib.verify.engines.numpy.update import Law
+from unisono_contrib.verify.engines.answers import EngineQuestion
+from unisono_contrib.verify.engines.numpy.net import NumpySizes, loss_and_grads, turns
+from unisono_contrib.verify.engines.numpy.update import UpdateLaw
 
 
 def play(folder: Path, out: Path) -> None:
     """Write loss and gradients of each step into `out`."""
-    question = Question.read(folder)
-    sizes = Sizes(**{key: question.about["model"][key] for key in Sizes.__dataclass_fields__})
+    question = EngineQuestion.read(folder)
+    sizes = NumpySizes(**{key: question.about["model"][key] for key in NumpySizes.__dataclass_fields__})
     out.mkdir(parents=True, exist_ok=True)
     for step in range(question.steps):
         batch = question.batch(step)
@@ -26,6 +26,6 @@ def play(folder: Path, out: Path) -> None:
         save_file({"loss": np.array([loss]), **tensors}, out / f"step-{step}.safetensors")
 
 
-def law_of(question: Question) -> Law:
+def law_of(question: EngineQuestion) -> UpdateLaw:
     """The recipe's update."""
-    return Law(**{key: question.about["train"][key] for key in Law.__dataclass_fields__})
+    return UpdateLaw(**{key: question.about["train"][key] for key in UpdateLaw.__dataclass_fields__})
