@@ -1201,6 +1201,14 @@ DEBUGGING = (
     proven(_G, "Correctness check against one device", "dp=2 tp=2"),
     prints(
         _G,
+        "Check of one device against a second engine",
+        "unisono verify --model.n_layer 2 --train.global_batch 8 --plan dp=2 --steps 1 --witness numpy",
+        "loss, gradients and updates of NumPy, to 1e-12",
+        r"numpy +one device .* ok$",
+        r"torch +dp=2 .* ok$",
+    ),
+    prints(
+        _G,
         "Static check of the parallel program",
         'unisono verify examples/proof.toml --static --plan "dp=8 pp=3 tp=2 micros=3"',
         "every operation of 48 ranks has its partners",

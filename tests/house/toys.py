@@ -190,8 +190,26 @@ class ToyScheduler(Submitter):
     def state(self, job, folder):
         return JobState.UNKNOWN
 '''
+_ENGINE = '''
+"""A toy."""
+
+from unisono_contrib.verify.engines import StepEngine
+
+
+class ToyEngine(StepEngine):
+    """It plays nothing."""
+
+    name = "toy"
+
+    def problem(self, resolved):
+        return "any recipe"
+
+    def play(self, question, resolved, out):
+        return None
+'''
 _OF_VERBS = {
     "bench": _BENCH, "search method": _METHOD, "place of trials": _PLACE, "section": _SECTION, "scheduler": _SCHEDULER,
+    "engine": _ENGINE,
 }  # fmt: skip
 """Families whose members one verb alone takes, and no run."""
 BESIDE = {"starter", "verb", *_OF_VERBS}
