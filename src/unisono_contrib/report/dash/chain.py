@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.observe.span import PARTS
-from unisono.report.calls import CallMeeting, RankStep, StepCalls, rank_step
+from unisono.report.calls import SharedCall, RankStep, StepCalls, rank_step
 from unisono.report.collect import Record
 from unisono.spec import words
 from unisono.spec.words import is_number, seconds
@@ -56,13 +56,13 @@ def chain(
     }  # fmt: skip
 
 
-def _apart(met: StepCalls, rank: int) -> CallMeeting | None:
+def _apart(met: StepCalls, rank: int) -> SharedCall | None:
     """The call that `StepCalls.lateness` speaks of, of those that this rank took part in."""
     calls = [call for call in met.meetings if rank in call.arrived] if met.ranks else []
     return max(calls, key=lambda call: max(call.waiting.values()), default=None)
 
 
-def _met(rank: int, late: float, call: CallMeeting) -> dict[str, Any]:
+def _met(rank: int, late: float, call: SharedCall) -> dict[str, Any]:
     what = words.traffic(call.axis, call.op) + (f" of {call.module}" if call.module else "")
     others = [waited for other, waited in call.waiting.items() if other != rank]
     if call.last == rank and others:
@@ -118,7 +118,7 @@ def _modules(rank: int, seen: Mapping[int, RankStep]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda link: -link["seconds"])[:3]
 
 
-def _ranks(call: CallMeeting) -> list[list[Any]]:
+def _ranks(call: SharedCall) -> list[list[Any]]:
     first = min(call.arrived.values())
     latest = sorted(call.arrived, key=lambda r: -call.arrived[r])[:_RANKS]
     return [[r, call.arrived[r] - first, call.waiting[r]] for r in latest]

@@ -10,14 +10,14 @@ V vocabulary.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax  # pyright: ignore[reportMissingImports]
 import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 from jax import lax  # pyright: ignore[reportMissingImports]
 from jax.scipy.special import erf  # pyright: ignore[reportMissingImports]
 
-Array = jax.Array
+Array: TypeAlias = Any  # a jax.Array; types are checked where jax is not installed
 Weights = Mapping[str, Any]
 
 EPS = 1e-5  # of norms
