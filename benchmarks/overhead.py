@@ -18,7 +18,7 @@ guard       replicas compared and a gradient made twice, each 200 steps. Blocks 
             one without, and a 200th of the difference is put on top of the pair's ratio
 snapshots   as often as a run takes them by itself, on dp=2 never; `--every N`: each N steps
 checkpoint  a block with one begins with it and ends when it is whole on disk; it counts once in `--every` steps (50)
-trackers    a small GPT, whose steps are short, and write their metrics in all blocks; in those with trackers a run hears
+trackers    a small GPT, whose steps are short, and write their metrics in all blocks; in those with trackers runs hear
             of them, and their followers work; in the others the followers are stopped
 
 `cpu` is the same of what all ranks computed. `clocks` is what all of it takes by its own clocks: processor time of the
