@@ -160,7 +160,10 @@ def test_an_unknown_failure_is_no_known_pattern(tmp_path: Path, capsys: pytest.C
 def test_what_a_run_went_on_after_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps may stand below an error because they waited in a buffer; the log alone does not tell."""
     log = tmp_path / "run.log"
-    log.write_text("ERROR: CUDA out of memory. Tried to allocate 2.00 GiB\n" + "".join(f"step {step}\n" for step in range(9)))
+    log.write_text(
+        "ERROR: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+        + "".join(f"step {step}\n" for step in range(9))
+    )
     assert main(["doctor", "explain", str(log)]) == 0
     said = capsys.readouterr().out
     assert "no failure is seen" in said and "went on   after: the GPU ran out of memory" in said
