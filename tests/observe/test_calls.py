@@ -91,3 +91,28 @@ def test_the_call_for_which_others_waited_stays_on_both_sides(count: int, place:
         assert place in [row[8] for row in said]
         assert len(said) == min(count, most) and left_out == count - len(said)
         assert [row[8] for row in said] == sorted(row[8] for row in said)
+
+
+def test_rare_kinds_stay_whatever_they_took() -> None:
+    """A replica that waits inside itself is late for the others in a call before which nobody worked or waited long."""
+    clock = Clock()
+    log = CallLog(clock)
+    for number in range(100):
+        call(log, clock, 1000 + number, "tp", "all_gather")
+        clock.now += 500
+    call(log, clock, 1, "dp", "all_reduce")
+    call(log, clock, 1, "dp", "all_gather")
+    said, left_out = rows(log.take(), 0, 8)
+    assert [row[:2] for row in said[-2:]] == [["dp", "all_reduce"], ["dp", "all_gather"]]
+    assert len(said) == 8 and left_out == 94
+
+
+def test_where_nobody_takes_them_the_latest_are_held() -> None:
+    """A loop of a user's own asks for no lap."""
+    clock = Clock()
+    clock.now = 1
+    log = CallLog(clock)
+    for _ in range(10_000):
+        call(log, clock, 1)
+    held = log.take()
+    assert len(held) < 5000 and held[-1].number == 9999

@@ -89,5 +89,17 @@ def test_a_late_stage_is_compared_with_its_like() -> None:
     assert (one.rank, one.phase, one.module) == (2, "backward", "blocks.2.mlp")
 
 
+def test_where_rows_are_left_out_the_ranks_own_times_count() -> None:
+    """The row of the call for which others waited is not there on the one that was late for it."""
+    late = lambda step, rank: (0.2, "forward", "") if rank == 1 else (0.0, "", "")
+    written = lines(late)
+    for of_step in written:
+        for rank, said in enumerate(of_step):
+            said["calls_left_out"] = 1
+            said["calls"] = said["calls"] if rank > 1 else []
+    (one,) = stragglers(steps(written))
+    assert (one.rank, one.phase) == (1, "forward")
+
+
 def test_a_run_of_one_rank_and_no_steps() -> None:
     assert stragglers([]) == [] and stragglers(steps(lines(nobody, ranks=1))) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.late import Late, lines, nobody
+from tests.verbs.jobs import unisono
 from unisono.verbs.train.late_ranks import LateRanks
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,3 +80,25 @@ def test_what_cannot_be_read_is_said_and_ends_nothing(
     run.on(20)
     run.on(20)
     assert len(run.said) == 1 and "ZeroDivisionError" in run.said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_run_names_a_rank_that_is_late_in_the_backward_of_a_module(tmp_path: Path) -> None:
+    lag = "lag:who=1:step=6:part=backward:module=blocks.0.mlp"
+    keys = [
+        "--train.steps",
+        "60",
+        "--train.eval_every",
+        "0",
+        "--train.save_every",
+        "0",
+        "--out.report",
+        "false",
+    ]
+    done = unisono(
+        tmp_path, "train", "--plan", "dp=3", "--train.global_batch", "6", "--chaos", lag, *keys, "--no-color"
+    )
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.err.splitlines() if "is late" in line]
+    assert line.startswith("note  rank 1 is late in backward, in blocks.0.mlp, since step ")

@@ -4,6 +4,7 @@ A sum makes all ranks equally slow, so times of steps say nothing of who was lat
 """
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ _SHARE, _ROW_S, _LEAST = (
     6e-6,
     4,
 )  # of a step, what writing its rows may take; what one takes: benchmarks/sight.py
+_HELD = 4096  # calls, the latest, where nobody takes them
 _PHASES = {"forward": "forward", "backward": "backward", "optim": "optim", "sync": "optim"}
 
 
@@ -53,14 +55,14 @@ class LoggedCall:
 
 
 class CallLog:
-    """Calls since the last `take`. module: whose gradients the calls to come carry, "" where none is known. also: when
-    set, gets every call besides: a profile does."""
+    """Calls since the last `take`, the latest of very many. module: whose gradients the calls to come carry, "" where
+    none is known. also: when set, gets every call besides: a profile does."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.module = ""
         self.also: list[LoggedCall] | None = None
         self._clock = clock
-        self._calls: list[LoggedCall] = []
+        self._calls: deque[LoggedCall] = deque(maxlen=_HELD)
         self._numbers: dict[tuple[str, str], int] = {}
 
     def begin(self, axis: str, op: str, nbytes: int, phase: str) -> LoggedCall:
@@ -76,12 +78,10 @@ class CallLog:
 
     def take(self) -> list[LoggedCall]:
         """The calls that are over, in the order in which they began; those under way come with the next ones."""
-        calls, self._numbers = self._calls, {}
-        self._calls = []
-        over = [call for call in calls if call.done_ns]
-        if len(over) < len(calls):
-            self._calls = [call for call in calls if not call.done_ns][-MOST:] + self._calls
-        return over
+        calls, self._numbers = list(self._calls), {}
+        self._calls.clear()
+        self._calls.extend([call for call in calls if not call.done_ns][-MOST:])
+        return [call for call in calls if call.done_ns]
 
 
 def affordable(seconds: float) -> int:
@@ -93,8 +93,9 @@ def rows(calls: Sequence[LoggedCall], start_ns: int, most: int = MOST) -> tuple[
     """What a line of events says of calls, and how many it leaves out. Each row is [axis, operation, bytes, phase,
     module, arrived, done, wanted, number], the three times in seconds since `start_ns`.
 
-    Kept are those that were waited for longest, and those before which this rank worked longest: where a rank is late,
-    these are the same call on the others and on itself.
+    Kept are calls of a kind that is rare in the step, the same ones on all ranks; then those that were waited for
+    longest, and those before which this rank worked longest: where a rank is late, these are the same call on the
+    others and on itself.
     """
     kept = calls if len(calls) <= most else _telling(calls, start_ns, most)
     at = lambda ns: round((ns - start_ns) * 1e-9, 6)
@@ -106,11 +107,15 @@ def rows(calls: Sequence[LoggedCall], start_ns: int, most: int = MOST) -> tuple[
 
 
 def _telling(calls: Sequence[LoggedCall], start_ns: int, most: int) -> list[LoggedCall]:
+    kinds = Counter((call.axis, call.op) for call in calls)
+    chosen: set[int] = set()
+    for kind, count in sorted(kinds.items(), key=lambda pair: (pair[1], pair[0])):
+        if len(chosen) + count <= most // 2:
+            chosen |= {i for i, call in enumerate(calls) if (call.axis, call.op) == kind}
     waits = [call.done_ns - call.issued_ns for call in calls]
     ends = [start_ns, *(call.done_ns for call in calls[:-1])]
     works = [call.issued_ns - end for call, end in zip(calls, ends, strict=True)]
     longest = lambda values: sorted(range(len(calls)), key=values.__getitem__, reverse=True)
-    chosen: set[int] = set()
     for pair in zip(longest(waits), longest(works), strict=True):
         for at in pair:
             if len(chosen) < most:

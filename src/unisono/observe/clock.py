@@ -15,6 +15,7 @@ BURST = 8
 FIRST_S, LAST_S = 0.25, 8.0
 """Seconds between two bursts: at first, doubled each time, and at last."""
 KEPT = 64
+_ENOUGH_NS = 5_000_000  # for a burst: the next step waits
 _ASIDE_NS = 5_000  # how far apart two equally quick answers may be
 _JUMP_NS = 5_000_000  # further from the line than any oscillator drifts between two bursts
 _DRIFTS_NS = 2_000_000_000  # of bursts, from first to last, before they say how fast a clock drifts
@@ -104,25 +105,27 @@ class HostClock:
         return here + self.fit.offset_ns(here)
 
     def ask(self) -> None:
-        """Ask the reference if it is time to: about a millisecond, every few seconds. What fails is asked again."""
+        """Ask the reference if it is time to: about a millisecond, every few seconds. What fails is asked later."""
         now = self._clock()
         if self.reference is None or now < self._due_ns:
             return
         self._due_ns = now + int(self._pause_s * 1e9)
         self._pause_s = min(LAST_S, 2 * self._pause_s)
+        samples: list[OffsetSample] = []
         try:
-            samples = [self._sample(self.reference) for _ in range(BURST)]
+            while len(samples) < BURST and self._clock() - now < _ENOUGH_NS:
+                samples.append(self._sample(self.reference))
         except (OSError, RuntimeError, ValueError):
             return
         if self.fit.add(min(samples, key=lambda sample: sample.round_ns)):
             self._pause_s = FIRST_S
 
     def _sample(self, reference: Callable[[], int]) -> OffsetSample:
-        asked = self.here_ns(self._clock())
+        before = self.here_ns(self._clock())
         said = reference()
-        answered = self.here_ns(self._clock())
-        middle = (asked + answered) // 2
-        return OffsetSample(middle, said - middle, answered - asked)
+        after = self.here_ns(self._clock())
+        middle = (before + after) // 2
+        return OffsetSample(middle, said - middle, after - before)
 
     def says(self) -> dict[str, float]:
         """What was taken out of this host's time, in microseconds; {} where nothing was measured."""

@@ -78,7 +78,7 @@ class RankStep:
 
 
 @dataclass(frozen=True)
-class CallMeeting:
+class SharedCall:
     """One call on all ranks that have a row of it. arrived: by rank, seconds since the step began on the first rank.
     done: the same, of the first rank that saw it over. is_timed: whether that rank did nothing but wait then; else the
     call was over sooner, beside other work."""
@@ -130,7 +130,7 @@ class StepCalls:
         return min(rank.start for rank in self.ranks.values())
 
     @cached_property
-    def meetings(self) -> tuple[CallMeeting, ...]:
+    def meetings(self) -> tuple[SharedCall, ...]:
         """Its calls on several ranks, in the order in which the last one arrived; without messages from one to one."""
         by_call: dict[tuple[Any, ...], list[tuple[int, CallRow]]] = {}
         for rank, mine in sorted(self.ranks.items()):
@@ -141,11 +141,11 @@ class StepCalls:
         met = [self._met(rows) for rows in by_call.values() if len(rows) > 1]
         return tuple(sorted(met, key=lambda call: call.arrived[call.last]))
 
-    def _met(self, rows: Sequence[tuple[int, CallRow]]) -> CallMeeting:
+    def _met(self, rows: Sequence[tuple[int, CallRow]]) -> SharedCall:
         shift = {rank: self.ranks[rank].start - self.start for rank, _ in rows}
         first = rows[0][1]
         sees, seen = min(rows, key=lambda pair: pair[1].done + shift[pair[0]])
-        return CallMeeting(
+        return SharedCall(
             self.step, first.axis, first.op, max(row.nbytes for _, row in rows), first.phase, first.module,
             {rank: row.arrived + shift[rank] for rank, row in rows},
             seen.done + shift[sees],
@@ -155,9 +155,9 @@ class StepCalls:
 
     @cached_property
     def waiting(self) -> Mapping[int, float]:
-        """Seconds that each rank waited for others in all calls of which there are rows; where there is none of several
-        ranks, what its own times say. A wait that went beside computing is none."""
-        if not self.meetings:
+        """Seconds that each rank waited for others in its calls. A wait that went beside computing is none. Where some
+        calls have no row, what its own times say, in which moving is counted as well."""
+        if not self.meetings or any(rank.left_out for rank in self.ranks.values()):
             return {rank: mine.blocked for rank, mine in self.ranks.items()}
         sums = dict.fromkeys(self.ranks, 0.0)
         for call in self.meetings:
@@ -179,15 +179,16 @@ class StepCalls:
         return none | {rank: at - middle for rank, at in apart.arrived.items()}
 
 
-def steps(ranks: Iterable[RankFacts]) -> list[StepCalls]:
-    """The steps that ranks have written down with their calls, in order."""
+def steps(ranks: Iterable[RankFacts], last: int | None = None) -> list[StepCalls]:
+    """The steps that ranks have written down with their calls, in order. last: so many at the end, where a long run
+    would take long to look at."""
     facts = list(ranks)
-    places = {one.rank: one.coords for one in facts}
+    places = {each.rank: each.coords for each in facts}
     by_step: dict[int, dict[int, RankStep]] = {}
-    for one in facts:
-        for line in one.steps:
-            if (mine := rank_step(one.rank, line)) is not None:
-                by_step.setdefault(mine.step, {})[one.rank] = mine
+    for each in facts:
+        for line in each.steps[-last:] if last else each.steps:
+            if (mine := rank_step(each.rank, line)) is not None:
+                by_step.setdefault(mine.step, {})[each.rank] = mine
     return [StepCalls(step, by_step[step], places) for step in sorted(by_step)]
 
 
@@ -204,7 +205,7 @@ def rank_step(rank: int, line: Record) -> RankStep | None:
         step,
         start,
         {str(part): float(value) for part, value in times.items() if is_number(value)},
-        tuple(row for one in (said if isinstance(said, list) else ()) if (row := _row(one)) is not None),
+        tuple(row for each in (said if isinstance(said, list) else ()) if (row := _row(each)) is not None),
         left_out if isinstance(left_out, int) else 0,
         {
             str(name): (float(pair[0]), float(pair[1]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.report import calls, html
 from unisono.report.analyse import steady
-from unisono.report.calls import CallMeeting, StepCalls
+from unisono.report.calls import SharedCall, StepCalls
 from unisono.report.collect import RunRecord
 from unisono.report.stragglers import stragglers
 from unisono.spec import words
@@ -19,6 +19,8 @@ from unisono.spec.words import is_number, percent
 
 CLASSES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 """Bytes that divide small calls from large ones."""
+LAST = 4096
+"""Steps that are looked at, the last of a long run."""
 _LEAST = 64 << 10  # bytes from which on a call's rate is the link's, not that of starting
 
 
@@ -48,7 +50,7 @@ class CollectiveRow:
 def table(run: RunRecord) -> list[CollectiveRow]:
     """The calls on several ranks of the run's steady steps, those first for which most was waited or moved."""
     steps = _steps(run)
-    by_kind: dict[tuple[str, str, int], list[CallMeeting]] = {}
+    by_kind: dict[tuple[str, str, int], list[SharedCall]] = {}
     for step in steps:
         for call in step.meetings:
             by_kind.setdefault((call.axis, call.op, _class_of(call.nbytes)), []).append(call)
@@ -62,8 +64,8 @@ def table(run: RunRecord) -> list[CollectiveRow]:
 
 def as_json(run: RunRecord) -> dict[str, Any]:
     """`collectives` and `stragglers`, lists of objects."""
-    late = stragglers(calls.steps(run.ranks)[1:])
-    return {"collectives": [asdict(row) for row in table(run)], "stragglers": [asdict(one) for one in late]}
+    late = stragglers(calls.steps(run.ranks, LAST)[1:])
+    return {"collectives": [asdict(row) for row in table(run)], "stragglers": [asdict(each) for each in late]}
 
 
 def section(run: RunRecord) -> str:
@@ -90,7 +92,7 @@ def section(run: RunRecord) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    late = "".join(html.note(one.says() + ".") for one in stragglers(calls.steps(run.ranks)[1:]))
+    late = "".join(html.note(each.says() + ".") for each in stragglers(calls.steps(run.ranks, LAST)[1:]))
     of = "that `unisono calibrate` has measured" if rows[0].of == "calibrated" else "of the axis' best call"
     said = html.note(
         "Waiting is until the last rank was there, moving from then until the call was over. The link's rate is the one"
@@ -103,7 +105,7 @@ def section(run: RunRecord) -> str:
 
 def _row(
     kind: tuple[str, str, int],
-    met: Sequence[CallMeeting],
+    met: Sequence[SharedCall],
     steps: int,
     links: Sequence[tuple[int, float]],
     best: Mapping[str, float],
@@ -126,12 +128,12 @@ def _row(
     )  # fmt: skip
 
 
-def _rate(call: CallMeeting) -> float:
+def _rate(call: SharedCall) -> float:
     return call.nbytes / call.moving if call.moving > 0 else 0.0
 
 
 def _steps(run: RunRecord) -> Sequence[StepCalls]:
-    every = {step.step: step for step in calls.steps(run.ranks)}
+    every = {step.step: step for step in calls.steps(run.ranks, LAST)}
     kept = steady([{"step": number} for number in every])
     return [every[line["step"]] for line in kept]
 
@@ -150,7 +152,7 @@ def _links(run: RunRecord) -> list[tuple[int, float]]:
     ]
 
 
-def _link_of(call: CallMeeting, links: Sequence[tuple[int, float]]) -> float:
+def _link_of(call: SharedCall, links: Sequence[tuple[int, float]]) -> float:
     """Bytes/s of the innermost level that connects all ranks of a call; 0 where none is known."""
     for size, rate in links:
         if len({rank // size for rank in call.arrived}) == 1:

@@ -21,6 +21,7 @@ NOBODY = -1
 _CHANCE = 0.01  # that a healthy run has a straggler by this account
 _PENALTY = 2.0  # for a step in which somebody else is late, or nobody
 _MOSTLY = 0.5  # of what is lost: less of it is no cause
+_OFTEN = 2 / 3  # of all steps: what chance does to a busy host is less
 _TURNS = 4  # stretches of several ranks, from which on they take turns
 
 
@@ -62,7 +63,7 @@ def stragglers(steps: Sequence[StepCalls]) -> list[Straggler]:
     """Of these steps, in their order, the causes that cost most first. The first step of a run, which pays for
     starting, is better left out."""
     late = [_late(step) for step in steps if len(step.ranks) > 1]
-    world = max((len(one.at.ranks) for one in late), default=0)
+    world = max((len(each.at.ranks) for each in late), default=0)
     if not late:
         return []
     enough = _beyond_chance(world, len(late))
@@ -71,11 +72,11 @@ def stragglers(steps: Sequence[StepCalls]) -> list[Straggler]:
     if len(stretches) >= _TURNS and len(set(ranks)) > 1:
         stretches = []
     out = [_straggler(late[a].rank, late[a : b + 1]) for a, b in stretches]
-    rest = [one for i, one in enumerate(late) if not any(a <= i <= b for a, b in stretches)]
-    uneven = [one for one in rest if one.rank != NOBODY]
-    if len(uneven) >= max(enough, _MOSTLY * len(rest)):
+    rest = [each for i, each in enumerate(late) if not any(a <= i <= b for a, b in stretches)]
+    uneven = [each for each in rest if each.rank != NOBODY]
+    if len(uneven) >= max(enough, _OFTEN * len(rest)):
         out.append(_rotating(rest, uneven))
-    return sorted(out, key=lambda one: -one.cost_s_per_step * one.steps)
+    return sorted(out, key=lambda each: -each.cost_s_per_step * each.steps)
 
 
 def _late(step: StepCalls) -> _Late:
@@ -106,7 +107,8 @@ def _stretches(late: Sequence[_Late], enough: float) -> list[tuple[int, int]]:
         first, last = free.pop()
         if last < first:
             continue
-        ranks = {one.rank for one in late[first : last + 1]} - {NOBODY}
+        often = Counter(each.rank for each in late[first : last + 1])
+        ranks = [rank for rank, count in often.items() if rank != NOBODY and count >= enough]
         sums = [_longest(late, rank, first, last) for rank in ranks]
         best = max(sums, default=(0.0, 0, 0))
         if best[0] >= enough:
@@ -128,25 +130,24 @@ def _longest(late: Sequence[_Late], rank: int, first: int, last: int) -> tuple[f
 
 
 def _straggler(rank: int, late: Sequence[_Late]) -> Straggler:
-    mine = [one for one in late if one.rank == rank]
-    usual = statistics.median(one.cost for one in mine)
+    mine = [each for each in late if each.rank == rank]
+    usual = statistics.median(each.cost for each in mine)
     # Where it begins, chance adds a step in which the rank was the last by little.
-    first = next(i for i, one in enumerate(late) if one.rank == rank and one.cost >= _MOSTLY * usual)
-    late, mine = late[first:], [one for one in late[first:] if one.rank == rank]
-    phase, excess = _phase([(one.at, rank) for one in mine])
-    module = _module([(one.at, rank) for one in mine], phase, excess)
+    first = next(i for i, each in enumerate(late) if each.rank == rank and each.cost >= _MOSTLY * usual)
+    late, mine = late[first:], [each for each in late[first:] if each.rank == rank]
+    phase, excess = _phase([(each.at, rank) for each in mine])
+    module = _module([(each.at, rank) for each in mine], phase, excess)
     return _said(rank, late, mine, phase, module)
 
 
 def _rotating(late: Sequence[_Late], uneven: Sequence[_Late]) -> Straggler:
-    phase, excess = _phase([(one.at, one.rank) for one in uneven])
-    module = _module([(one.at, one.rank) for one in uneven], phase, excess)
-    return _said(NOBODY, late, uneven, phase, module)
+    phase, _ = _phase([(each.at, each.rank) for each in uneven])
+    return _said(NOBODY, late, uneven, phase, "")
 
 
 def _said(rank: int, late: Sequence[_Late], uneven: Sequence[_Late], phase: str, module: str) -> Straggler:
-    cost = statistics.fmean(max(0.0, one.cost) for one in late)
-    step = statistics.fmean(one.at.seconds for one in late)
+    cost = statistics.fmean(max(0.0, each.cost) for each in late)
+    step = statistics.fmean(each.at.seconds for each in late)
     return Straggler(
         rank, phase, module, uneven[0].at.step, cost, cost / step if step else 0.0, rank == NOBODY,
         uneven[-1].at.step, len(uneven),
@@ -164,7 +165,7 @@ def _phase(blamed: Sequence[tuple[StepCalls, int]]) -> tuple[str, float]:
 
 def _more(step: StepCalls, rank: int, phase: str) -> float:
     """Seconds that a rank's own work takes more in a part of the step than that of the others."""
-    others = [one.seconds.get(phase, 0.0) for other, one in step.ranks.items() if other != rank]
+    others = [each.seconds.get(phase, 0.0) for other, each in step.ranks.items() if other != rank]
     return step.ranks[rank].seconds.get(phase, 0.0) - statistics.median(others)
 
 
@@ -185,7 +186,7 @@ def _module(blamed: Sequence[tuple[StepCalls, int]], phase: str, excess: float) 
 def _modules_more(ranks: Mapping[int, RankStep], rank: int, at: int) -> dict[str, float]:
     """Seconds that each module takes more on a rank than the same one on others; where no other has it, than its like:
     `blocks.3.mlp` than other `blocks.*.mlp`."""
-    others = [one.modules for other, one in ranks.items() if other != rank]
+    others = [each.modules for other, each in ranks.items() if other != rank]
     alike: dict[str, list[float]] = {}
     for modules in (*others, ranks[rank].modules):
         for name, pair in modules.items():

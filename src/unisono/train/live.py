@@ -140,6 +140,8 @@ class Live:
         if not self.enough and (self.cadence.due(step) or self.best == step):
             self.save(blocking=not train.async_save)
         self.run.recorder.host_clock.ask()
+        if self.modules is not None:
+            self.modules.begin()
         self.run.recorder.lap()
         self.host.begin()
 

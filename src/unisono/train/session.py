@@ -289,6 +289,8 @@ def _leave(live: Live, carried: CarriedState) -> None:
         live.journal.close()
     carried.recent = live.journal.recent()
     live.snapshots.end()
+    if live.modules is not None:
+        live.modules.close()
     live.stop_feeds()
     live.run.sync.close()
     carried.bad = live.bad.state()

@@ -1,6 +1,7 @@
 """A part of a step that lags, once a step, in a module if one is named; a clock that is wrong and drifts."""
 
 import time
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ class Rank:
         monkeypatch.setattr(time, "sleep", self.slept.append)
         self.faults = ScriptedFaults(read(script, 2, 99), folder, 1)
         self.recorder = self.faults.recorder(1)
-        self.model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        self.model = nn.Sequential(OrderedDict(stem=nn.Linear(2, 2), head=nn.Linear(2, 2)))
         self.faults._run = SimpleNamespace(local=SimpleNamespace(stages={0: self.model}))  # type: ignore[assignment]
 
     def step(self, number: int, micros: int = 2) -> list[float]:
@@ -50,7 +51,7 @@ def test_once_a_step_from_its_step_on(part: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_in_a_module(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(f"lag:who=1:step=2:part={part}:module=1:leaf=0.25", tmp_path, monkeypatch)
+    rank = Rank(f"lag:who=1:step=2:part={part}:module=head:leaf=0.25", tmp_path, monkeypatch)
     rank.step(1)
     grads = [p.grad.clone() for p in rank.model.parameters() if p.grad is not None]
     rank.model.zero_grad()

@@ -74,6 +74,8 @@ def looked_at(model: nn.Module, recorder: Recorder, micros: int = 1) -> dict[str
     """The times of one step."""
     times = ModuleTimes({0: model}, recorder, torch.device("cpu"))
     times.stepped(1, 10.0)
+    model(torch.arange(6)).backward()  # a validation between steps is none of them
+    times.begin()
     for _ in range(micros):
         model(torch.arange(6)).backward()
     times.stepped(2, 10.0)
@@ -114,6 +116,7 @@ def test_hooks_go_again_and_no_bit_changes() -> None:
     model.zero_grad()
     times = ModuleTimes({0: model}, Recorder(), torch.device("cpu"))
     times.stepped(1, 10.0)
+    times.begin()
     assert any(m._forward_hooks for m in model.modules())
     model(torch.arange(6)).backward()
     assert all(
@@ -124,6 +127,11 @@ def test_hooks_go_again_and_no_bit_changes() -> None:
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    lost = ModuleTimes({0: model}, Recorder(), torch.device("cpu"))
+    lost.stepped(1, 10.0)
+    lost.begin()
+    lost.close()
+    assert not any(m._forward_hooks for m in model.modules()), "a rank that leaves within a step leaves none"
 
 
 @pytest.mark.parametrize("seconds", [0.003, 0.2, 2.0])
@@ -136,6 +144,7 @@ def test_looks_are_at_the_same_steps_and_rare(seconds: float) -> None:
         seen = set()
         for step in range(1, 2001):
             times.stepped(step, seconds * longer)
+            times.begin()
             seen |= {step + 1} if times._look is not None else set()
         looks.append(seen)
     assert looks[0] <= looks[1] or looks[1] <= looks[0]

@@ -38,18 +38,26 @@ class ModuleTimes:
         self.recorder = recorder
         compiled = any(getattr(m, "_compiled_call_impl", None) for s in stages.values() for m in s.modules())
         self.modules = {} if compiled or is_apart(device) else dict(_timed(stages.values()))
-        self._handles: list[Any] = []
         self._look: _Look | None = None
+        self._due = False
         self._began = time.monotonic()
         self._cost_s = len(self.modules) * _HOOKS * _HOOK_S
 
     def stepped(self, step: int, seconds: float) -> None:
-        """After step `step`, which took so long: hand its times to the recorder, and look at the next step if it is
-        time to."""
+        """After step `step`, which took so long: hand its times to the recorder."""
         if self._look is not None:
             self.recorder.modules = self._end(self._look)
-        if self.modules and (step + 1) % self._every(seconds) == 0:
-            self._begin()
+        self._due = bool(self.modules) and (step + 1) % self._every(seconds) == 0
+
+    def begin(self) -> None:
+        """The next step is about to begin: look at it if it is time to."""
+        if self._due:
+            self._due, self._look = False, self._hooked()
+
+    def close(self) -> None:
+        """No hook stays."""
+        if self._look is not None:
+            self._end(self._look)
 
     def _every(self, seconds: float) -> int:
         """Steps from one look to the next, a power of two. seconds: of a step."""
@@ -60,18 +68,19 @@ class ModuleTimes:
             every *= 2
         return every
 
-    def _begin(self) -> None:
-        self._look = look = _Look(self.recorder, list(self.modules))
+    def _hooked(self) -> "_Look":
+        look = _Look(self.recorder, list(self.modules))
         for at, module in enumerate(self.modules.values()):
             look.handles.append(module.register_forward_pre_hook(partial(look.entered, at)))
             look.handles.append(module.register_forward_hook(partial(look.left, at)))
+        return look
 
     def _end(self, look: "_Look") -> dict[str, tuple[float, float]]:
         self._look = None
         for handle in look.handles:
             handle.remove()
         self._cost_s = look.hooks * _HOOK_S
-        return look.own()
+        return look.spent()
 
 
 class _Look:
@@ -96,7 +105,9 @@ class _Look:
 
     def left(self, at: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._forward[at] += self._now() - self._entered[at]
-        if (y := _differentiable(output)) is None:
+        y = _differentiable(output)
+        # Gradients of samples (torch.func) come by no hook.
+        if y is None or torch._C._are_functorch_transforms_active():
             return
         self.hooks += 2
         y.register_hook(partial(self._reached, at))
@@ -122,7 +133,7 @@ class _Look:
             self._backward[at] += now - since
             self._open[at] = now
 
-    def own(self) -> dict[str, tuple[float, float]]:
+    def spent(self) -> dict[str, tuple[float, float]]:
         """Seconds of each module's own in forward and in backward."""
         places = {name: at for at, name in enumerate(self._names)}
         forward, backward = list(self._forward), list(self._backward)
@@ -158,7 +169,7 @@ def _differentiable(value: Any) -> Tensor | None:
     """The first tensor in it that a gradient reaches."""
     if isinstance(value, Tensor):
         return value if value.requires_grad else None
-    for one in value if isinstance(value, tuple | list) else ():
-        if (x := _differentiable(one)) is not None:
+    for each in value if isinstance(value, tuple | list) else ():
+        if (x := _differentiable(each)) is not None:
             return x
     return None

@@ -23,7 +23,7 @@ class LateRanks:
     _tail: RunTail | None = None
     _due: float = 0.0
     _seen: dict[tuple[int, str], int] = field(default_factory=dict)  # looks at which each was one
-    _told: set[tuple[int, str]] = field(default_factory=set)
+    _said: set[tuple[int, str]] = field(default_factory=set)
     _texts: list[str] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
@@ -44,8 +44,8 @@ class LateRanks:
         try:
             self._tail = self._tail or RunTail(self.folder)
             steps = [step for step in self._tail.look() if step.step > 1]
-            current = [one for one in stragglers(steps) if one.until_step + _LATELY >= steps[-1].step]
-            self._texts = [text for one in current if (text := self._worded(one))]
+            current = [each for each in stragglers(steps) if each.until_step + _LATELY >= steps[-1].step]
+            self._texts = [text for each in current if (text := self._worded(each))]
         except Exception as error:  # a look is no reason to end a run
             self._texts = [f"late ranks are not looked for: {error!r}"]
             self._due = float("inf")
@@ -53,12 +53,12 @@ class LateRanks:
         took = time.monotonic() - begun
         self._due = max(self._due, begun + _SPARE * took)
 
-    def _worded(self, one: Straggler) -> str:
+    def _worded(self, each: Straggler) -> str:
         """What is new of it. Waits a little for the module, which is seen in some steps alone."""
-        key = one.rank, one.phase
+        key = each.rank, each.phase
         self._seen[key] = looks = self._seen.get(key, 0) + 1
-        computes = one.phase in ("", "forward", "backward")
-        if one.rotating or key in self._told or (computes and not one.module and looks < _PATIENCE):
+        computes = each.phase in ("", "forward", "backward")
+        if each.rotating or key in self._said or (computes and not each.module and looks < _PATIENCE):
             return ""
-        self._told.add(key)
-        return one.says()
+        self._said.add(key)
+        return each.says()

@@ -10,7 +10,7 @@ from unisono.observe.span import OpenSpan, Recorder
 from unisono_contrib.programs.chaos.fault import Fault
 
 
-class Lag:
+class PartLag:
     """Sleeps in one part of each step of `recorder` while it is on. It is off until `begin`."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -69,7 +69,7 @@ class LaggingSpan(OpenSpan):
     """A part of a step that ends later while it lags."""
 
     __slots__ = ("lag",)
-    lag: Lag
+    lag: PartLag
 
     def __exit__(self, *raised: object) -> None:
         self.lag.over(self.kind)

@@ -29,7 +29,7 @@ from unisono_contrib.programs.chaos import counted
 from unisono_contrib.programs.chaos.fault import HELPER, PARTS, SUPERVISOR, Fault
 from unisono_contrib.programs.chaos.script import Script
 from unisono_contrib.programs.chaos.sequel import Sequel
-from unisono_contrib.train.recovery.lagging import Lag, LaggingSpan
+from unisono_contrib.train.recovery.lagging import LaggingSpan, PartLag
 
 _PHASES = {"data": "load", "forward": "forward", "backward": "backward", "comm": "collective", "wait": "collective",
            "optim": "update"}  # fmt: skip
@@ -206,7 +206,7 @@ class _PhaseRecorder(Recorder):
 
     def __init__(self, rank: int, reached: Callable[[str], None], slowness: _Slowness) -> None:
         super().__init__(rank)
-        self._reached, self._slowness, self.lag = reached, slowness, Lag(self)
+        self._reached, self._slowness, self.lag = reached, slowness, PartLag(self)
 
     def span(self, kind: str, **tags: Any) -> Any:
         if (phase := _PHASES.get(kind)) is not None and threading.current_thread() is threading.main_thread():
