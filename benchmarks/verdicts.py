@@ -3,7 +3,8 @@
 The verdict of `unisono ask` is read, the change that it proposes is made, and the run is repeated. Where the change is
 no key (a loop in Python, a slow rank), it is made by hand, as the table says. Promised and gained are shares of the
 time of a sample: of the median step with what lies between steps, without what the rank waited for a core, since other
-programs take that. Healthy runs must have no verdict of trouble, and ambiguous ones must be answered with `cannot tell`.
+programs take that. Healthy runs must have no verdict of trouble, and ambiguous ones must be answered with `cannot
+tell`.
 
 The thin and the long link are those of `unisono lab`, which needs root. Swap is played by a file that memory does not
 keep: each step reads its pages from the disk again.
@@ -55,7 +56,7 @@ class Planted:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def own(model: str) -> str:
+def custom(model: str) -> str:
     return f"--model.kind {MODELS}:{model} --model.context 64"
 
 
@@ -71,12 +72,12 @@ PLANTS = (
     Planted("uneven stages", ("uneven stages",), "--model.n_layer 8 --model.n_head 4 --model.d_model 128 "
             '--model.context 64 --plan "pp=2 micros=8 schedule=1f1b:cut=7/1"'),
     Planted("thin link", ("communication",), f"{SMALL} {DP}", lab=("40mbit", "1ms")),
-    Planted("garbage collection", ("garbage collection",), f"{own('collecting')} {DP}", f"{own('frozen')} {DP}",
+    Planted("garbage collection", ("garbage collection",), f"{custom('collecting')} {DP}", f"{custom('frozen')} {DP}",
             "no collection in each pass"),
     Planted("frequent checkpoints", ("checkpoints",), f"{SMALL} --model.d_model 256 {DP} --train.save_every 1"),
-    Planted("swap", ("host memory",), f"{own('swapped')} {DP}", f"{own('resident')} {DP}",
+    Planted("swap", ("host memory",), f"{custom('swapped')} {DP}", f"{custom('resident')} {DP}",
             "a table that stays in memory"),
-    Planted("python in the loop", ("python",), f"{own('counted')} {DP}", f"{own('vectorised')} {DP}",
+    Planted("python in the loop", ("python",), f"{custom('counted')} {DP}", f"{custom('vectorised')} {DP}",
             "the loop as tensor operations"),
     Planted("too many micro-batches", ("too many micro-batches",), "--model.n_layer 4 --model.n_head 2 "
             "--model.d_model 32 --model.context 16 --train.global_batch 64 --train.micro_batch 1 "
@@ -140,10 +141,10 @@ def run(plant: Planted, flags: str, folder: Path) -> Answered:
     run_dir = next(path.parent for path in out.rglob("metrics.jsonl"))
     if plant.without is not None:
         (run_dir / "events" / f"rank{plant.without}.jsonl").unlink()
-    asked = subprocess.run(
+    answer = subprocess.run(
         [program, "ask", str(run_dir), "--json"], capture_output=True, text=True, check=True
     )
-    return Answered(json.loads(asked.stdout), sample_seconds(run_dir), run_dir)
+    return Answered(json.loads(answer.stdout), sample_seconds(run_dir), run_dir)
 
 
 def sample_seconds(run_dir: Path) -> float:

@@ -1071,16 +1071,6 @@ PROFILING = (
     ),
     reads(
         _G,
-        "Straggler named, with rank and cost",
-        f'{TRAIN} 24 --plan dp=2 --chaos "slow:who=1:step=1:times=4:seconds=100000" && unisono ask runs/proof --json',
-        "`straggler`, rank 1, sure",
-        lambda ran: (
-            (ran.objects[-1]["cause"], ran.objects[-1]["rank"], ran.objects[-1]["sure"])
-            == ("straggler", 1, True)
-        ),
-    ),
-    reads(
-        _G,
         "Bottleneck verdict in words, with the change and its gain",
         f'{TRAIN} 24 --plan dp=2 --train.save_every 1 && unisono ask runs/proof "since step 10" --json',
         "`checkpoints`, and a larger `--train.save_every`",

@@ -6,15 +6,16 @@ import os
 import time
 from contextlib import suppress
 
+_NAMES = ("cpu_s", "queue_s", "gc_s", "faults", "system_s")
 _FIELDS = 3  # of schedstat: ns with a core, ns ready without one, turns
 
 
 class HostMeter:
     """The numbers of one thread, from its creation in that thread on. `lap` returns those since the lap before.
 
-    meter = HostMeter(); ...; meter.lap()    # {"cpu_s": 0.18, "queue_s": 0.004, "gc_s": 0.0, "faults": 0}
+    meter = HostMeter(); ...; meter.lap(0.2)    # {"cpu_s": 0.18, "queue_s": 0.004, "gc_s": 0.0, "faults": 0, ...}
 
-    Linux tells all of them; elsewhere `queue_s` and `faults` are absent. clock: seconds.
+    Linux tells all of them; elsewhere `queue_s`, `faults` and `system_s` are absent.
     """
 
     def __init__(self) -> None:
@@ -41,14 +42,14 @@ class HostMeter:
 
     def begin(self) -> None:
         """A step begins: what the thread did between two of them is not its own, but for garbage collection."""
-        cpu, queue, _, faults = self._now()
-        self._last = cpu, queue, self._last[2], faults
+        cpu, queue, _, faults, kernel = self._now()
+        self._last = cpu, queue, self._last[2], faults, kernel
 
     def lap(self, step_s: float) -> dict[str, float]:
         """A step of so many seconds has just ended: its numbers, and what lay between it and the step before it
         (`between_s`, of which `save_s` and `eval_s`; absent for the first)."""
         now, ended = self._now(), time.perf_counter()
-        names = ("cpu_s", "queue_s", "gc_s", "faults") if self._file >= 0 else ("cpu_s", "", "gc_s", "")
+        names = _NAMES if self._file >= 0 else ("cpu_s", "", "gc_s", "", "")
         said = {
             name: round(new - old, 6) for name, new, old in zip(names, now, self._last, strict=True) if name
         }
@@ -58,11 +59,11 @@ class HostMeter:
         self._last, self._ended, self._spent = now, ended, dict.fromkeys(self._spent, 0.0)
         return said
 
-    def _now(self) -> tuple[float, float, float, float]:
+    def _now(self) -> tuple[float, float, float, float, float]:
         if self._file < 0:
-            return time.thread_time(), 0.0, self._collected_s, 0.0
+            return time.thread_time(), 0.0, self._collected_s, 0.0, 0.0
         cpu, queue, *_ = map(int, os.pread(self._file, 96, 0).split()[:_FIELDS])
-        return cpu * 1e-9, queue * 1e-9, self._collected_s, float(_faults())
+        return cpu * 1e-9, queue * 1e-9, self._collected_s, *_faults()
 
     def _collect(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -71,8 +72,9 @@ class HostMeter:
             self._collected_s += time.perf_counter() - self._collecting
 
 
-def _faults() -> int:
-    """Pages of this process that were read from a disk so far."""
+def _faults() -> tuple[float, float]:
+    """(pages that this thread had read from a disk so far, seconds that the system worked for it)."""
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return float(usage.ru_majflt), usage.ru_stime

@@ -40,7 +40,7 @@ def read(text: str, evidence: RunEvidence) -> RunQuestion:
     """Read a question about a run, of which `evidence` has all steps."""
     numbers = evidence.numbers
     rank = int(match[1]) if (match := _RANK.search(text)) else None
-    if rank is not None and rank not in {one.rank for one in evidence.ranks}:
+    if rank is not None and rank not in {each.rank for each in evidence.ranks}:
         return RunQuestion(None, None, False, f"the run has no rank {rank}: this is the whole run")
     of = "" if rank is None else f", rank {rank} beside the others"
     if not numbers:
@@ -94,20 +94,20 @@ def _opened(
 
 def beside(evidence: RunEvidence, rank: int | None) -> list[str]:
     """What one rank's mean step takes beside the median of the others', part by part; nothing without a rank."""
-    mine = next((one for one in evidence.ranks if one.rank == rank), None)
-    others = [one for one in evidence.ranks if one is not mine]
+    mine = next((each for each in evidence.ranks if each.rank == rank), None)
+    others = [each for each in evidence.ranks if each is not mine]
     if mine is None or not mine.steps or not others:
         return []
 
-    def mean(one: RankSeen, part: str) -> float:
-        return statistics.fmean(step.parts.get(part, 0.0) for step in one.steps)
+    def mean(each: RankSeen, part: str) -> float:
+        return statistics.fmean(step.parts.get(part, 0.0) for step in each.steps)
 
     rows = []
     for part in (*STACKED, "between"):
-        own, theirs = mean(mine, part), statistics.median(mean(one, part) for one in others)
-        if max(own, theirs) >= 0.01 * evidence.period:
+        its, theirs = mean(mine, part), statistics.median(mean(each, part) for each in others)
+        if max(its, theirs) >= 0.01 * evidence.period:
             name = words.PART_NAMES.get(part, "between two steps")
-            rows.append(f"{mine.name}: {name} {words.seconds(own)}, the others {words.seconds(theirs)}")
+            rows.append(f"{mine.name}: {name} {words.seconds(its)}, the others {words.seconds(theirs)}")
     return rows
 
 

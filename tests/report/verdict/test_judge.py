@@ -43,14 +43,14 @@ def evidence(ranks: int = 2, steps: int = 30, jitter: float = 0.01, **fields: An
     parts, host, rank0 = (fields.pop(name, {}) for name in ("parts", "host", "rank0"))
     seen = []
     for rank in range(ranks):
-        own = {**PARTS, **parts, **(rank0 if rank == 0 else {})}
+        times = {**PARTS, **parts, **(rank0 if rank == 0 else {})}
         seen.append(
             RankSeen(
                 rank,
                 tuple(
                     StepSeen(
                         step,
-                        {k: v * luck.uniform(1 - jitter, 1 + jitter) for k, v in own.items()},
+                        {k: v * luck.uniform(1 - jitter, 1 + jitter) for k, v in times.items()},
                         {**HOST, **host},
                     )
                     for step in range(1, steps + 1)
@@ -169,7 +169,7 @@ def test_a_few_steps_are_not_judged() -> None:
 def test_two_causes_that_cost_alike_are_not_told_apart() -> None:
     verdict = judge(evidence(parts={"data": 0.1, "forward": 0.12}, host={"gc_s": 0.09}))
     assert verdict.cause == UNKNOWN and verdict.measure
-    assert {one["cause"] for one in verdict.others} >= {"input", "garbage collection"}
+    assert {each["cause"] for each in verdict.others} >= {"input", "garbage collection"}
 
 
 def test_nobody_is_blamed_where_a_ranks_events_are_missing() -> None:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from unisono.report.stragglers import Straggler
-from unisono.report.verdict.costs import Candidate, Case, called, mean, said, share
+from unisono.report.verdict.costs import Candidate, CauseCase, called, mean, said, share
 from unisono.report.verdict.evidence import RunEvidence, StepSeen
 from unisono.spec.words import nbytes, percent, seconds
 
@@ -12,7 +12,7 @@ _MANY_CALLS = 8
 _SMALL_CALL = 1 << 18
 
 
-def _moving(case: Case) -> tuple[float, str]:
+def _moving(case: CauseCase) -> tuple[float, str]:
     """(exposed seconds of a mean step in which data moves, the axis that most of it is on): the last rank to come waits
     for nobody, so what it calls communication moves."""
     rows = case.evidence.rows
@@ -27,7 +27,7 @@ def _replicas(evidence: RunEvidence) -> str:
     return next((axis for axis in ("dp", "shard", "tp", "cp") if evidence.size(axis) > 1), "dp")
 
 
-def _communication(case: Case) -> Candidate | None:
+def _communication(case: CauseCase) -> Candidate | None:
     evidence = case.evidence
     if all(evidence.size(axis) == 1 for axis in ("dp", "shard", "tp", "cp")):
         return None
@@ -57,7 +57,7 @@ def _communication(case: Case) -> Candidate | None:
                      evidence=rows, phase=axis)  # fmt: skip
 
 
-def _buckets(case: Case, cost: float, count: float, size: float, rows: list[str]) -> Candidate:
+def _buckets(case: CauseCase, cost: float, count: float, size: float, rows: list[str]) -> Candidate:
     """Calls so small that each is little but its own latency: as few as 25 MiB make have only theirs."""
     few = max(1.0, size / (25 << 20))
     gain = cost * (1 - few / count)
@@ -68,7 +68,7 @@ def _buckets(case: Case, cost: float, count: float, size: float, rows: list[str]
     )  # fmt: skip
 
 
-def _bubble(case: Case) -> Candidate | None:
+def _bubble(case: CauseCase) -> Candidate | None:
     evidence, seen = case.evidence, case.evidence.bubble
     if evidence.size("pp") < 2:
         return None
@@ -103,7 +103,7 @@ def _halved(evidence: RunEvidence) -> int:
     return max(1, size // 2) if isinstance(size, int) else 1
 
 
-def _straggler(case: Case) -> Candidate | None:
+def _straggler(case: CauseCase) -> Candidate | None:
     """Ranks that wait for a late one, who is late for no reason that is a cause of its own."""
     evidence = case.evidence
     if not evidence.late:
@@ -188,4 +188,4 @@ def _more(values: Sequence[float], at: int) -> float:
     return values[at] - statistics.median(value for place, value in enumerate(values) if place != at)
 
 
-BETWEEN: tuple[Callable[[Case], Candidate | None], ...] = (_communication, _bubble, _straggler)
+BETWEEN: tuple[Callable[[CauseCase], Candidate | None], ...] = (_communication, _bubble, _straggler)

@@ -5,13 +5,13 @@ say nothing of it. No cost is counted under two causes.
 """
 
 from unisono.report.verdict.between_ranks import BETWEEN
-from unisono.report.verdict.costs import Candidate, Case
+from unisono.report.verdict.costs import Candidate, CauseCase
 from unisono.report.verdict.evidence import Prices, RunEvidence
 from unisono.report.verdict.on_ranks import ON_RANKS
 
 
 def candidates(evidence: RunEvidence, price: Prices) -> list[Candidate]:
     """All causes that cost anything, the dearest first."""
-    case = Case(evidence, price)
+    case = CauseCase(evidence, price)
     every = (cause(case) for cause in (*BETWEEN, *ON_RANKS))
-    return sorted((one for one in every if one is not None and one.cost > 0), key=lambda one: -one.cost)
+    return sorted((each for each in every if each is not None and each.cost > 0), key=lambda each: -each.cost)

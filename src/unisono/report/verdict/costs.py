@@ -30,20 +30,20 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CauseCase:
     """What causes look at: the figures, and the planner's prices if there are any."""
 
     evidence: RunEvidence
     price: Prices
 
 
-def said(case: Case, words: Mapping[str, str | int]) -> str:
+def said(case: CauseCase, words: Mapping[str, str | int]) -> str:
     """The flag that sets words of the plan: the others stay as they are."""
     plan = {**case.evidence.plan, **{key: str(value) for key, value in words.items()}}
     return '--plan "' + " ".join(f"{key}={value}" for key, value in plan.items()) + '"'
 
 
-def share(case: Case, cost: float) -> str:
+def share(case: CauseCase, cost: float) -> str:
     return f"{seconds(cost)} of a step of {seconds(case.evidence.period)} ({percent(cost / case.evidence.period)})"
 
 

@@ -11,10 +11,10 @@ from unisono.spec.words import is_number, whole
 
 STACKED = tuple(part for part in PARTS if part != "comm_hidden")  # these add up to a step's wall time
 T = TypeVar("T")
-BESIDE = ("cpu_s", "queue_s", "gc_s", "save_s", "eval_s", "faults")
+BESIDE = ("cpu_s", "queue_s", "gc_s", "save_s", "eval_s", "faults", "system_s")
 """Numbers of a step's line beside its parts: seconds in which the thread that trains had a core (`cpu_s`), or was ready
-and had none (`queue_s`), of garbage collection, of saving and of validating since the step before, and pages that had
-to be read from a disk (`faults`)."""
+and had none (`queue_s`), of garbage collection, of saving and of validating since the step before, pages that had
+to be read from a disk (`faults`), and what the system worked for the thread (`system_s`, a part of `cpu_s`)."""
 BUSY = ("data", "forward", "backward", "optim", "other", "between")
 IDLE = ("wait", "comm_exposed")
 Prices = Callable[[str], float | None]
@@ -56,6 +56,11 @@ class StepSeen:
             self.beside["cpu_s"] + self.beside.get("queue_s", 0.0) + self.idle + self.parts.get("data", 0.0)
         )
         return max(0.0, self.wall - known)
+
+    @property
+    def paging(self) -> float:
+        """Seconds for pages that were read from a disk: the wait for it, and the system's work; 0 without any."""
+        return self.blocked + self.beside.get("system_s", 0.0) if self.beside.get("faults", 0.0) >= 1 else 0.0
 
     @property
     def cored(self) -> float:

@@ -59,16 +59,16 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
 
 def _seen(line: Record) -> StepSeen:
     time, modules = line["time"], line.get("modules")
-    own: dict[str, float] = {}
+    timed: dict[str, float] = {}
     for name, pair in modules.items() if isinstance(modules, dict) else ():
         if isinstance(pair, list) and all(is_number(value) for value in pair):
-            own[str(name)] = float(sum(pair))
+            timed[str(name)] = float(sum(pair))
     return StepSeen(
         line["step"],
         {part: float(time[part]) for part in PARTS if is_number(time.get(part))} | _between(line),
         {key: float(line[key]) for key in BESIDE if is_number(line.get(key))},
         number_of(line, "start") or None,
-        own,
+        timed,
     )
 
 
@@ -101,8 +101,9 @@ def _kernels(line: Record) -> KernelsSeen:
     looked, step = line["kernels"], _seen(line)
     count, inside, small, small_count = (looked[key] for key in _KERNELS)
     cpu = min(step.beside.get("cpu_s", step.busy), step.wall)
-    between = number_of(looked, "outside_s") - step.idle  # ranks may wait with a core, or without
-    python = max(0.0, min(cpu - inside - step.beside.get("gc_s", 0.0), between))
+    paging = step.paging - step.blocked if step.paging else 0.0
+    python = cpu - inside - step.beside.get("gc_s", 0.0) - paging
+    python = max(0.0, min(python, number_of(looked, "outside_s")))
     return KernelsSeen(
         int(count), inside / step.cored, python / step.cored, small / step.cored, int(small_count),
         _gap(looked.get("gap")),

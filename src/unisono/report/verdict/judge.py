@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono.report.verdict.causes import candidates
-from unisono.report.verdict.costs import Candidate
+from unisono.report.verdict.costs import Candidate, CauseCase, said
 from unisono.report.verdict.evidence import Prices, RunEvidence
 from unisono.spec.words import listed, percent, seconds
 
@@ -102,10 +102,10 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
         return RunVerdict(UNKNOWN, False, what, measure="a run with [out] report = true")
     every = candidates(evidence, price)
     every = _without_busy(evidence, every)
-    visible = sum(one.cost for one in every)
+    visible = sum(each.cost for each in every)
     top = every[0] if every else None
     if top is None or top.cost < TROUBLE * evidence.period:
-        return _healthy(evidence, every)
+        return _healthy(evidence, every, price)
     if doubt := _doubt(evidence, every, visible):
         return _unknown(evidence, every, visible, doubt)
     return _named(evidence, every, visible, price)
@@ -114,7 +114,7 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
 def _without_busy(evidence: RunEvidence, every: list[Candidate]) -> list[Candidate]:
     """All but a machine that is busy with other programs, unless nothing else is any trouble: that makes everything
     that was measured longer, and no change to the run makes it shorter."""
-    rest = [one for one in every if one.cause != CORES or len(evidence.ranks) > evidence.cores > 0]
+    rest = [each for each in every if each.cause != CORES or len(evidence.ranks) > evidence.cores > 0]
     return rest if rest and rest[0].cost >= TROUBLE * evidence.period else every
 
 
@@ -139,7 +139,7 @@ def _doubt(evidence: RunEvidence, every: Sequence[Candidate], visible: float) ->
         )
     if top.cost < COVERS * visible and len(every) > 1 and every[1].cost > 0.5 * top.cost:
         second = every[1]
-        first = next((one for one in (top, second) if one.change), top)
+        first = next((each for each in (top, second) if each.change), top)
         return (
             f"{top.cause} and {second.cause} cost about as much, {percent(top.cost / visible)} and "
             f"{percent(second.cost / visible)} of what could be saved",
@@ -190,19 +190,28 @@ def _who(evidence: RunEvidence, top: Candidate) -> str:
     return named.get(top.cause, top.cause)
 
 
-def _healthy(evidence: RunEvidence, every: Sequence[Candidate]) -> RunVerdict:
+def _more_ranks(evidence: RunEvidence, price: Prices) -> tuple[str, float]:
+    """(twice the replicas, as typed, seconds of a step that they save by the planner's price); ("", 0) where they save
+    nothing: ranks of one host share its cores."""
+    change = said(CauseCase(evidence, price), {"dp": 2 * evidence.size("dp")})
+    ratio = price(change)
+    return (change, (1 - ratio) * evidence.period) if ratio is not None and ratio < 1 - TROUBLE else ("", 0.0)
+
+
+def _healthy(evidence: RunEvidence, every: Sequence[Candidate], price: Prices) -> RunVerdict:
     compute = sum(evidence.part(part) for part in ("forward", "backward", "optim")) / evidence.period
     rows = [f"compute {percent(compute)} of a step"]
     rows += [
-        f"{one.cause} {percent(one.cost / evidence.period)}"
-        for one in every[:3]
-        if one.cost >= 0.01 * evidence.period
+        f"{each.cause} {percent(each.cost / evidence.period)}"
+        for each in every[:3]
+        if each.cost >= 0.01 * evidence.period
     ]
-    steps = _steps(evidence)
+    steps, (change, gain) = _steps(evidence), _more_ranks(evidence, price)
     return RunVerdict(
         "compute", len(evidence.numbers) >= FEWEST, f"Limited by compute: {', '.join(rows)}.", steps, evidence.period,
         since_step=steps[0], until_step=steps[1], cost_s=compute * evidence.period, share=compute, covers=1.0,
-        evidence=tuple(rows), advice="Nothing else takes a tenth of a step. More ranks or faster ones make it shorter",
+        evidence=tuple(rows), change=change, gain_s=gain, by="the planner's price" if change else "",
+        advice="Nothing else takes a tenth of a step. More ranks or faster ones make it shorter",
         others=_others(evidence, every),
     )  # fmt: skip
 
@@ -215,7 +224,7 @@ def _unknown(
         UNKNOWN, False, f"What limits this run cannot be said: {why}.", steps, evidence.period,
         since_step=steps[0], until_step=steps[1], cost_s=every[0].cost, share=every[0].cost / evidence.period,
         covers=every[0].cost / visible,
-        evidence=tuple(row for one in every[:2] for row in one.evidence), measure=measure,
+        evidence=tuple(row for each in every[:2] for row in each.evidence), measure=measure,
         others=_others(evidence, every),
     )  # fmt: skip
 
@@ -228,11 +237,11 @@ def _others(evidence: RunEvidence, rest: Sequence[Candidate]) -> tuple[dict[str,
     """The next causes that cost a hundredth of a step or more, four at most."""
     return tuple(
         {
-            "cause": one.cause, "cost_s": one.cost, "share": one.cost / evidence.period, "rank": one.rank,
-            "evidence": list(one.evidence), "change": one.change, "gain_s": one.gain,
+            "cause": each.cause, "cost_s": each.cost, "share": each.cost / evidence.period, "rank": each.rank,
+            "evidence": list(each.evidence), "change": each.change, "gain_s": each.gain,
         }
-        for one in rest[:4]
-        if one.cost >= 0.01 * evidence.period
+        for each in rest[:4]
+        if each.cost >= 0.01 * evidence.period
     )  # fmt: skip
 
 
@@ -244,6 +253,6 @@ def in_words(verdict: RunVerdict) -> str:
         verdict.said,
     ]
     if verdict.others:
-        rest = [f"{one['cause']} {percent(one['share'])}" for one in verdict.others]
+        rest = [f"{each['cause']} {percent(each['share'])}" for each in verdict.others]
         rows.append(f"Beside it: {listed(rest)} of a step.")
     return "\n".join(row for row in rows if row)

@@ -1,8 +1,9 @@
 """Causes that lie on each rank: its samples, Python, small operations, what it does between steps, its host."""
 
+import statistics
 from collections.abc import Callable
 
-from unisono.report.verdict.costs import Candidate, Case, called, said, share
+from unisono.report.verdict.costs import Candidate, CauseCase, called, said, share
 from unisono.report.verdict.evidence import RunEvidence
 from unisono.spec.words import nbytes, seconds
 
@@ -10,7 +11,7 @@ TINY = 60e-6
 """Seconds: an operation that takes less is mostly its own start."""
 
 
-def _input(case: Case) -> Candidate | None:
+def _input(case: CauseCase) -> Candidate | None:
     """Waiting for samples, on all ranks alike: what one rank waits longer is its own lateness."""
     rows = case.evidence.rows
     cost = sum(min(step.parts.get("data", 0.0) for step in row) for row in rows) / max(1, len(rows))
@@ -26,22 +27,22 @@ def _input(case: Case) -> Candidate | None:
     )
 
 
-def _looks(case: Case) -> tuple[float, float, float, str]:
-    """(operations of a step, seconds between them, inside of tiny ones, between which): means of the steps that were
+def _looks(case: CauseCase) -> tuple[float, float, float, str]:
+    """(operations of a step, seconds between them, inside of tiny ones, between which): medians of the steps that were
     looked at, which take longer than others: their seconds are those of a usual step's forward and backward."""
     looks, evidence = case.evidence.kernels, case.evidence
     if not looks:
         return 0.0, 0.0, 0.0, ""
     usual = evidence.part("forward") + evidence.part("backward")
-    whole = sum(look.inside + look.python for look in looks)
-    scale = min(1.0, usual * len(looks) / whole) if whole else 0.0
-    mean = scale / len(looks)
-    count = sum(look.count for look in looks) / len(looks)
-    return (count, mean * sum(look.python for look in looks), mean * sum(look.small for look in looks),
-            looks[-1].gap)  # fmt: skip
+    count, between, inside, small = (
+        statistics.median(getattr(look, name) for look in looks)
+        for name in ("count", "python", "inside", "small")
+    )
+    scale = min(1.0, usual / (inside + between)) if inside + between else 0.0
+    return count, scale * between, scale * small, looks[-1].gap
 
 
-def _python(case: Case) -> Candidate | None:
+def _python(case: CauseCase) -> Candidate | None:
     """Time of forward and backward outside of any operation, less what starting so many of them takes."""
     count, between, _, gap = _looks(case)
     starts = min(between, count * _START)
@@ -70,11 +71,16 @@ _START = 15e-6
 """Seconds of Python from one operation to the next in a plain model, `docs/verdict.md` has the command."""
 
 
-def _tiny(case: Case) -> Candidate | None:
+def _small(case: CauseCase) -> float:
+    """Seconds of a step in small operations, and in what starts operations."""
+    count, between, small, _ = _looks(case)
+    return small + min(between, count * _START)
+
+
+def _tiny(case: CauseCase) -> Candidate | None:
     """Operations that are little but their own start: fewer, larger ones do the same."""
     evidence = case.evidence
-    count, between, small, _ = _looks(case)
-    cost = small + min(between, count * _START)
+    count, cost = _looks(case)[0], _small(case)
     size, micros = evidence.setting("train", "micro_batch"), evidence.size("micros")
     rows = [
         f"{count:.0f} operations a step, of which those below {seconds(TINY)} and what starts them take "
@@ -101,7 +107,7 @@ def _factor(micros: int) -> int:
     return max((n for n in range(1, 9) if micros % n == 0), default=1)
 
 
-def _saves(case: Case) -> Candidate | None:
+def _saves(case: CauseCase) -> Candidate | None:
     evidence = case.evidence
     cost, every = evidence.beside("save_s"), evidence.setting("train", "save_every")
     if not isinstance(every, int) or not every:
@@ -112,7 +118,7 @@ def _saves(case: Case) -> Candidate | None:
                      "Or --train.async_save, which writes while training goes on.", rows, phase="between")  # fmt: skip
 
 
-def _validations(case: Case) -> Candidate | None:
+def _validations(case: CauseCase) -> Candidate | None:
     evidence = case.evidence
     cost, every = evidence.beside("eval_s"), evidence.setting("train", "eval_every")
     if not isinstance(every, int) or not every:
@@ -122,7 +128,7 @@ def _validations(case: Case) -> Candidate | None:
                      rows, phase="between")  # fmt: skip
 
 
-def _between(case: Case) -> Candidate | None:
+def _between(case: CauseCase) -> Candidate | None:
     """What all ranks do between two steps, beside saving and validating."""
     rows = case.evidence.rows
     cost = sum(min(step.parts.get("between", 0.0) for step in row) for row in rows) / max(1, len(rows))
@@ -131,7 +137,7 @@ def _between(case: Case) -> Candidate | None:
                      [f"between two steps every rank spends {share(case, cost)}"], phase="between")  # fmt: skip
 
 
-def _collector(case: Case) -> Candidate | None:
+def _collector(case: CauseCase) -> Candidate | None:
     rows = case.evidence.rows
     cost = sum(max(step.beside.get("gc_s", 0.0) for step in row) for row in rows) / max(1, len(rows))
     return Candidate(
@@ -141,13 +147,13 @@ def _collector(case: Case) -> Candidate | None:
     )  # fmt: skip
 
 
-def _faults(case: Case) -> Candidate | None:
+def _faults(case: CauseCase) -> Candidate | None:
     """Steps in which pages had to be read from a disk: memory that was swapped out, or a mapped file."""
     evidence = case.evidence
     faults = evidence.beside("faults")
     if faults < 1:
         return None
-    off = evidence.mean(lambda step: step.blocked)
+    off = evidence.mean(lambda step: step.paging)
     return Candidate(
         "host memory", off, 0.8 * off, "",
         "Memory that does not fit is read back from a disk in each step: less of it (recompute=full, a smaller "
@@ -156,7 +162,7 @@ def _faults(case: Case) -> Candidate | None:
     )  # fmt: skip
 
 
-def _recompute(case: Case) -> Candidate | None:
+def _recompute(case: CauseCase) -> Candidate | None:
     """What is computed a second time, where the host's memory would hold it: as long as the first time, full."""
     evidence = case.evidence
     mode = evidence.plan.get("recompute", "none").partition(":")[0]
@@ -172,10 +178,12 @@ def _recompute(case: Case) -> Candidate | None:
                      "Keep what there is room for.", rows, phase="backward")  # fmt: skip
 
 
-def _memory(case: Case) -> Candidate | None:
+def _memory(case: CauseCase) -> Candidate | None:
     """The update reads and writes each state once, whatever the batch: it is as fast as memory."""
     evidence = case.evidence
     cost = evidence.part("optim")
+    if _small(case) > cost:  # so small a model's update is a few small operations more
+        return None
     rows = [f"the optimiser's update, which memory bandwidth limits, takes {share(case, cost)}"]
     dp = evidence.size("dp")
     if dp > 1 and evidence.size("shard") == 1 and evidence.size("pp") == 1:
@@ -188,7 +196,7 @@ def _memory(case: Case) -> Candidate | None:
                      rows, phase="optim")  # fmt: skip
 
 
-def _cores(case: Case) -> Candidate | None:
+def _cores(case: CauseCase) -> Candidate | None:
     """A rank was ready to compute, and had no core."""
     evidence = case.evidence
     cost, ranks = evidence.beside("queue_s"), len(evidence.ranks)
@@ -207,6 +215,6 @@ def _cores(case: Case) -> Candidate | None:
     )  # fmt: skip
 
 
-ON_RANKS: tuple[Callable[[Case], Candidate | None], ...] = (
+ON_RANKS: tuple[Callable[[CauseCase], Candidate | None], ...] = (
     _input, _python, _tiny, _saves, _validations, _between, _collector, _faults, _recompute, _memory, _cores,
 )  # fmt: skip

@@ -40,12 +40,12 @@ def waterfall(evidence: RunEvidence, price: Prices, prediction: Mapping[str, Any
     if not 0 < ideal <= period:
         return []
     left, losses = 1.0, []
-    for one in candidates(evidence, price):
-        share = min(one.cost / period, left - ideal / period)
+    for each in candidates(evidence, price):
+        share = min(each.cost / period, left - ideal / period)
         if share >= _LEAST:
             left -= share
-            name = f"{one.cause} on {one.phase}" if one.cause == "communication" else one.cause
-            losses.append(UsedPeak(name, share, left, one.change or one.advice, one.gain))
+            name = f"{each.cause} on {each.phase}" if each.cause == "communication" else each.cause
+            losses.append(UsedPeak(name, share, left, each.change or each.advice, each.gain))
     below = left - ideal / period
     if below >= _LEAST:
         wider = "larger matrices, or --plan precision=bf16 where the device is faster in it"

@@ -15,6 +15,8 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 TINY_US = 60.0
 """An operation that takes less is mostly its own start."""
 FIRST = 4
+_DEAREST = 5
+_SENT = ("c10d::", "gloo:")  # collectives: the thread waits in them, without a core
 _ODD, _SLICE_US = 4.0, 200.0
 
 
@@ -56,8 +58,8 @@ def _begin() -> bool:
 
 def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Of the outermost operations of the thread that has most of them: how many, their seconds, those between them,
-    those of tiny ones, and `gap`: after which, before which, and for how many seconds there was none for longest, all
-    such gaps together."""
+    those of tiny ones, the `dearest` by name, and `gap`: after which, before which, and for how many seconds there was
+    none for longest, all such gaps together."""
     events: Sequence[Any] = max(threads, key=len, default=[])
     depth, began, ended, name, before = 0, 0.0, 0.0, "", ""
     spent: dict[str, list[float]] = {}
@@ -77,7 +79,10 @@ def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
                 spent.setdefault(name, []).append(ended - began)
     if not spent:
         return {}
-    clean = [us for mine in spent.values() for us in _undisturbed(mine)]
+    dearest = sorted(
+        ((sum(_undisturbed(mine)), len(mine), name) for name, mine in spent.items()), reverse=True
+    )
+    clean = [us for name, mine in spent.items() if not name.startswith(_SENT) for us in _undisturbed(mine)]
     small = [us for us in clean if us < TINY_US]
     gap = max(gaps, key=gaps.__getitem__, default=("", ""))
     return {
@@ -86,6 +91,7 @@ def _summed(threads: Sequence[Sequence[Any]]) -> dict[str, Any]:
         "outside_s": round(sum(gaps.values()) * 1e-6, 6),
         "small_s": round(sum(small) * 1e-6, 6),
         "small_count": len(small),
+        "dearest": [[name, count, round(us * 1e-6, 6)] for us, count, name in dearest[:_DEAREST]],
         "gap": [*gap, round(gaps.get(gap, 0.0) * 1e-6, 6)],
     }
 

@@ -326,8 +326,9 @@ def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Se
         write_whole(run_dir / "summary.json", json.dumps(summary, indent=1))
         if recipe.out.report:
             from unisono.report import page
+            from unisono.verbs._prices import prices_of
 
-            summary.update(page.run(run_dir))
+            summary.update(page.run(run_dir, prices_of(run_dir, os.environ)))
     for line in closing(summary, counted_in(recipe.data.source)):
         settings.note(line)
 
