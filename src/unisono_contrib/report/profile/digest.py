@@ -135,11 +135,11 @@ def digest(profiles: Sequence[RankProfile]) -> ProfileDigest:
 def module_seconds(nodes: Sequence[Node]) -> dict[str, tuple[float, float]]:
     """Each module's own seconds in forward and in backward; what lies outside of modules under `OUTSIDE`, and
     communication under none. A forward that is made again in a backward pass counts there."""
-    own: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    spent: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for node in nodes:
         if not node.comm:
-            own[node.module or OUTSIDE][node.backward] += node.own_ns
-    return {name: (forward * 1e-9, backward * 1e-9) for name, (forward, backward) in own.items()}
+            spent[node.module or OUTSIDE][node.backward] += node.own_ns
+    return {name: (forward * 1e-9, backward * 1e-9) for name, (forward, backward) in spent.items()}
 
 
 def _modules(
