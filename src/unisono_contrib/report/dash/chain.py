@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.observe.span import PARTS
-from unisono.report.calls import SharedCall, RankStep, StepCalls, rank_step
+from unisono.report.calls import RankStep, SharedCall, StepCalls, rank_step
 from unisono.report.collect import Record
 from unisono.spec import words
 from unisono.spec.words import is_number, seconds

@@ -55,7 +55,9 @@ def run(live: LiveRuns, place: ListenPlace, price: Price | None, settings: Setti
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     names = {"127.0.0.1", "localhost", "[::1]", shown} if _is_loopback(place.host) else {"*"}
     live.start()
-    (settings.note if settings.json else settings.say)(address)  # with --json stdout is for the object at the end
+    (settings.note if settings.json else settings.say)(
+        address
+    )  # with --json stdout is for the object at the end
     settings.note("Ctrl-C ends the page, not the run")
     config = uvicorn.Config(
         app(live, DashAccess(token, sorted(names), port), price), log_level="error", access_log=False, lifespan="off",
