@@ -13,7 +13,7 @@ import pytest
 from unisono.observe.span import Recorder
 from unisono.spec.sink import SINKS, RunFacts
 from unisono_contrib.train.sinks import _resources
-from unisono_contrib.train.sinks._host import Gpus, HostMeter, JouleCounter, packages
+from unisono_contrib.train.sinks._host import Gpus, JouleCounter, MachineMeter, packages
 from unisono_contrib.train.sinks._resources import ProcessMeter, ResourceSampler
 
 
@@ -159,7 +159,7 @@ class FakeNvml(SimpleNamespace):
 def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
-    meter = HostMeter(tmp_path, powercap=tmp_path)
+    meter = MachineMeter(tmp_path, powercap=tmp_path)
     assert meter.facts()["gpus"] == ["H100 0", "H100 1"] and meter.facts()["energy"] == ["gpu"]
     taken = meter.read()
     assert taken["gpus"][0] == {

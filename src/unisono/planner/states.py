@@ -41,8 +41,8 @@ class ModelStates(Protocol):
 def moments_of(model: ModelStates, plan: Plan, elements: float, layers: float, first: int = 0) -> float:
     """Numbers that the optimiser keeps of each of `elements` weights of a row, in the mean of its fullest rank, and
     averages of the weights. layers: blocks of the row, from block `first` on."""
-    own = model.states if model.steps is None else model.steps.moments(plan, elements, layers, first)
-    return own + model.averages
+    moments = model.states if model.steps is None else model.steps.moments(plan, elements, layers, first)
+    return moments + model.averages
 
 
 def states(

@@ -20,7 +20,7 @@ POWERCAP = Path("/sys/class/powercap")
 _QUIET = ("lo",)
 
 
-class HostMeter:
+class MachineMeter:
     """Reads a host. folder: whose disk is watched. powercap: where the kernel has its counters of energy."""
 
     def __init__(self, folder: Path, powercap: Path = POWERCAP) -> None:

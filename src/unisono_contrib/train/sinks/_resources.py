@@ -1,7 +1,7 @@
 """A thread that samples what a rank takes, and on the first rank of each host what the host has. No torch.
 
 `resources/rank0.jsonl`: {"at": Unix seconds, "step": the last one that ended, "cores": busy by this process, "rss_mib",
-"swap_mib", "read_bytes", "written_bytes": since it began}. `resources/host-NAME.jsonl`: what `_host.HostMeter` reads.
+"swap_mib", "read_bytes", "written_bytes": since it began}. `resources/host-NAME.jsonl`: what `_host.MachineMeter` reads.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any
 from unisono.observe.files import lock_now
 from unisono.observe.metrics import JsonLines
 from unisono.spec.sink import Observer, RunFacts, StepRecord
-from unisono_contrib.train.sinks._host import HostMeter
+from unisono_contrib.train.sinks._host import MachineMeter
 
 FOLDER = "resources"
 _MOST = 7200  # lines that wait for a disk with room
@@ -35,7 +35,7 @@ class ResourceSampler(Observer):
         self._name = run.host or socket.gethostname()
         self._file = JsonLines(folder / f"rank{run.rank}.jsonl")
         self._lock = os.open(folder / f".{self._name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._meter: HostMeter | None = None
+        self._meter: MachineMeter | None = None
         self._host: JsonLines | None = None
         self._process = ProcessMeter()
         facts = {"kind": "info", "rank": run.rank, "host": self._name, "pid": os.getpid()}
@@ -72,7 +72,7 @@ class ResourceSampler(Observer):
         head = {"at": round(time.time(), 3), "step": self._step}
         self._waiting.append((self._file, {**head, **self._process.read()}))
         if self._host is None and lock_now(self._lock):
-            self._meter = HostMeter(self._folder)
+            self._meter = MachineMeter(self._folder)
             self._host = JsonLines(self._folder / f"host-{self._name}.jsonl")
             self._waiting.append((self._host, {"kind": "info", "host": self._name, **self._meter.facts()}))
         elif self._host is not None and self._meter is not None:
