@@ -9,6 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.parallel.offload.store import Store
+from unisono_contrib.train.watch.held_tensors import held_by
 
 
 class LiveBytes(TorchDispatchMode):
@@ -63,22 +64,9 @@ class LiveBytes(TorchDispatchMode):
             self.sizes = sorted(there.values(), reverse=True)
 
 
-def held_by(run: Any) -> list[Tensor]:
-    """What a run on this rank holds between steps: weights, optimiser state, buffers of gradients."""
-    slots = run.local.slots
-    state = [v for values in run.update.optimizer.state.values() for v in values.values()]
-    stand_ins = [p for group in run.update.optimizer.param_groups for p in group["params"]]
-    gradients = run.gradients
-    partial = [bucket for _, group in gradients._partial for bucket in group]
-    flats = [bucket.flat for bucket in (*gradients._early, *gradients._late, *partial)]
-    buffers = [b for stage in run.local.stages.values() for b in stage.buffers()]
-    tensors = [*(s.master for s in slots), *state, *stand_ins, *flats, *buffers]
-    return [x for x in tensors if isinstance(x, Tensor)]
-
-
 def live_peak(run: Any, play: Any) -> LiveBytes:
     """What `play()` takes at its peak, beside what the run holds."""
     gc.collect()
-    with LiveBytes(held_by(run), run.local.store) as seen:
+    with LiveBytes([x for kind in held_by(run).values() for x in kind], run.local.store) as seen:
         play()
     return seen

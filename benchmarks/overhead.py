@@ -4,6 +4,7 @@ python benchmarks/overhead.py                             # a GPT of 10 M parame
 python benchmarks/overhead.py --plan shard=2              # the same where ranks put copies of themselves aside
 python benchmarks/overhead.py --what guard                # one part alone; so are watchdog and snapshots
 python benchmarks/overhead.py --what checkpoint           # asynchronous checkpoints instead, one each 50 steps
+python benchmarks/overhead.py --what trackers --plan dp=1 --track tensorboard wandb    # trackers instead
 
 Both kinds of blocks are of one run, so its tensors lie where they lay; pairs begin with either kind in turn. The figure
 is the median of the pairs' ratios, less 1, with the 90 % interval of that median, by their order alone. Pairs are
@@ -17,6 +18,8 @@ guard       replicas compared and a gradient made twice, each 200 steps. Blocks 
             one without, and a 200th of the difference is put on top of the pair's ratio
 snapshots   as often as a run takes them by itself, on dp=2 never; `--every N`: each N steps
 checkpoint  a block with one begins with it and ends when it is whole on disk; it counts once in `--every` steps (50)
+trackers    a small GPT, whose steps are short and write their metrics in all blocks. With trackers the run hears
+            of them, and their followers work; in the others the followers are stopped
 
 `cpu` is the same of what all ranks computed. `clocks` is what all of it takes by its own clocks: processor time of the
 threads beside, of the calls between steps, of a check and of the supervisor, over that of a step. It is what a step
@@ -45,6 +48,8 @@ from unisono.plan import Plan
 SAVED = 50
 """Steps between two checkpoints, where nobody says how many."""
 MODEL = ModelConfig(n_layer=5, n_head=8, d_model=400, context=128)
+SHORT = ModelConfig(n_layer=2, n_head=2, d_model=64, context=32)
+"""Whose step is of a few ms, beside which a part of one is seen."""
 
 
 class Supervised:
@@ -80,7 +85,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         Supervised(),
     )
     train = TrainConfig(global_batch=4 * ranks, micro_batch=4 // given.micros, steps=1_000_000)
-    recipe = Recipe(model=MODEL, train=train).model_dump_json(exclude_unset=True)
+    recipe = Recipe(model=SHORT if given.what == "trackers" else MODEL, train=train).model_dump_json(
+        exclude_unset=True
+    )
     argument = {"recipe": recipe, "folder": folder, **vars(given)}
     try:
         with ForkServer("overhead_rank:main", path=[str(Path(__file__).parent)]) as nursery:
@@ -161,7 +168,9 @@ def lines_of(row: dict[str, Any]) -> Iterator[str]:
         ("clocks", "by its own clocks"),
     ):
         low, high = row["interval" if name == "more" else f"{name}_interval"]
+        ms, least, most = (share * row["step_s"] * 1e3 for share in (row[name], low, high))
         yield f"{name:<10} {row[name]:+.2%} {text}, 90 % within {low:+.2%} .. {high:+.2%}"
+        yield f"           {ms:+.3f} ms a step, within {least:+.3f} .. {most:+.3f}"
     yield f"others     took up to {row['others']:.0%} of the cores in these pairs, of {row['played']} that were played"
     if row["what"] == "checkpoint":
         worst, usual = row["lap_with_s"] * 1e3, row["lap_without_s"] * 1e3
@@ -176,7 +185,7 @@ def lines_of(row: dict[str, Any]) -> Iterator[str]:
         )
     without, with_ = row["supervisor"]
     yield f"supervisor takes {with_:.2%} of a core, and {without:.2%} without"
-    if row["snapshots"]:
+    if row.get("snapshots"):
         yield f"snapshots  every {row['snapshots']} steps; an update waited {row['stall_s'] * 1e3:.1f} ms for one"
 
 
@@ -184,12 +193,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--what", choices=("all", *BESIDE, "checkpoint"), default="all")
+    parser.add_argument("--what", choices=("all", *BESIDE, "checkpoint", "trackers"), default="all")
     parser.add_argument("--plan", default="dp=2")
     parser.add_argument("--every", type=int, help="steps between two snapshots, or checkpoints")
     parser.add_argument("--micros", type=int, choices=(1, 2, 4), default=1, help="micro-batches of a rank")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--length", type=int, default=12, help="steps of a block, at least")
+    parser.add_argument("--track", nargs="+", default=["tensorboard"], help="trackers, as in out.track")
     parser.add_argument("--mirror", action="store_true", help="a copy of each checkpoint in a second folder")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

@@ -1,6 +1,7 @@
 """Blocks of steps with something and without, as one rank plays them (`overhead.py` says what is switched on)."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     connect(place, ctx.store)
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
     feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
-    kind = Saved if argument["what"] == "checkpoint" else Watched
+    kind = {"checkpoint": Saved, "trackers": Tracked}.get(argument["what"], Watched)
     with ExitStack() as held:
         blocks = kind(ctx, argument, run, feed, resolved, held)
         blocks.warm()
@@ -316,3 +317,49 @@ class Saved(Blocks):
 
     def told(self) -> dict[str, Any]:
         return super().told() | {"notes": self.notes}
+
+
+class Tracked(Blocks):
+    """With trackers beside the metrics that each run writes. Their followers are stopped in blocks without."""
+
+    def __init__(self, *terms: Any) -> None:
+        super().__init__(*terms)
+        from unisono.spec.sink import SINKS, RunFacts
+        from unisono.train.watch.journal import Journal
+
+        ctx, run, recipe = self.ctx, self.run, self.resolved.recipe
+        self.journals: dict[bool, Journal] = {}
+        self.followers: list[Any] = []
+        for with_ in (False, True) if ctx.rank == 0 else ():
+            folder = Path(self.argument["folder"]) / "tracked" / ("with" if with_ else "without")
+            folder.mkdir(parents=True)
+            facts = RunFacts(folder, ctx.rank, ctx.world, "here", "gloo", run.mesh.at, 0, recipe.train.steps,
+                             run.recorder)  # fmt: skip
+            sinks = [SINKS.read(name) for name in ("metrics", *(self.argument["track"] if with_ else ()))]
+            observers = [sink.open(facts) for sink in sinks]
+            self.journals[with_] = Journal(observers, run.replica.global_batch)
+            self.held.callback(self.journals[with_].close)
+            self.followers += [one._follower.process.pid for one in observers if hasattr(one, "_follower")]
+
+    def step(self, with_: bool) -> None:
+        from unisono.train.step.train_step import train_step
+
+        begun = time.perf_counter()
+        report = train_step(self.run, self.feed.fetch(self.run.step, self.run.leaves))
+        lap = self.run.recorder.lap()
+        if self.journals:
+            with self.called():
+                self.journals[with_].add(report, lap, time.perf_counter() - begun)
+
+    @contextmanager
+    def around(self, with_: bool) -> Iterator[Callable[[], object]]:
+        for follower in self.followers:
+            os.killpg(follower, signal.SIGCONT if with_ else signal.SIGSTOP)
+        try:
+            yield lambda: None
+        finally:
+            for follower in self.followers:
+                os.killpg(follower, signal.SIGCONT)
+
+    def beside(self, all_: float, main_: float) -> float:
+        return self.own

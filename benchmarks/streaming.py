@@ -11,6 +11,8 @@ The second table is of kills: three epochs on 4, 2, 3 and 4 ranks. After so many
 go on from what each saved (a rank that is new takes the state of rank 0). It says how many samples of three epochs
 never came, and how many came more than once in an epoch's worth of samples.
 
+--kinds measures our threads beside our processes, with a function of the user's in Python and without one.
+
 The third line is of a store that takes 20 ms a request: the share of a step of so many ms that waits for a batch.
 """
 
@@ -53,6 +55,18 @@ else:
         return {"jpg": Path(folder, "jpg", f"{i:06d}.jpg").read_bytes(), "number": i}
     if __name__ == "__main__":
         litdata.optimize(pair, list(range(len(bodies))), folder + "/lit", chunk_size=len(bodies) // 50, num_workers=1)
+"""
+
+
+AUGMENT = """
+import numpy as np
+
+def slow(picture, draw):
+    pixels = np.asarray(picture.resize((64, 64))).transpose(2, 0, 1).copy()
+    for row in range(64):  # what holds Python's lock
+        for _ in range(20):
+            pixels[:, row] = pixels[:, row, ::-1] if draw.random() < 0.5 else pixels[:, row]
+    return pixels
 """
 
 
@@ -113,8 +127,14 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def speeds(folder: Path, pythons: dict[str, str], rounds: int, workers: int) -> dict[str, dict[str, Any]]:
-    """Samples a second of each, and the cost of a snapshot."""
+def speeds(
+    folder: Path,
+    pythons: dict[str, str],
+    rounds: int,
+    workers: int,
+    more: dict[str, dict[str, str]] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Samples a second of each, and the cost of a snapshot. more: what else a rank of that name is told."""
     rates: dict[str, list[float]] = {name: [] for name in pythons}
     costs: dict[str, list[float]] = {name: [] for name in pythons}
     for turn in range(rounds):
@@ -122,7 +142,7 @@ def speeds(folder: Path, pythons: dict[str, str], rounds: int, workers: int) -> 
             how = {
                 "loader": name, "folder": str(folder), "rank": 0, "world": 1, "batch": 64, "epochs": 1,
                 "port": free_port(), "workers": workers, "shards": SHARDS, "seen": str(folder / "seen"),
-                "snapshots": turn == rounds - 1,
+                "snapshots": turn == rounds - 1, **(more or {}).get(name, {}),
             }  # fmt: skip
             try:
                 said = answer(start(pythons[name], how), how["seen"], 300)
@@ -136,6 +156,18 @@ def speeds(folder: Path, pythons: dict[str, str], rounds: int, workers: int) -> 
         for name, each in rates.items()
         if each
     }
+
+
+def kinds(folder: Path, rounds: int, workers: int) -> dict[str, dict[str, Any]]:
+    """As `speeds`: threads beside processes, with the function of AUGMENT and without it."""
+    (folder / "augment.py").write_text(AUGMENT)
+    functions = {"decoding": "", "a function in Python": f"{folder}/augment.py:slow"}
+    more = {
+        f"{kind}, {about}": {"loader": "ours", "worker_kind": kind, "transform": text}
+        for about, text in functions.items()
+        for kind in ("threads", "processes")
+    }
+    return speeds(folder, dict.fromkeys(more, sys.executable), rounds, workers, more)
 
 
 def kills(folder: Path, name: str, python: str, count: int) -> dict[str, Any]:
@@ -218,12 +250,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--step-ms", type=float, default=100.0, help="of the step that waits for a store")
     parser.add_argument("--kills", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--kinds", action="store_true", help="our threads beside our processes, and nothing else"
+    )
     parser.add_argument("--json", default="", help="a file for all figures")
     asked = parser.parse_args()
     result: dict[str, Any] = {"pictures": asked.pictures, "workers": asked.workers}
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as place:
         folder = Path(place)
         pictures(folder, asked.pictures)
+        if asked.kinds:
+            for name, said in kinds(folder, asked.rounds, asked.workers).items():
+                print(f"{name:34} {said['samples_per_s']:8.0f} samples/s")
+            return
         pythons = {"ours": sys.executable}
         for name in asked.only if asked.peers else ():
             kind = {"mosaicml-streaming": "mds", "litdata": "lit"}.get(name)

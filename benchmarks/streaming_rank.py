@@ -42,7 +42,8 @@ def ours(how: dict[str, Any]) -> Opened:
     loader = StreamingLoader(
         f"tar:{how['folder']}/tar", how["batch"] * how["world"], image=(3, SIZE, SIZE),
         seed=1, epochs=how["epochs"], rank=how["rank"], world=how["world"], workers=how["workers"],
-        cache=f"{how['folder']}/cache",
+        cache=f"{how['folder']}/cache", worker_kind=how.get("worker_kind", "threads"),
+        transform=how.get("transform", ""),
     )  # fmt: skip
     return lambda epoch: (b.samples.tolist() for b in loader), loader.state_dict, loader.load_state_dict
 

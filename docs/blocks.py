@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from unisono.cli import LATER
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.config.fields import SECTIONS, keys
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
@@ -67,7 +66,7 @@ PROMISED: tuple[tuple[str, Finder[Any], tuple[str, ...]], ...] = (
         ("adascale", "kfac", "lamb", "lans", "lars", "muon", "shampoo", "soap"),
     ),
     ("`data.source`", SOURCES, ("mds", "s3", "tar")),
-    ("commands", VERBS, (*LATER, "ask", "compare", "evaluate", "runs", "scale", "sweep")),
+    ("commands", VERBS, ("ask", "compare", "dash", "evaluate", "runs", "scale", "sweep")),
 )
 # Plans that a reader might expect to work: what they ask for, and the plan. Each is refused with exit code 2.
 REFUSED = {
@@ -216,7 +215,12 @@ def not_yet() -> str:
             if missing := [name for name in dict.fromkeys(names) if name not in family.names()]:
                 yield where, " ".join(f"`{name}`" for name in missing)
 
-    return table(("where", "refused today"), rows())
+    missing = [*rows()]
+    return (
+        table(("where", "refused today"), iter(missing))
+        if missing
+        else "None: every name of the contract is here."
+    )
 
 
 def refused() -> str:

@@ -133,6 +133,10 @@ def _total(ran: Ran, run: int) -> float:
     return sum(step["bytes_sent"] for step in ran.metrics(run))
 
 
+def _texts(ran: Ran, pattern: str) -> list[str]:
+    return [path.read_text() for path in ran.folder.glob(pattern)]
+
+
 def _near(one: float, other: float) -> bool:
     return abs(one - other) < 1e-4
 
@@ -966,6 +970,8 @@ STREAMED = (
     " --model.n_head 2 --model.context 16 --train.steps 4 --train.global_batch 8 --train.micro_batch 1"
     " --train.lr_schedule constant --no-out.report"
 )
+HOSTING = STREAMED.replace("unisono train --name stream", "unisono data").partition(" --train.steps")[0]
+UNCACHED = STREAMED.replace("kind=text", "kind=text,cache_gb=1e-9")
 DATA = (
     reads(
         _G,
@@ -988,6 +994,22 @@ DATA = (
     ),
     reads(
         _G,
+        "Preprocessing in worker processes",
+        f"{SHARDS} && {UNCACHED} --json && sleep 1 &&"
+        f" {UNCACHED} --data.worker_kind processes --data.workers 2 --json",
+        "shards are tokenised by threads, then by processes: the same loss to the last digit",
+        lambda ran: ran.objects[0]["loss"] == ran.objects[1]["loss"],
+    ),
+    prints(
+        _G,
+        "Preprocessing on data hosts",
+        f"{SHARDS}; timeout 100 {HOSTING} 2> said & until grep -q serves said; do sleep 0.2; done;"
+        f" {STREAMED} --data.hosts $(grep -o '127.*' said); kill $!; wait; cat said",
+        "another process has read the samples of the run, and says how many",
+        r"served \d+ samples",
+    ),
+    reads(
+        _G,
         "Distributed file system / object store",
         f"{TRAIN} 4 --train.save_every 2 --train.mirror mirrored --json",
         "each checkpoint is copied to a second place",
@@ -999,16 +1021,37 @@ PROFILING = (
     reads(
         _G,
         "Collective bandwidth and latency log",
-        f"{TRAIN} 4 --plan dp=2 --json",
-        "`ledger`: bytes by axis, operation, algorithm",
-        lambda ran: any("all_reduce" in key for key in ran.metrics()[-1]["ledger"]),
+        f"{TRAIN} 8 --plan dp=2 && unisono report runs/proof --json",
+        "`collectives`: waiting apart from moving, by axis, operation and size; `sent`: bytes by algorithm",
+        lambda ran: any(
+            row["op"] == "all_reduce" and row["moving_s"] > 0 for row in ran.objects[0]["collectives"]
+        ),
     ),
     reads(
         _G,
         "Memory profile",
-        f"{TRAIN} 4 --json",
-        "`mem_mib` of every step",
-        lambda ran: ran.metrics()[-1]["mem_mib"] > 0,
+        f"{TRAIN} 8 --profile steps=5:6 && unisono report runs/proof --json",
+        "`profile.memory`: bytes at the peak by kind and by module beside the ledger's",
+        lambda ran: (
+            ran.objects[-1]["profile"]["memory"][0]["kinds"]["params"]
+            == ran.objects[-1]["profile"]["predicted_bytes"]["params"]
+        ),
+    ),
+    reads(
+        _G,
+        "Profiler: modules, operators, Python lines, all ranks on one clock",
+        f"{TRAIN} 8 --plan dp=2 --profile steps=5:6 && unisono report runs/proof --json",
+        "`profile.modules`, `operators`, `lines`; `profile/trace.pftrace` for Perfetto, Kineto files for other tools",
+        lambda ran: len(ran.objects[-1]["profile"]["modules"]) > 10 and [*ran.folder.glob("**/*.pftrace")],
+    ),
+    reads(
+        _G,
+        "Garbage collection between steps",
+        f"{TRAIN} 6 --plan dp=2 --train.gc_every 2",
+        "`gc_s` in the events of steps 2, 4 and 6 alone",
+        lambda ran: all(
+            [line["step"] for line in lines if line.get("gc_s")] == [2, 4, 6] for lines in ran.events()
+        ),
     ),
     reads(
         _G,
@@ -1017,12 +1060,22 @@ PROFILING = (
         "`mfu`",
         lambda ran: 0 < ran.objects[0]["mfu"] < 1,
     ),
-    prints(
+    reads(
         _G,
-        "Bottleneck verdict in words",
-        f"{TRAIN} 6 --plan dp=2 --out.report",
-        "`Limited by ...`",
-        r"Limited by",
+        "Straggler inside backward",
+        f'{TRAIN} 60 --plan dp=2 --chaos "lag:who=1:step=10:part=backward:module=blocks.1.mlp"'
+        " && unisono report runs/proof --json",
+        "`stragglers`: rank, part of the step, module, since when, and what it costs",
+        lambda ran: ran.objects[0]["stragglers"][0]["module"] == "blocks.1.mlp",
+    ),
+    reads(
+        _G,
+        "One clock for the ranks of all hosts",
+        f"{TRAIN} 8 --plan dp=2",
+        "`start` of each step, and `clock`: what was taken out of the rank's own",
+        lambda ran: all(
+            line["start"] > 0 and "offset_us" in line["clock"] for one in ran.events() for line in one[1:]
+        ),
     ),
     prints(
         _G,
@@ -1037,6 +1090,47 @@ PROFILING = (
         "unisono doctor --json; true",
         "cores, memory, disk, load",
         lambda ran: ran.objects,
+    ),
+    reads(
+        _G,
+        "Resources of hosts and ranks over a run",
+        "unisono train --demo --quiet --train.steps 30 --out.track resources:every=0.2",
+        "cores, memory, disk, network; GPUs and joules where the host tells; a row of the report",
+        lambda ran: (
+            "Means over" in (ran.folder / "runs/demo/latest/report.html").read_text()
+            and any(
+                '"available_mib"' in text for text in _texts(ran, "runs/demo/latest/resources/host-*.jsonl")
+            )
+        ),
+    ),
+    prints(
+        _G,
+        "Explaining logs of failed runs",
+        "printf '%s\\n' '[rank1]: OSError: [Errno 28] No space left' '[rank0]: Broken pipe' > a.log; "
+        "unisono doctor explain a.log",
+        "`cause`, `evidence`, `try`; exit code 4",
+        r"cause +.*the disk.*rank 1",
+        r"evidence +a\.log:1",
+        code=4,
+    ),
+    reads(
+        _G,
+        "Bottleneck verdict in words, with the change and its gain",
+        f'{TRAIN} 24 --plan dp=2 --train.save_every 1 && unisono ask runs/proof "since step 10" --json',
+        "`checkpoints`, and a larger `--train.save_every`",
+        lambda ran: (
+            ran.objects[-1]["cause"] == "checkpoints" and "--train.save_every" in ran.objects[-1]["change"]
+        ),
+    ),
+    reads(
+        _G,
+        "Strong and weak scaling, with advice",
+        "unisono scale examples/proof.toml --ranks 1,2 --steps 12 --json",
+        "speed-up and efficiency of four runs, and a verdict of each",
+        lambda ran: (
+            [point["ranks"] for point in ran.objects[-1]["points"]] == [1, 2, 1, 2]
+            and all(point["verdict"] and point["efficiency"] for point in ran.objects[-1]["points"])
+        ),
     ),
 )
 _G = "18 Cluster managers"
@@ -1107,6 +1201,14 @@ DEBUGGING = (
     proven(_G, "Correctness check against one device", "dp=2 tp=2"),
     prints(
         _G,
+        "Check of one device against a second engine",
+        "unisono verify --model.n_layer 2 --train.global_batch 8 --plan dp=2 --steps 1 --witness numpy",
+        "loss, gradients and updates of NumPy, to 1e-12",
+        r"numpy +one device .* ok$",
+        r"torch +dp=2 .* ok$",
+    ),
+    prints(
+        _G,
         "Static check of the parallel program",
         'unisono verify examples/proof.toml --static --plan "dp=8 pp=3 tp=2 micros=3"',
         "every operation of 48 ranks has its partners",
@@ -1153,6 +1255,12 @@ DEBUGGING = (
     ),
 )
 _G = "20 Experiment management"
+_PICTURES = "--model.kind mlp --model.hidden 16 --data.source digits --data.val_fraction 0.2 --no-out.report"
+_FETCH = (
+    "import sys, http.cookiejar, urllib.request as u;"
+    " page = u.build_opener(u.HTTPCookieProcessor(http.cookiejar.CookieJar())).open(sys.argv[1]);"
+    ' print(page.headers["content-security-policy"], "verdict", b"verdict" in page.read())'
+)
 EXPERIMENTS = (
     reads(
         _G,
@@ -1168,6 +1276,32 @@ EXPERIMENTS = (
         f"{TRAIN} 4 --out.track tensorboard && unisono sync runs/proof --to tensorboard --json",
         "steps that the tracker has, asked of itself",
         lambda ran: ran.objects[-1]["to"]["tensorboard"]["sent"] == 4,
+    ),
+    reads(
+        _G,
+        "Early stopping, and the best checkpoint by a metric",
+        f"unisono train {_PICTURES} --train.steps 60 --train.eval_every 5 --early_stopping.patience 2"
+        " --early_stopping.min_delta 9 && unisono report runs --json",
+        "`early`, why the run ended, and `best`, the checkpoint that stays",
+        lambda ran: (
+            ran.objects[-1]["best"]["step"] == 5 and "in no 2 validations since" in ran.objects[-1]["early"]
+        ),
+    ),
+    reads(
+        _G,
+        "Average of the weights (EMA)",
+        f"unisono train {_PICTURES} --train.steps 20 --ema.decay 0.9 && unisono evaluate runs --json"
+        " && unisono evaluate runs --weights ema --json",
+        "`val_loss` of the weights, and another of their average",
+        lambda ran: ran.objects[-2]["val_loss"] != ran.objects[-1]["val_loss"],
+    ),
+    reads(
+        _G,
+        "Callbacks of one's own",
+        'printf \'def see(event):\\n    open("seen", "a").write(event.kind + chr(10))\\n\' > mine.py &&'
+        f" {TRAIN} 3 --callbacks.call mine.py:see",
+        "a line for each step, validation and save",
+        lambda ran: (ran.folder / "seen").read_text().split().count("step") == 3,
     ),
     reads(
         _G,
@@ -1191,6 +1325,14 @@ EXPERIMENTS = (
             <= ran.objects[0]["runs"][1]["metrics"]["val_loss"]
             and Path(ran.folder, "all.png").stat().st_size > 0
         ),
+    ),
+    prints(
+        _G,
+        "Live page",
+        f"{TRAIN} 3 --name page && mkfifo at && {{ unisono dash runs/page --port 0 > at & }} && read address < at"
+        f" && python -c '{_FETCH}' $address; kill -INT $!; wait",
+        "the page and where it may ask: at its own server alone",
+        "^default-src 'self';.* verdict True",
     ),
 )
 FEDERATE = "unisono federate examples/federated.toml --federated.rounds 3 --json"

@@ -24,11 +24,6 @@ from unisono.spec.settings import Settings, answer, open_streams, silence, tell
 from unisono.spec.words import meant
 from unisono.verbs import VERBS, Verb
 
-# What the contract names besides; one that has a file is listed by that.
-LATER = {
-    "dash": "Watch a run in the browser",
-}
-
 EXAMPLES = """\
 unisono train --demo                       train a small GPT on 4 processes; ends with a report
 unisono train my.toml --plan "dp=2 pp=2"   train a recipe under a plan
@@ -95,8 +90,6 @@ def _dispatch(words: list[str], settings: Settings) -> int:
     if name in ("help", "version") and name not in VERBS.names():  # as other programs have them
         return _dispatch([*rest, f"--{name}"], settings)
     asks_help = "-h" in _ours(rest) or "--help" in _ours(rest)
-    if name in later():
-        return _not_yet(name, asks_help)
     verb = _verb(name)()
     if asks_help:
         print(verb.help(_ours(rest)), end="")
@@ -111,32 +104,14 @@ def _dispatch(words: list[str], settings: Settings) -> int:
 
 def _verb(name: str) -> type[Verb]:
     if name not in VERBS.names() and ".py:" not in name:
-        hint = meant(name, [*VERBS.names(), *later()])
+        hint = meant(name, VERBS.names())
         raise UsageError(f"unknown verb {name}{hint}", where="unisono", fix="unisono --help", code="C04")
     return VERBS.find(name)
 
 
-def later() -> dict[str, str]:
-    """Verbs of the contract that this version does not have, and what they will do."""
-    names = VERBS.names()
-    return {name: f"{about} (not yet in this version)" for name, about in LATER.items() if name not in names}
-
-
 def summaries() -> dict[str, str]:
     """All verbs and what each does, in a line."""
-    return {name: VERBS.find(name).summary() for name in VERBS.names()} | later()
-
-
-def _not_yet(name: str, asks_help: bool) -> int:
-    if asks_help:
-        print(f"usage: unisono {name} [--json]\n\n{later()[name]}")
-        return 0
-    raise UsageError(
-        f"{name} is not yet in this version",
-        where=f"unisono {name}",
-        fix=f"verbs that are here: {' '.join(VERBS.names())}",
-        code="C10",
-    )
+    return {name: VERBS.find(name).summary() for name in VERBS.names()}
 
 
 def _no_verb(words: list[str]) -> int:

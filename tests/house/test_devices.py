@@ -28,6 +28,7 @@ ALLOWED = {
     "config/sections/network.py": "variables of the environment that backends read; no torch there",
     "launch/on_ray.py": "a variable of the environment that Ray sets",
     "submit/job.py": "names of backends, which are part of the contract",
+    "report/profile/pieces.py": "names of kernels by which tools know communication; no torch there",
     "observe/environment.py": "variables that are noted beside a run; no torch there",
 }
 CATALOGUES = "planner/"  # devices and links that one can buy, and stacks that run on them

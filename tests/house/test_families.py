@@ -14,7 +14,6 @@ import pytest
 
 from tests.house import toys
 from tests.house.source import FILES, ROOT, SOURCE, module_of, tree_of
-from unisono.cli import LATER
 from unisono.spec.finder import Finder
 
 
@@ -35,7 +34,6 @@ def families() -> dict[str, Finder[Any]]:
 
 FAMILIES = families()
 PLACES = {family.noun: place for place, family in FAMILIES.items()}
-LATE = next(iter(LATER))
 NOUNS = sorted(PLACES)
 OF_PLANS = [family.noun for family in FAMILIES.values() if family.key.startswith("plan.")]
 WRITTEN = sorted({*toys.TOYS} - {"model kind"})
@@ -50,10 +48,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     # With what is compiled of it, for that takes longer than the rest; not what is being written at the moment.
     shutil.copytree(SOURCE.parent, package, ignore=shutil.ignore_patterns("*.pyc.*", "*.egg-info"))
     before = {path: path.read_bytes() for path in package.rglob("*") if path.is_file()}
-    toys.planted(package, {family.noun: family for family in FAMILIES.values()}, LATE)
+    toys.planted(package, {family.noun: family for family in FAMILIES.values()})
     assert all(path.read_bytes() == text for path, text in before.items())
     done = subprocess.run(
-        [sys.executable, "-m", "tests.house.toys", json.dumps({"families": PLACES, "later": LATE})],
+        [sys.executable, "-m", "tests.house.toys", json.dumps({"families": PLACES})],
         cwd=place,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)])},
         capture_output=True,
@@ -70,8 +68,7 @@ def test_every_family_has_a_toy() -> None:
 
 @pytest.mark.parametrize("noun", NOUNS)
 def test_it_is_found_and_no_declaration_needs_torch(told: dict[str, Any], noun: str) -> None:
-    more = {toys.name_of(noun), LATE} if noun == "verb" else {toys.name_of(noun)}
-    assert set(told["found"][noun]) == {*FAMILIES[PLACES[noun]].names()} | more
+    assert set(told["found"][noun]) == {*FAMILIES[PLACES[noun]].names(), toys.name_of(noun)}
 
 
 @pytest.mark.parametrize("noun", sorted({*NOUNS} - toys.BESIDE))
@@ -140,11 +137,6 @@ def test_a_verb_is_listed_and_run(told: dict[str, Any]) -> None:
     assert "Greet somebody by name" in told["help"]["out"] and "NAME" in told["verb --help"]["out"]
     assert told["verb"]["out"] == told["a user's own verb"]["out"] == "good morning, Ada\n"
     assert json.loads(told["verb --json"]["out"])["greeted"] == "Ada"
-
-
-def test_a_verb_that_the_contract_names_is_no_longer_later_once_it_has_a_file(told: dict[str, Any]) -> None:
-    assert told["help"]["out"].count("not yet in this version") == len(LATER) - 1
-    assert told["later"]["out"] == "good morning, Ada\n"
 
 
 def test_a_users_own_is_refused_before_torch_where_it_is_wrong(told: dict[str, Any]) -> None:

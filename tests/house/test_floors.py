@@ -16,6 +16,7 @@ MAY_READ_ENVIRONMENT = (
     "train/data/tokenised/worker.py",
     "lab/shell.py",
     "train/data/stream/indexing.py",
+    "train/data/stream/preparing.py",
     "trackers/follow.py",
 )  # workers and the follower set their own; comm/hosts reads which link Gloo was given
 

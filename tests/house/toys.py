@@ -190,8 +190,26 @@ class ToyScheduler(Submitter):
     def state(self, job, folder):
         return JobState.UNKNOWN
 '''
+_ENGINE = '''
+"""A toy."""
+
+from unisono_contrib.verify.engines import StepEngine
+
+
+class ToyEngine(StepEngine):
+    """It plays nothing."""
+
+    name = "toy"
+
+    def problem(self, resolved):
+        return "any recipe"
+
+    def play(self, question, resolved, out):
+        return None
+'''
 _OF_VERBS = {
     "bench": _BENCH, "search method": _METHOD, "place of trials": _PLACE, "section": _SECTION, "scheduler": _SCHEDULER,
+    "engine": _ENGINE,
 }  # fmt: skip
 """Families whose members one verb alone takes, and no run."""
 BESIDE = {"starter", "verb", *_OF_VERBS}
@@ -203,13 +221,13 @@ def name_of(noun: str) -> str:
     return "toy_" + noun.replace(" ", "_").replace("-", "_")
 
 
-def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
-    """Writes every toy into a copy of the package; and one under the name of a verb that is still to come."""
+def planted(package: Path, families: Mapping[str, Any]) -> None:
+    """Writes every toy into a copy of the package."""
     for noun, family in families.items():
         folder = package.joinpath(*family.package.split("."))
         if noun == "verb":
-            for name in (name_of(noun), later):
-                (folder / f"{name}.py").write_text(_VERB.format(base="GreetVerb", name=name))
+            text = _VERB.format(base="GreetVerb", name=name_of(noun))
+            (folder / f"{name_of(noun)}.py").write_text(text)
             continue
         place = folder / (f"{name_of(noun)}/__init__.py" if family.folders else f"{name_of(noun)}.py")
         place.parent.mkdir(exist_ok=True)
@@ -298,7 +316,7 @@ def said(*words: str) -> dict[str, Any]:
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
 
 
-def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
+def without_torch(families: Mapping[str, str]) -> dict[str, Any]:
     """Everything that answers at once, in a process that cannot import torch. families: noun → `module:NAME`."""
     from importlib import import_module
 
@@ -332,7 +350,6 @@ def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
         "verb --help": said(name_of("verb"), "--help"),
         "verb": said(name_of("verb"), "Ada"),
         "verb --json": said(name_of("verb"), "Ada", "--json"),
-        "later": said(later, "Ada"),
         "a user's own verb": said("mine.py:OwnVerb", "Ada"),
         "starters": started(),
     }
@@ -377,5 +394,5 @@ def played() -> dict[str, Any]:
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    answers = without_torch(asked["families"], asked["later"])
+    answers = without_torch(asked["families"])
     print(json.dumps(answers | played()))

@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 import threading
@@ -154,6 +155,6 @@ def test_the_observers_import_no_torch() -> None:
 def test_a_process_put_aside_between_two_clocks_does_not_shift_its_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    delays = iter([7_000_000, 0, 0, 0, 3_000_000])
+    delays = itertools.chain([7_000_000, 0, 0, 0, 3_000_000], itertools.repeat(0))
     monkeypatch.setattr("unisono.observe.span.time.time_ns", lambda: 10**18)
     assert Recorder(clock=lambda: next(delays) + 50).epoch_ns == 10**18 - 50

@@ -52,7 +52,16 @@ def write_run(
                     sent["pp.send"] = micros * 262_144
                 size = 291.5 + 12 * rank + min(step, 5)
                 log.write(
-                    {"kind": "step", "step": step, "rank": rank, "time": time, "bytes": sent, "mem_mib": size}
+                    {
+                        "kind": "step",
+                        "step": step,
+                        "rank": rank,
+                        "time": time,
+                        "bytes": sent,
+                        "mem_mib": size,
+                        "start": 1_700_000_000.0 + 0.2 * step,
+                        "calls": [],
+                    }
                 )
                 if rank == 0:
                     metrics.write(_metric(step, time, end, sum(sent.values()), size, luck))

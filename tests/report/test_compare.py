@@ -16,6 +16,7 @@ from unisono.report.collect import RunRecord
 from unisono.spec.errors import UsageError
 from unisono_contrib.report import compare, compare_page, compare_words
 from unisono_contrib.report.compare import StepMap
+from unisono_contrib.report.dash import static
 
 NONE: dict[str, Any] = {"compared": [], "first": None, "unread": []}
 Line = dict[str, Any]
@@ -210,18 +211,18 @@ def test_the_page_and_the_sheet_show_every_run(tmp_path: Path) -> None:
     rich = {"staleness": 1.5, "staleness_counts": [1, 2], "consensus": 0.1, "codec_error": 0.01}
     folders = runs(tmp_path, same, lambda i, line: line | rich | {"bytes_sent": 7})
     comparison, facts = compare.gather(folders), facts_of(folders)
-    files = compare_page.write(comparison, facts, tmp_path / "out.html")
+    files = static.write(comparison, facts, tmp_path / "out.html")
     assert [file.name for file in files] == ["out.html", "out.png"] and all(
         file.stat().st_size for file in files
     )
     text = files[0].read_text()
-    for name in ("runs", "loss", "target", "bits", "replicas", "staleness", "again"):
-        assert f'data-testid="{name}"' in text
-    assert all(text.count(f">{name}<") > 2 for name in ("a", "b0", "b1"))
+    for name in ("runs", "loss-3", "target-0", "bits", "replicas-0", "staleness-0", "again"):
+        assert f'"id":"beside-{name}"' in text
+    assert all(text.count(f'"Run {name}"') == 1 for name in ("a", "b0", "b1"))
     charts = compare_page.losses(comparison)
     assert [chart.axis.name for chart in charts] == ["step", "token", "seconds", "MiB sent by rank 0"]
     assert charts[3].axis.log and not charts[2].axis.log  # one sends 160,000 times what another does
-    (svg,) = compare_page.write(comparison, facts, tmp_path / "out.svg")
+    (svg,) = static.write(comparison, facts, tmp_path / "out.svg")
     assert svg.read_text().startswith("<svg")
 
 
@@ -244,6 +245,10 @@ def test_many_runs_have_colours_of_their_own() -> None:
 @pytest.mark.timeout(120)
 def test_the_page_asks_nobody_and_complains_of_nothing(tmp_path: Path) -> None:
     folders = runs(tmp_path, same)
-    (page, _) = compare_page.write(compare.gather(folders), facts_of(folders), tmp_path / "out.html")
+    (page, _) = static.write(compare.gather(folders), facts_of(folders), tmp_path / "out.html")
     document, console = browse(page, tmp_path / "profile")
     assert console == [] and "Where bits differ" in document
+    assert all(
+        f'data-testid="{name}"' in document
+        for name in ("beside-runs", "beside-bits", "heat", "times", "verdict")
+    )

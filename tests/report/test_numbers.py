@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from tests.report.runs import write_run
 from unisono.report import analyse, picture
 from unisono.report.collect import collect
+from unisono.report.pipelines import pipeline_of
+from unisono.report.verdict.evidence import STACKED
+from unisono.report.verdict.gather import gather
+from unisono.report.verdict.judge import judge
 from unisono.spec import words
 from unisono.spec.errors import UsageError
 from unisono.spec.runs import run_folder
@@ -31,23 +35,22 @@ def test_a_whole_run_misses_nothing(straggler: Path) -> None:
 
 
 def test_the_straggler_is_blamed(straggler: Path) -> None:
-    run = collect(straggler)
-    verdict = analyse.judge(run, analyse.shares(run), analyse.pipeline_of(run))
-    assert verdict.slowest == "rank 3 (pp=1 dp=1)"
-    assert verdict.sentence.startswith("Limited by rank 3 (pp=1 dp=1): ")
+    verdict = judge(gather(collect(straggler)))
+    assert (verdict.cause, verdict.rank) == ("straggler", 3)
+    assert verdict.sentence.startswith("Limited by rank 3 (pp=1 dp=1), ")
     assert "rank 3" in verdict.advice
 
 
 def test_parts_of_a_step_add_up(straggler: Path) -> None:
-    found = analyse.shares(collect(straggler))
-    assert len({round(share.wall, 9) for share in found}) == 1
-    verdict = analyse.judge(collect(straggler), found, None)
-    assert verdict.fractions
-    assert sum(verdict.fractions[part] for part in analyse.STACKED) == pytest.approx(1)
+    shares = analyse.shares(collect(straggler))
+    assert len({round(share.wall, 9) for share in shares}) == 1
+    evidence = gather(collect(straggler))
+    assert evidence.wall == pytest.approx(shares[0].wall)
+    assert sum(evidence.part(part) for part in STACKED) == pytest.approx(evidence.wall)
 
 
 def test_planned_and_measured_timetable_agree_but_for_messages(straggler: Path) -> None:
-    pipeline = analyse.pipeline_of(collect(straggler))
+    pipeline = pipeline_of(collect(straggler))
     assert pipeline is not None
     assert pipeline.replica == "dp=1"  # the straggler's
     assert len(pipeline.planned) == len(pipeline.measured) == 2 * 2 * 4
@@ -57,43 +60,50 @@ def test_planned_and_measured_timetable_agree_but_for_messages(straggler: Path) 
 
 
 def test_an_even_run_is_limited_by_compute(tmp_path: Path) -> None:
-    run = collect(write_run(tmp_path / "r", dp=2, steps=12))
-    verdict = analyse.judge(run, analyse.shares(run), analyse.pipeline_of(run))
+    verdict = judge(gather(collect(write_run(tmp_path / "r", dp=2, steps=24))))
     assert verdict.sentence.startswith("Limited by compute: ")
-    assert verdict.slowest == ""
+    assert verdict.rank is None and not verdict.trouble
 
 
 def test_more_ranks_than_cores_are_limited_by_the_cores(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "r", dp=4, steps=12)
+    folder = write_run(tmp_path / "r", dp=4, steps=24)
     environment = json.loads((folder / "env.json").read_text()) | {"cores_usable": 2}
     (folder / "env.json").write_text(json.dumps(environment))
-    run = collect(folder)
-    assert "this machine's cores, 2 for 4 ranks" in analyse.judge(run, analyse.shares(run), None).sentence
+    assert "this machine's cores, 2 for 4 ranks" in judge(gather(collect(folder))).sentence
 
 
 def _events(folder: Path, rank: int, **time: float) -> None:
     path = folder / "events" / f"rank{rank}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(json.dumps({"kind": "step", "step": s, "rank": rank, "time": time}) + "\n" for s in (0, 1))
-    )
+    lines = [{"kind": "step", "step": s, "rank": rank, "time": time} for s in range(20)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.mark.parametrize(
-    ("time", "limiter"),
+    ("time", "cause"),
     [
         ({"forward": 1.0, "backward": 2.0, "comm_exposed": 2.0}, "communication"),
-        ({"forward": 1.0, "backward": 1.0, "data": 1.0}, "its input"),
-        ({"forward": 1.0, "other": 1.0}, "work outside the parts of a step"),
-        ({"forward": 1.0, "backward": 2.0, "wait": 0.5}, "compute"),
-        ({"forward": 1.0, "wait": 0.5}, "waiting"),
+        ({"forward": 1.0, "backward": 1.0, "data": 1.0}, "input"),
+        ({"forward": 1.0, "backward": 2.0, "optim": 1.0}, "memory bandwidth"),
+        ({"forward": 1.0, "backward": 2.0, "data": 0.1}, "compute"),
     ],
 )
-def test_the_largest_overhead_is_named(tmp_path: Path, time: dict[str, float], limiter: str) -> None:
+def test_the_largest_overhead_is_named(tmp_path: Path, time: dict[str, float], cause: str) -> None:
+    (tmp_path / "summary.json").write_text('{"plan": "dp=2", "ranks": 2}')
     for rank in (0, 1):
         _events(tmp_path, rank, **time)
+    assert judge(gather(collect(tmp_path))).cause == cause
+
+
+def test_a_stretch_of_steps_is_judged_alone(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    lines = [
+        {"kind": "step", "step": s, "rank": 0, "time": {"forward": 1.0, "data": 3.0 if s > 50 else 0.0}}
+        for s in range(1, 101)
+    ]
+    (tmp_path / "events/rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = collect(tmp_path)
-    assert analyse.judge(run, analyse.shares(run), None).sentence.startswith(f"Limited by {limiter}: ")
+    assert [judge(gather(run, window)).cause for window in ((1, 50), (60, 90))] == ["compute", "input"]
 
 
 def test_bytes_are_per_step_and_over_all_ranks(straggler: Path) -> None:

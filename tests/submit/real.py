@@ -1,11 +1,12 @@
 """Schedulers for real, on this machine, in a temporary folder: Slurm with four nodes, and ssh to this host."""
 
 import contextlib
+import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 SLURM = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 _CONF = """\
@@ -89,25 +91,33 @@ def slurm(nodes: int, cores: int = 2) -> Iterator[dict[str, str]]:
         ["slurmctld"],
     ]
     daemons += [["slurmd", "-N", name] for name in names]
-    try:
-        for folder in ("state", *(f"spool.{name}" for name in names)):
-            (place / folder).mkdir()
-        for daemon in daemons:
-            subprocess.run(daemon, env=environ, check=True, timeout=30, capture_output=True)
+    for folder in ("state", *(f"spool.{name}" for name in names)):
+        (place / folder).mkdir()
+    with kept(place, daemons, environ):
         until(lambda: said(["sinfo", "-h", "-t", "idle", "-o", "%D"], environ) == str(nodes))
         yield environ
-    finally:
-        _end([place / f"{name}.pid" for name in (*names, "ctld", "munged")])
-        shutil.rmtree(place, ignore_errors=True)
 
 
-def _end(files: Sequence[Path]) -> None:
-    """End the daemons that wrote these files, and wait until they have gone."""
-    for file in files:
-        with contextlib.suppress(OSError, ValueError):
-            number = int(file.read_text())
-            os.kill(number, signal.SIGTERM)
-            until(lambda number=number: not Path(f"/proc/{number}").exists(), 20.0)
+@contextlib.contextmanager
+def kept(place: Path, daemons: Sequence[Sequence[str]], environ: dict[str, str]) -> Iterator[None]:
+    """Daemons that end with all that they started, and with their folder, when the block ends or this process does, in
+    whatever way."""
+    words = [sys.executable, "-m", "tests.submit.keeper", str(place), json.dumps(daemons)]
+    with tempfile.TemporaryFile("w+") as log:
+        keeper = subprocess.Popen(
+            words, env=environ, cwd=ROOT, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+        )  # fmt: skip
+        assert keeper.stdin and keeper.stdout
+        try:
+            up = keeper.stdout.readline()
+            log.seek(0)
+            assert up == "up\n", log.read()
+            yield
+        finally:
+            keeper.stdin.close()
+            keeper.wait(timeout=60)
+            keeper.stdout.close()
 
 
 def said(words: Sequence[str], environ: dict[str, str]) -> str:
@@ -132,13 +142,11 @@ def sshd(folder: Path) -> Iterator[str]:
     }  # fmt: skip
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:{_SBIN}")
     words = [f"-o{name}={value}" for name, value in options.items()]
-    with open(folder / "sshd.log", "wb") as log:
-        server = subprocess.Popen([str(sshd), "-D", "-e", "-f", "/dev/null", *words], stderr=log)
-    try:
+    place = Path(tempfile.mkdtemp(prefix="sshd"))
+    with kept(
+        place, [[str(sshd), "-E", str(folder / "sshd.log"), "-f", "/dev/null", *words]], dict(os.environ)
+    ):
         with_key = f"ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -i {folder / 'user'}"
         shell = f"{with_key} -o LogLevel=ERROR -p {port}"
         until(lambda: said([*shell.split(), "127.0.0.1", "echo here"], dict(os.environ)) == "here", 30.0)
         yield shell
-    finally:
-        server.terminate()
-        server.wait(timeout=20)

@@ -1,6 +1,7 @@
 """One recipe under real starters: the weights are the same bits under all of them, and a Slurm job that is asked to save
 in the middle of a step goes on as if nobody had asked."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -188,3 +189,37 @@ def test_a_job_that_saves_in_mid_step_is_requeued_and_goes_on_exactly(tmp_path: 
         real.until(lambda: state(cut, launch, meet) in ("done", "unknown"), 300.0)
         said = logs(cut)
     assert "Slurm has started this job again once" in said and sha(cut) == sha(whole), said
+
+
+ALONE = """\
+import subprocess, sys
+from tests.submit import real
+with real.slurm(1) as known:
+    subprocess.run(["sbatch", "-o", "/dev/null", "--wrap", "touch began; exec sleep 600"], env=known, check=True,
+                   stdout=subprocess.DEVNULL)
+    print(known["SLURM_CONF"], flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_test_that_is_killed_leaves_no_daemon_and_no_job_behind(tmp_path: Path) -> None:
+    real.needed(*real.SLURM)
+    words = [sys.executable, "-c", ALONE]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as test:
+        assert test.stdout
+        mark = f"SLURM_CONF={test.stdout.readline().strip()}".encode()
+        real.until((tmp_path / "began").exists)
+        test.kill()
+
+    def left() -> list[str]:
+        """Processes that have the variable of this Slurm: its daemons, and its jobs."""
+        seen = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                seen += [path.parent.name] * (mark in path.read_bytes())
+        return seen
+
+    real.until(lambda: not left(), 40.0)
+    assert not Path(mark.decode().partition("=")[2]).parent.exists()

@@ -12,8 +12,6 @@ from unisono import cli
 from unisono.spec.errors import HangError, Infeasible, UnisonoError, VerifyMismatch
 from unisono.verbs.doctor import DoctorVerb
 
-LATER = ("dash",)
-
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +50,7 @@ def test_bare_is_five_examples(run) -> None:
 def test_help_names_every_verb_of_the_contract(run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for name in ("train", "verify", "report", "doctor", "export", "config", "bench", "lab", *LATER):
+    for name in ("train", "verify", "report", "doctor", "export", "config", "bench", "lab", "dash"):
         assert f"  {name} " in out
 
 
@@ -62,14 +60,6 @@ def test_every_verb_has_help(run, name: str) -> None:
     assert code == 0
     assert f"unisono {name}" in out
     assert "--json" in out
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_verbs_of_later_versions_say_so(run, name: str) -> None:
-    code, out, err = run(name, "x", "--whatever")
-    assert (code, out) == (2, "")
-    assert err.startswith("error U-C10  ")
-    assert "not yet in this version" in err
 
 
 @pytest.mark.parametrize(

@@ -62,5 +62,5 @@ def test_the_folder_holds_the_prediction_of_its_latest_beginning(tmp_path: Path)
             assert (run / PREDICTION).exists() == (
                 prediction is None
             )  # what was there until the ranks are ready
-            watched.hear({"kind": "ready"})
+            watched.hear(-1, {"kind": "ready"})
         assert (run / PREDICTION).exists() == (prediction is not None)

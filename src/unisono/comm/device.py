@@ -211,6 +211,27 @@ def seconds_between(begin: Any, end: Any) -> float:
     return begin.elapsed_time(end) / 1000
 
 
+def profiled_activities() -> list[torch.profiler.ProfilerActivity]:
+    """What torch's profiler looks at beside the CPU. On GPUs not yet run."""
+    return [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_initialized() else []
+
+
+def allocator(device: torch.device) -> dict[str, int]:
+    """A GPU's caching allocator, in bytes: `reserved` from the device, `allocated` to tensors, `split` (free pieces of
+    segments that tensors still use, which no larger tensor fits: its fragmentation), and `segments`, their number.
+    Nothing of a CPU. On GPUs not yet run."""
+    if device.type != GPU:
+        return {}
+    segments = torch.cuda.memory_snapshot()
+    used = [segment for segment in segments if segment["allocated_size"]]
+    return {
+        "reserved": sum(segment["total_size"] for segment in segments),
+        "allocated": sum(segment["allocated_size"] for segment in segments),
+        "split": sum(segment["total_size"] - segment["allocated_size"] for segment in used),
+        "segments": len(segments),
+    }
+
+
 def spins() -> bool:
     """Whether this process waits for a device of its own, and so never stands quite still."""
     return torch.cuda.is_initialized()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from unisono.comm.collectives import Done, Pending
 from unisono.comm.device import between_cpus
 from unisono.comm.tags import UNANSWERED
+from unisono.observe.calls import LoggedCall
 from unisono.spec.errors import PeerGone
 
 _CLOSED = (
@@ -50,10 +51,12 @@ class PeerFailureContext:
 
 
 class NamedWork:
-    """A pending operation of a group that names who has gone. pending: the operation itself."""
+    """A pending operation of a group that names who has gone. pending: the operation itself. call: its entry in the
+    log of this rank's calls, if it has one."""
 
-    def __init__(self, pg: Any, doing: str, pending: Pending) -> None:
+    def __init__(self, pg: Any, doing: str, pending: Pending, call: LoggedCall | None = None) -> None:
         self.pending, self._pg, self._doing, self._over = pending, pg, doing, False
+        self._call = call
 
     def wait(self, within: timedelta | None = None) -> None:
         """Returns when it is over. within: of a message, how long to wait at most. Raises PeerGone, and what the
@@ -61,6 +64,8 @@ class NamedWork:
         if self._over:
             return  # a message of Gloo's would be waited for once more
         pending: Any = self.pending
+        if self._call is not None:
+            self._call.wants()
         try:
             pending.wait() if within is None or not isinstance(pending, dist.Work) else pending.wait(within)
         except RuntimeError as error:
@@ -68,19 +73,23 @@ class NamedWork:
                 raise
             raise better from error
         self._over = True
+        if self._call is not None:
+            self._call.ends()
 
 
-def started(pg: Any, doing: str, begin: Any, *args: Any) -> Pending:
-    """What `begin(*args)` begins, so that who has gone is named then and when it is waited for."""
+def started(pg: Any, doing: str, begin: Any, *args: Any, call: LoggedCall | None = None) -> Pending:
+    """What `begin(*args)` begins, so that who has gone is named then and when it is waited for. call: see NamedWork."""
     try:
         pending = begin(*args)
     except RuntimeError as error:
         if (better := named(pg, error, doing)) is error:
             raise
         raise better from error
-    return (
-        Done() if pending is None else pending if isinstance(pending, Done) else NamedWork(pg, doing, pending)
-    )
+    if pending is not None and not isinstance(pending, Done):
+        return NamedWork(pg, doing, pending, call)
+    if call is not None:
+        call.ends()
+    return Done()
 
 
 def named(pg: Any, error: RuntimeError, doing: str) -> RuntimeError:

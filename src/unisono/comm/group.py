@@ -6,6 +6,7 @@ Bytes are payload bytes that this rank sends, by the algorithm's own count.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,8 +72,7 @@ class Group:
         if self.algorithm is None:
             return Done()
         by = self.algorithm.pick("all_reduce", x, True)
-        self.recorder.count(self.axis, "all_reduce", by.sends("all_reduce", x), by.member.name)
-        return started(self.pg, f"all_reduce over {self.axis}", by.all_reduce, x, dist.ReduceOp.SUM)
+        return self._started("all_reduce", by, by.sends("all_reduce", x), by.all_reduce, x, dist.ReduceOp.SUM)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """x [n, ...] → [size · n, ...], this group's parts one after the other."""
@@ -115,9 +115,9 @@ class Group:
     def barrier(self) -> None:
         """Wait until every rank of the group is here."""
         if self.pg is not None:
-            with PeerFailureContext(
-                self.pg, "a barrier", self.recorder.span("wait", axis=self.axis, op="barrier")
-            ):
+            span = self.recorder.span("wait", axis=self.axis, op="barrier")
+            span.call = self.recorder.call(self.axis, "barrier", 0)
+            with PeerFailureContext(self.pg, "a barrier", span):
                 dist.barrier(group=self.pg)
 
     def start_exchange(self, x: Tensor) -> tuple[Tensor, Pending]:
@@ -125,8 +125,7 @@ class Group:
         if self.algorithm is None:
             return x.view(1, -1), Done()
         by, parts = self.algorithm.pick("all_to_all", x), torch.empty_like(x)
-        self.recorder.count(self.axis, "all_to_all", by.sends("all_to_all", x), by.member.name)
-        pending = started(self.pg, f"all_to_all over {self.axis}", by.exchange, parts, x)
+        pending = self._started("all_to_all", by, by.sends("all_to_all", x), by.exchange, parts, x)
         return parts.view(self.size, -1), pending
 
     def start_all_gather(self, out: Tensor, part: Tensor) -> Pending:
@@ -135,8 +134,7 @@ class Group:
             out.copy_(part)
             return Done()
         by = self.algorithm.pick("all_gather", part, True)
-        self.recorder.count(self.axis, "all_gather", by.sends("all_gather", part), by.member.name)
-        return started(self.pg, f"all_gather over {self.axis}", by.all_gather, out, part, True)
+        return self._started("all_gather", by, by.sends("all_gather", part), by.all_gather, out, part, True)
 
     def start_send(self, x: Tensor, to: int) -> Pending:
         """Send x to the rank at index `to`; x must not change before `wait`."""
@@ -151,4 +149,11 @@ class Group:
     def _timed(self, op: str, nbytes: int, by: Algorithm):
         self.recorder.count(self.axis, op, nbytes, by.member.name)
         span = self.recorder.span("comm", axis=self.axis, op=op, exposed=True, bytes=nbytes)
+        span.call = self.recorder.call(self.axis, op, nbytes)
         return PeerFailureContext(self.pg, f"{op} over {self.axis}", span)
+
+    def _started(self, op: str, by: Algorithm, nbytes: int, begin: Any, *args: Any) -> Pending:
+        """An operation that goes on until it is waited for, counted and logged."""
+        self.recorder.count(self.axis, op, nbytes, by.member.name)
+        call = self.recorder.call(self.axis, op, nbytes)
+        return started(self.pg, f"{op} over {self.axis}", begin, *args, call=call)

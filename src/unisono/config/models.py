@@ -6,7 +6,8 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic_core import PydanticCustomError
 
 from unisono.spec.family import Family, one_of, split
 from unisono.spec.model import ModelConfig
@@ -59,9 +60,33 @@ class DataConfig(BaseModel):
     workers: Count | None = Field(
         default=None, description="processes that tokenise and decode; one per core when absent"
     )
+    worker_kind: Literal["threads", "processes"] = Field(
+        default="threads", description="what decodes, transforms and tokenises shards while the run trains"
+    )
+    transform: str = Field(
+        default="",
+        pattern=r"^(.+\.py:[A-Za-z_]\w*)?$",
+        description="FILE.py:FUNCTION(picture, draw) of your own, which makes an array of each picture in shards",
+    )
+    hosts: tuple[Annotated[str, Field(pattern=r"^.+:\d{1,5}$")], ...] = Field(
+        default=(), description='data hosts that read, decode and tokenise for ranks: ["10.0.0.5:7400"]'
+    )
+    hosts_token: str = Field(
+        default="", description="file with the secret of data hosts; hosts.token in data.cache when absent"
+    )
 
 
 _COUPLED = [name for name in OPTIMISERS.names() if OPTIMISERS.find(name).couples]
+
+
+def _first_to_last(steps: str) -> str:
+    """FIRST:LAST, steps from 1 on, the first not after the last."""
+    first, _, last = steps.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise PydanticCustomError(
+            "no_steps", "{what}", {"what": "these are no steps; 10:12 are steps 10 to 12"}
+        )
+    return steps
 
 
 class _Train(BaseModel):
@@ -156,7 +181,15 @@ class _Train(BaseModel):
     compile: bool = Field(default=False, description="torch.compile on the blocks")
     fused: bool = Field(default=True, description="use the fused optimiser if there is one")
     async_save: bool = Field(default=False, description="write checkpoints while the next steps run")
+    gc_every: Natural = Field(
+        default=0,
+        description="steps between garbage collections, none within a step; 0: whenever Python decides",
+    )
     trace_steps: Natural = Field(default=3, description="steps drawn in the trace and the report")
+    profile: Annotated[str, AfterValidator(_first_to_last)] | None = Field(
+        default=None,
+        description="FIRST:LAST steps that are profiled: operators, modules, memory; --profile steps=FIRST:LAST",
+    )
 
 
 def _with_options(base: type[BaseModel], *families: Family[Any]) -> Any:

@@ -162,13 +162,15 @@ def _data(recipe: Recipe) -> list[Problem]:
         fix = "hf:FOLDER as transformers saves it; names are not looked up on the network"
         problems.append(Problem("D11", what, "data.tokenizer", fix))
     try:
-        gives = SOURCES.read(text, "data.source").gives
+        source = SOURCES.read(text, "data.source")
     except UsageError as error:
         return [Problem(error.code, error.what, "data.source", error.fix), *problems]
-    if gives and model.reads not in ("", gives):
-        what = f"a model of kind {model.kind} reads {model.reads}, {text} gives {gives}"
-        kinds = " or ".join(name for name in MODELS.names() if MODELS.find(name).reads == gives)
-        problems.append(Problem("C06", what, "model.kind, data.source", f"kind {kinds}, or another source"))
+    if source.gives and model.reads not in ("", source.gives):
+        what = f"a model of kind {model.kind} reads {model.reads}, {text} gives {source.gives}"
+        option = source.giving(model.reads)
+        kinds = [f"kind {name}" for name in MODELS.names() if MODELS.find(name).reads == source.gives]
+        fixes = [*([f"{option} behind data.source"] if option else []), *kinds, "another source"]
+        problems.append(Problem("C06", what, "model.kind, data.source", ", or ".join(fixes)))
     return problems
 
 

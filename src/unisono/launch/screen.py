@@ -35,6 +35,25 @@ def changed(event: Mapping[str, Any]) -> str:
     return f"{lost or 'ranks lost each other'}: {new}"
 
 
+def words_of(event: Mapping[str, Any]) -> str:
+    """What an event says to people in words; "" of one that says nothing, such as a step."""
+    match event["kind"]:
+        case "output" | "note":
+            return event["text"]
+        case "members":
+            return changed(event)
+        case "host":
+            came = event.get("came")
+            return (
+                f"host {came} has come, with room for {event['room']}"
+                if came
+                else f"host {event['gone']} is gone"
+            )
+        case "stopping":
+            return "stopping after this step, then saving"
+    return ""
+
+
 class Screen:
     """Hears the events of a run (`event`) and shows them.
 
@@ -85,16 +104,9 @@ class Screen:
                 self._note(event["text"] + (f" (rank {rank})" if rank >= 0 else ""))
             case "stopping":
                 how = " (Ctrl-C again: stop now)" if event["how"] == "interrupt" else ""
-                self.say(f"stopping after this step, then saving{how}")
-            case "host":
-                came = event.get("came")
-                self._note(
-                    f"host {came} has come, with room for {event['room']}"
-                    if came
-                    else f"host {event['gone']} is gone"
-                )
-            case "members":
-                self._note(changed(event))
+                self.say(f"{words_of(event)}{how}")
+            case "host" | "members":
+                self._note(words_of(event))
             case "imported":
                 self.board.expect(self._ranks)
                 if event["threads"] > 1:

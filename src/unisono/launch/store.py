@@ -28,7 +28,8 @@ class _Wait:
 class StoreServer:
     """A pure state machine: requests in, answers out; `clock` is in seconds.
 
-    `who` names a connection (here: a rank). Semantics are those of torch's TCPStore.
+    `who` names a connection (here: a rank). Semantics are those of torch's TCPStore. It has the time as well: by its
+    host's clock go those of all hosts.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -63,6 +64,8 @@ class StoreServer:
         if op == b"delete":
             gone = self.values.pop(rest[0], None)
             return [(who, [id, OK, b"0" if gone is None else b"1"])]
+        if op == b"time":
+            return [(who, [id, OK, str(time.time_ns()).encode()])]
         if op == b"count":
             return [(who, [id, OK, str(len(self.values)).encode()])]
         if op == b"compare_set":

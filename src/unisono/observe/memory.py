@@ -1,5 +1,6 @@
 """How much memory this process uses, in MiB."""
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -43,3 +44,27 @@ def available() -> int:
             free, int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text())
         )
     return free
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of the GNU library, in its order."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def heap() -> dict[str, int]:
+    """What the C library's allocator has from the system, in bytes: `heap_used`, `heap_free` (kept between pieces in
+    use, or for the next step: what is fragmented lies here), `heap_top` (of that, what could go back), `mapped` (large
+    pieces, each with pages of its own). Empty where it does not say (before glibc 2.33, or another library)."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return {}
+    mallinfo2.restype = _MallInfo
+    info = mallinfo2()
+    return {
+        "heap_used": info.uordblks, "heap_free": info.fordblks, "heap_top": info.keepcost, "mapped": info.hblkhd
+    }  # fmt: skip

@@ -56,7 +56,7 @@ def write(
     base_ns = first // _DAY_NS * _DAY_NS  # the same in all ranks; keeps microseconds exact in a double
     place = " ".join(f"{axis}={at}" for axis, at in (coords or {}).items())
     events = _names(rank, f"rank {rank}" + (f" ({place})" if place else ""), host)
-    events += [_event(span, rank, epoch_ns - base_ns) for span in kept]
+    events += [event(span, rank, epoch_ns - base_ns) for span in kept]
     info = {"backend": backend, "rank": rank, "world_size": world}
     return _write(path, events, baseTimeNanoseconds=base_ns, distributedInfo=info, host=host)
 
@@ -80,7 +80,7 @@ def write_groups(path: str | Path, groups: Mapping[str, Sequence[TraceLane]]) ->
         for lane in lanes:
             pid += 1
             events += _names(pid, f"{group} {lane.name}".strip(), "")
-            events += [_event(span, pid, 0) for span in lane.spans]
+            events += [event(span, pid, 0) for span in lane.spans]
     return _write(path, events)
 
 
@@ -106,7 +106,7 @@ def read(path: str | Path) -> Trace:
     try:
         base_ns = int(document["baseTimeNanoseconds"])
         info = document["distributedInfo"]
-        spans = [_span(event, base_ns) for event in document["traceEvents"] if event.get("ph") == "X"]
+        spans = [span_of(event, base_ns) for event in document["traceEvents"] if event.get("ph") == "X"]
         host, backend = str(document.get("host", "")), str(info.get("backend", ""))
         return Trace(int(info["rank"]), int(info["world_size"]), host, spans, backend)
     except (KeyError, TypeError, AttributeError) as error:
@@ -124,7 +124,8 @@ def _names(rank: int, name: str, host: str) -> list[dict[str, Any]]:
     return [{"ph": "M", "name": row, "pid": rank, "tid": tid, "args": args} for row, tid, args in rows]
 
 
-def _event(span: Span, rank: int, shift_ns: int) -> dict[str, Any]:
+def event(span: Span, pid: int, shift_ns: float) -> dict[str, Any]:
+    """A span as an object of a trace. pid: the process that it stands in. shift_ns: is added to its times."""
     tags = span.tags
     label = span.kind
     if "op" in tags:
@@ -135,7 +136,7 @@ def _event(span: Span, rank: int, shift_ns: int) -> dict[str, Any]:
         "ph": "X",
         "name": label,
         "cat": span.kind,
-        "pid": rank,
+        "pid": pid,
         "tid": _COMPUTE if tags.get("exposed", True) else _BESIDE,
         "ts": (span.start_ns + shift_ns) / 1000,
         "dur": (span.stop_ns - span.start_ns) / 1000,
@@ -143,7 +144,8 @@ def _event(span: Span, rank: int, shift_ns: int) -> dict[str, Any]:
     }
 
 
-def _span(event: Mapping[str, Any], base_ns: int) -> Span:
+def span_of(event: Mapping[str, Any], base_ns: int) -> Span:
+    """The span that `event` made an object of. Raises KeyError and TypeError for what is none."""
     start_ns = base_ns + round(event["ts"] * 1000)
     tags = dict(event["args"])
     return Span(str(tags.pop("kind")), start_ns, start_ns + round(event["dur"] * 1000), tags)

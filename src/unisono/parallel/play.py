@@ -145,12 +145,14 @@ class StagePlayer(Player):
 
     def _send_activation(self, action: Action) -> None:
         outputs = self._outputs[action.stage, action.micro]
+        self.recorder.mark("send", way="F", stage=action.stage, micro=action.micro)
         self.post.send([y.detach() for y in outputs], self.post.wires[action.stage].ahead, action.peer)
 
     def _receive_activation(self, action: Action) -> None:
         self._enter(action.stage, action.micro, self.post.received(action))
 
     def _send_gradient(self, action: Action) -> None:
+        self.recorder.mark("send", way="B", stage=action.stage, micro=action.micro)
         self.post.send(self._input_grads(action), self.post.wires[action.stage - 1].back, action.peer)
 
     def _receive_gradient(self, action: Action) -> None:

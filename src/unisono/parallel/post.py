@@ -75,8 +75,12 @@ class Post:
 
     def received(self, action: Action) -> list[Tensor]:
         """What `action` receives, asked for now if it was not before."""
-        with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
+        kind = "forward" if action.kind == "RECV_F" else "backward"
+        tags = {"micro": action.micro, "stage": action.stage, "way": action.kind[-1]}
+        span = self.recorder.span("wait", axis="pp", op="recv", **tags)
+        with span:
             arriving = self._receiving.pop(action, None) or self._ask(action)
+            span.call = self.recorder.calls.begin("pp", "recv", sum(x.nbytes for x, _ in arriving), kind)
             for _, pending in arriving:
                 pending.wait()
         return [x for x, _ in arriving]

@@ -112,14 +112,17 @@ def _parts(model: Transformer, plan: Plan, share: RowShare, row: int) -> list[tu
     return [(plan, _ITEM * share.ends), *each_block(model, plan, _ITEM * held, row)]
 
 
-def _lying(plan: Plan, parts: Sequence[tuple[Plan, float]], held: _Held, moments: float) -> _Lying:
-    """moments: numbers of the optimiser for each weight."""
+def _lying(
+    plan: Plan, parts: Sequence[tuple[Plan, float]], held: _Held, moments: float, averages: int
+) -> _Lying:
+    """moments: numbers of the optimiser for each weight. averages: of the weights, which lie where these lie."""
     sums = [0.0, 0.0, 0.0, 0.0]
     for way, nbytes, among in (*((way, size, held.among) for way, size in parts), (plan, held.apart, 1)):
         away = away_of(way)
         params, _, optim = states_of_ours(nbytes / _ITEM, as_dealt(plan, way.zero), among, moments)
         sums[2 if away.params else 0] += params
         sums[3 if away.optimizer else 1] += optim
+        sums[3 if away.params else 1] += averages * nbytes / among
     return _Lying(*sums)
 
 
@@ -140,8 +143,8 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
     share, ways = share_of(model, plan, row, True), in_order(model, plan, row)
     parts = _parts(model, plan, share, row)
     held = _held(model, plan, share, parts)
-    moments_kept = moments_of(model, plan, share.elements, share.layers)
-    lying = _lying(plan, parts, held, moments_kept)
+    moments_kept = moments_of(model, plan, share.elements, share.layers) - model.averages
+    lying = _lying(plan, parts, held, moments_kept, model.averages)
     unit = _ITEM * max(dealt_elements(model, way) for way in set(ways))
     widest = _ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
     lent = unit if any(away_of(way).params for way in ways) else 0.0

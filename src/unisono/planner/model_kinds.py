@@ -51,12 +51,12 @@ def declared(model: ModelConfig, facts: Facts) -> Model:
     return Network(model.workload(facts), by_weights=model.by_weights)
 
 
-def with_optimiser(model: Model, optimiser: Optimiser) -> Model:
-    """The model as an optimiser steps it."""
+def with_optimiser(model: Model, optimiser: Optimiser, averages: int = 0) -> Model:
+    """The model as an optimiser steps it. averages: of each weight, that sections of the recipe keep beside."""
     steps = None
     if optimiser.gathers:
         steps = contributed("unisono.planner.work.matrix_steps").steps_of(optimiser, model)
-    return replace(model, states=optimiser.most_kept, steps=steps)
+    return replace(model, states=optimiser.most_kept, steps=steps, averages=averages)
 
 
 def attending(model: Model) -> Transformer | None:

@@ -25,13 +25,18 @@ FALLBACK = "laptop"  # what prices where nobody has measured
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Seconds of a mean rank's step by part (see `parts_of`), MiB of the fullest rank with what its process holds
-    before the first tensor, and where the prices come from; error: their mean relative error."""
+    before the first tensor, and where the prices come from; error: their mean relative error. links: (devices, bytes/s
+    of one in one direction) of each level that connects them, the innermost first. ideal: seconds that the model's
+    arithmetic would take at the device's peak, `peak` FLOP/s in the plan's precision."""
 
     cluster: str
     stack: str
     error: float | None
     parts: Mapping[str, float]
     mem_mib: float
+    links: tuple[tuple[int, float], ...] = ()
+    ideal: float = 0.0
+    peak: float = 0.0
 
     @property
     def step(self) -> float:
@@ -49,7 +54,10 @@ def predict(
     seconds = closed(ask)
     mem_mib = (verdict(ask).memory.total + cluster.device.reserved) / MIB
     error = trust(model, plan, ask.cluster, stack).error if ask.known else None
-    return Prediction(cluster.name, stack.name, error, parts_of(seconds), mem_mib)
+    links = tuple((link.size, link.bandwidth) for link in ask.cluster.links)
+    peak = ask.cluster.device.flops(plan.precision)
+    ideal = model.step_flops(ask.batch) / plan.world / peak
+    return Prediction(cluster.name, stack.name, error, parts_of(seconds), mem_mib, links, ideal, peak)
 
 
 def parts_of(price: Price) -> dict[str, float]:
@@ -77,6 +85,9 @@ def as_json(prediction: Prediction, calibrated: bool) -> dict[str, Any]:
         "step_s": prediction.step,
         "parts": dict(prediction.parts),
         "mem_mib": prediction.mem_mib,
+        "ideal_s": prediction.ideal,
+        "peak_flops": prediction.peak,
+        "links": [list(link) for link in prediction.links],
     }
 
 

@@ -25,19 +25,24 @@ class WholeMatrixSteps(Protocol):
 
 
 class ModelStates(Protocol):
-    """What a model says of its optimiser. states: numbers kept of each weight. steps: where that is not all."""
+    """What a model says of its optimiser. states: numbers kept of each weight. averages: of these weights over updates,
+    beside it. steps: where that is not all."""
 
     @property
     def states(self) -> int: ...
+
+    @property
+    def averages(self) -> int: ...
 
     @property
     def steps(self) -> WholeMatrixSteps | None: ...
 
 
 def moments_of(model: ModelStates, plan: Plan, elements: float, layers: float, first: int = 0) -> float:
-    """Numbers that the optimiser keeps of each of `elements` weights of a row, in the mean of its fullest rank. layers:
-    blocks of the row, from block `first` on."""
-    return model.states if model.steps is None else model.steps.moments(plan, elements, layers, first)
+    """Numbers that the optimiser keeps of each of `elements` weights of a row, in the mean of its fullest rank, and
+    averages of the weights. layers: blocks of the row, from block `first` on."""
+    moments = model.states if model.steps is None else model.steps.moments(plan, elements, layers, first)
+    return moments + model.averages
 
 
 def states(

@@ -6,27 +6,20 @@ from collections.abc import Sequence
 from unisono.observe.span import Span
 from unisono.observe.trace import Trace
 from unisono.report import picture
-from unisono.report.analyse import (
-    BUSY,
-    STACKED,
-    Pipeline,
-    TimeShares,
-    bytes_table,
-    chosen,
-    dealt,
-    peak_memory,
-    spans_of,
-    traced_step,
-)
+from unisono.report.analyse import TimeShares, bytes_table, dealt, peak_memory
 from unisono.report.collect import RankFacts, Record, RunRecord
 from unisono.report.picture import Bar, BarChart, BarRow, ChartLine, LineChart, Point
+from unisono.report.pipelines import Pipeline, chosen, spans_of, traced_step
 from unisono.report.placed import bars
+from unisono.report.verdict.evidence import BUSY, STACKED
 from unisono.spec import words
 from unisono.spec.words import percent
 
 TIMELINE_ROWS = 16
 _SPANS = 600  # of a rank: the longest are the ones that can be seen
 _HEAT_COLUMNS, _HEAT_ROWS = 60, 48
+HEAT = ((255, 247, 205), (199, 218, 176), (90, 172, 178), (37, 104, 160), (22, 30, 90))
+"""Red, green and blue of a cell from cold to hot, in even steps of lightness."""
 
 
 def points_of(steps: Sequence[Record], key: str) -> list[Point]:
@@ -166,10 +159,9 @@ def _busy(record: Record) -> float:
 
 def _heat(value: float) -> str:
     """Pale yellow (1: as the median rank) to dark blue (2 and above), in even steps of lightness."""
-    stops = ((255, 247, 205), (199, 218, 176), (90, 172, 178), (37, 104, 160), (22, 30, 90))
-    at = min(1.0, max(0.0, value - 1.0)) * (len(stops) - 1)
-    low = min(int(at), len(stops) - 2)
-    mixed = (round(a + (b - a) * (at - low)) for a, b in zip(stops[low], stops[low + 1], strict=True))
+    at = min(1.0, max(0.0, value - 1.0)) * (len(HEAT) - 1)
+    low = min(int(at), len(HEAT) - 2)
+    mixed = (round(a + (b - a) * (at - low)) for a, b in zip(HEAT[low], HEAT[low + 1], strict=True))
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 

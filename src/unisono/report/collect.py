@@ -11,7 +11,7 @@ from unisono.observe.metrics import read_lines, read_steps
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
 from unisono.spec.doubtful import TEXT, read_text, toml_of
-from unisono.spec.runs import HISTORY
+from unisono.spec.runs import BEST, CHECKPOINTS, HISTORY
 from unisono.spec.source import counted_in
 from unisono.spec.words import is_number
 
@@ -51,6 +51,7 @@ class RunRecord:
     error: Record = field(default_factory=dict)
     prediction: Record = field(default_factory=dict)
     history: tuple[Record, ...] = ()
+    best: int | None = None  # the step of the checkpoint that `[early_stopping]` keeps as the best
     missing: tuple[str, ...] = ()
 
     @property
@@ -94,6 +95,24 @@ class RunRecord:
         )
 
     @property
+    def early(self) -> str:
+        """Why the run ended before its last step, as `[early_stopping]` said; "" where it did not."""
+        ends = [line for line in self.history if line["event"] in ("start", "end")]
+        return str(ends[-1].get("early", "")) if ends else ""
+
+    @property
+    def judged_by(self) -> str:
+        """The number of a validation by which its checkpoints are judged, `val_loss`."""
+        section = self.config.get("early_stopping")
+        return str(section.get("metric", "val_loss")) if isinstance(section, dict) else "val_loss"
+
+    @property
+    def best_value(self) -> float | None:
+        """What the validation of the best checkpoint came to; None where that is not known."""
+        values = [r.get(self.judged_by) for r in self.steps if r["step"] == self.best]
+        return next((float(value) for value in values if value is not None and is_number(value)), None)
+
+    @property
     def plan(self) -> str:
         return str(self.summary.get("plan") or self.config.get("plan") or "")
 
@@ -102,7 +121,15 @@ def collect(folder: str | Path) -> RunRecord:
     """Everything a run folder holds. Never raises for what is absent, cut short or damaged."""
     root = Path(folder)
     missing: list[str] = []
-    steps = _metrics(root, missing)
+    steps, ranks = _metrics(root, missing), _ranks(root, missing)
+    around = collect_around(root)
+    return replace(around, steps=tuple(steps), ranks=tuple(ranks), missing=(*missing, *around.missing))
+
+
+def collect_around(folder: str | Path) -> RunRecord:
+    """The same but for what grows with each step: a run without its steps and ranks, for who follows those himself."""
+    root = Path(folder)
+    missing: list[str] = []
     config_text = _try(
         lambda: read_text(root / "config.resolved.toml", TEXT), "", "config.resolved.toml", missing
     )
@@ -111,8 +138,6 @@ def collect(folder: str | Path) -> RunRecord:
     optional: list[str] = []
     return RunRecord(
         folder=root,
-        steps=tuple(steps),
-        ranks=tuple(_ranks(root, missing)),
         traces=tuple(_traces(root, missing)),
         config_text=config_text,
         config=config,
@@ -121,6 +146,7 @@ def collect(folder: str | Path) -> RunRecord:
         error=_json(root / "error.json", optional),
         prediction=_json(root / "prediction.json", optional),
         history=tuple(_history(root, optional)),
+        best=_best(root, optional),
         missing=tuple(missing + [line for line in optional if "absent" not in line]),
     )
 
@@ -135,6 +161,12 @@ def _history(root: Path, missing: list[str]) -> list[Record]:
     """What happened to the run, in order of time."""
     records, _ = _try(lambda: read_lines(root / HISTORY), ([], 0), HISTORY, missing)
     return sorted(filter(_is_change, records), key=lambda line: line["at"])
+
+
+def _best(root: Path, missing: list[str]) -> int | None:
+    name = _try(lambda: read_text(root / CHECKPOINTS / BEST, 4096), "", f"{CHECKPOINTS}/{BEST}", missing)
+    step = name.strip().rpartition("/step-")[2]
+    return int(step) if step.isdecimal() else None
 
 
 def _is_change(line: Record) -> bool:
@@ -155,26 +187,30 @@ def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
         records, damaged = _try(lambda path=path: read_steps(path), ([], 0), label, missing)
         _count_damaged(label, damaged, missing)
         info = [r for r in records if r.get("kind") == "info"]
-        place = info[-1] if info else {}
-        coords = place.get("coords")
         steps = _by_step([r for r in records if r.get("kind") == "step" and isinstance(r.get("time"), dict)])
         since = since or _begun(records)
-        ranks.append(
-            RankFacts(
-                rank=_number(path),
-                host=str(place.get("host", "")),
-                coords={str(k): int(v) for k, v in coords.items() if _is_int(v)}
-                if isinstance(coords, dict)
-                else {},
-                steps=tuple(step for step in steps if step["step"] >= since),
-            )
-        )
+        steps = [step for step in steps if step["step"] >= since]
+        ranks.append(rank_facts(_number(path), info[-1] if info else {}, steps))
     ranks = [facts for facts in ranks if facts.steps or not since]  # an earlier plan may have had more ranks
-    used = {axis for facts in ranks for axis, at in facts.coords.items() if at > 0}
-    ranks = [replace(facts, coords={a: at for a, at in facts.coords.items() if a in used}) for facts in ranks]
+    ranks = in_used_axes(ranks)
     if not ranks:
         missing.append("events/ is absent: nothing is known about single ranks")
     return ranks
+
+
+def rank_facts(rank: int, place: Record, steps: Sequence[Record]) -> RankFacts:
+    """A rank as its line of the kind info places it, with its steps."""
+    coords = place.get("coords")
+    known = coords.items() if isinstance(coords, dict) else ()
+    return RankFacts(
+        rank, str(place.get("host", "")), {str(k): int(v) for k, v in known if _is_int(v)}, tuple(steps)
+    )
+
+
+def in_used_axes(ranks: Sequence[RankFacts]) -> list[RankFacts]:
+    """The ranks without their places on axes of one."""
+    used = {axis for facts in ranks for axis, at in facts.coords.items() if at > 0}
+    return [replace(facts, coords={a: at for a, at in facts.coords.items() if a in used}) for facts in ranks]
 
 
 def _begun(records: list[Record]) -> int:
@@ -204,13 +240,18 @@ def _traces(root: Path, missing: list[str]) -> list[Trace]:
 def _by_step(records: list[Record]) -> list[Record]:
     """In order of steps; a step done again after a restart counts as it was done last."""
     last: dict[int, Record] = {}
+    add_steps(last, records)
+    return [last[step] for step in sorted(last)]
+
+
+def add_steps(steps: dict[int, Record], records: Sequence[Record]) -> None:
+    """Put lines of steps, in the order in which they were written, with those that are known by their number."""
     for record in records:
         step = record.get("step")
         if isinstance(step, int):
             # A line without a loss or times adds to its step (a validation); any other replaces it.
             adds = "loss" not in record and "time" not in record
-            last[step] = {**last.get(step, {}), **record} if adds else record
-    return [last[step] for step in sorted(last)]
+            steps[step] = {**steps.get(step, {}), **record} if adds else record
 
 
 def _is_int(value: object) -> bool:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.report import html, picture
-from unisono.report.analyse import STACKED
 from unisono.report.collect import Record, RunRecord
 from unisono.report.picture import Bar, BarChart, BarRow
+from unisono.report.verdict.evidence import STACKED
 from unisono.spec import words
 
 ROWS = 16
@@ -57,7 +57,7 @@ def section(run: RunRecord) -> str:
     if drawn is None:
         return ""
     return html.section(
-        "members", drawn.title, html.bars(drawn), html.table(HEADS, _rows(changes(run)), numeric=2)
+        "members", drawn.title, html.bars(drawn), html.table(HEADS, rows(changes(run)), numeric=2)
     )
 
 
@@ -127,8 +127,8 @@ def _rest(run: RunRecord, lines: Sequence[Record]) -> float:
     return sum(float(time.get(part) or 0.0) for time in times for part in STACKED)
 
 
-def _rows(lines: Sequence[Record]) -> list[list[str]]:
-    """A row for each beginning and end, and for each loss with what came of it."""
+def rows(lines: Sequence[Record]) -> list[list[str]]:
+    """A row, under `HEADS`, for each beginning and end, and for each loss with what came of it."""
     rows: list[list[str]] = []
     down, before = None, dict[str, object]()
     for line in lines:

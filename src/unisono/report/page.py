@@ -8,39 +8,65 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, instruments, membership, sections, sheet
-from unisono.report.analyse import STACKED, Analysis
+from unisono.report import (
+    analyse,
+    charts,
+    collectives,
+    expected,
+    html,
+    instruments,
+    membership,
+    profiles,
+    sections,
+    sheet,
+)
+from unisono.report.analyse import Analysis
 from unisono.report.collect import Record, RunRecord, collect
+from unisono.report.profiles import NO_PROFILE, ProfilePart
+from unisono.report.verdict.evidence import STACKED, Prices
+from unisono.report.verdict.judge import as_json, no_price
+from unisono.report.verdict.waterfall import in_words
 from unisono.spec import words
+from unisono.spec.finder import sister
 from unisono.spec.runs import run_folder
 from unisono.spec.words import percent
 
 
-def run(run_dir: str | Path) -> dict[str, Any]:
+def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
-    Returns `report_html`, `report_png`, `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who
-    took part, and when), `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be
-    written.
+    price: of changes, by the planner. Returns `report_html`, `report_png`, `verdict`, `advice` and `judged` (see
+    `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who took part, and when),
+    `best` (the best checkpoint: its step and value, or None), `early` (why it ended before its last step, or ""),
+    `collectives` (waiting and moving by axis, operation and size), `stragglers`, `profile` (None without one),
+    `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be written.
     """
     record = collect(run_folder(run_dir))
-    facts = analyse.analyse(record)
+    facts, profile = analyse.analyse(record, price), profiles.of(record)
     return {
         "schema_version": 1,
         "run_dir": str(record.folder),
-        "report_html": str(write(record, facts, record.folder / "report.html")),
+        "report_html": str(write(record, facts, record.folder / "report.html", profile)),
         "report_png": str(picture(record, facts, record.folder / "report.png")),
-        "verdict": facts.finding.sentence,
-        "advice": facts.finding.advice,
+        "verdict": facts.verdict.sentence,
+        "advice": facts.verdict.said,
+        "judged": as_json(facts.verdict),
+        "mfu": facts.used[-1].after if facts.used else None,
+        "mfu_words": in_words(facts.used, record.prediction),
+        "waterfall": [asdict(loss) for loss in facts.used],
         "sent": [asdict(line) for line in analyse.ledger(record)],
         "members": membership.changes(record),
-        "missing": list(record.missing),
+        "best": None if record.best is None else {"step": record.best, record.judged_by: record.best_value},
+        "early": record.early,
+        **collectives.as_json(record),
+        "profile": profile.numbers,
+        "missing": [*record.missing, *profile.missing],
     }
 
 
-def write(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
+def write(run: RunRecord, facts: Analysis, path: str | Path, profile: ProfilePart = NO_PROFILE) -> Path:
     """Write the page, whole or not at all. Raises OSError."""
-    return write_whole(path, page(run, facts))
+    return write_whole(path, page(run, facts, profile))
 
 
 def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
@@ -56,14 +82,14 @@ def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
         *([chart] for chart in (charts.timetables(facts.pipeline) if facts.pipeline else ())),
     ]
     said = f"unisono · {run.name}" + (f" · {run.plan}" if run.plan else "")
-    return sheet.write(path, facts.finding.sentence, said, rows)
+    return sheet.write(path, facts.verdict.sentence, said, rows)
 
 
-def page(run: RunRecord, facts: Analysis) -> str:
+def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> str:
     """The whole page as text; sections without data say so or are left out."""
     title = f"unisono report · {run.name} · {run.folder}"
     body = [
-        html.head(title, facts.finding.sentence, facts.finding.advice),
+        html.head(title, facts.verdict.sentence, facts.verdict.said),
         _tiles(run, facts),
         _missing(run),
         _curves(run),
@@ -72,10 +98,14 @@ def page(run: RunRecord, facts: Analysis) -> str:
         sections.experts(run),
         _times(facts),
         expected.section(run, facts.shares),
+        _peak(run, facts),
         _timeline(run),
         _pipeline(facts),
+        profile.section,
         _heat(run),
+        collectives.section(run),
         html.pair(_bytes(run), _memory(run)),
+        _resources(run),
         sections.codec_error(run),
         _sample(run),
         html.pair(_again(run), _environment(run)),
@@ -85,10 +115,24 @@ def page(run: RunRecord, facts: Analysis) -> str:
 
 
 def _tiles(run: RunRecord, facts: Analysis) -> str:
+    wide = [
+        ("plan", run.plan, ""),
+        ("verify", str(run.summary.get("parity") or ""), ""),
+        ("ended", run.early, ""),
+    ]
+    return html.tiles(tile_facts(run, facts)) + html.tiles([w for w in wide if w[1]], "facts")
+
+
+def tile_facts(run: RunRecord, facts: Analysis) -> list[tuple[str, str, str]]:
+    """(name, value, more) of the figures on top of a page; none of a run of which nothing is known."""
     last, shares, validated = run.steps[-1] if run.steps else {}, facts.shares, run.validation
     tiles = [("loss", words.number(last.get("loss")), "last step")]
     if validated:
         tiles.append(("validation loss", words.number(validated[-1][1]), ""))
+    if run.best is not None:
+        tiles.append(
+            ("best checkpoint", f"step {run.best}", f"{run.judged_by} {words.number(run.best_value)}")
+        )
     if run.speed:
         tiles.append((f"{run.unit}/s", words.count(run.speed), "mean"))
     if shares:
@@ -101,8 +145,7 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
     hosts = len({rank.host for rank in run.ranks if rank.host})
     if ranks:
         tiles.append(("ranks", str(ranks), f"on {hosts} hosts" if hosts > 1 else ""))
-    wide = [("plan", run.plan, ""), ("verify", str(run.summary.get("parity") or ""), "")]
-    return html.tiles(tiles if run.steps or shares else []) + html.tiles([w for w in wide if w[1]], "facts")
+    return tiles if run.steps or shares else []
 
 
 def _missing(run: RunRecord) -> str:
@@ -152,6 +195,13 @@ def _times(facts: Analysis) -> str:
     table = html.table(("rank", *(words.PART_NAMES[part] for part in STACKED)), rows, numeric=len(STACKED))
     chart = charts.times(shares)
     return html.section("times", chart.title, html.bars(chart), html.details("As a table", table))
+
+
+def _peak(run: RunRecord, facts: Analysis) -> str:
+    """MFU loss by loss; nothing where no peak is known."""
+    lines = in_words(facts.used, run.prediction)
+    rows = "".join(f"<li>{escape(line)}</li>" for line in lines[1:])
+    return html.section("peak", lines[0], f"<ol>{rows}</ol>") if lines else ""
 
 
 def _timeline(run: RunRecord) -> str:
@@ -221,6 +271,12 @@ def _memory(run: RunRecord) -> str:
     shown = len(chart.rows)
     more = html.note(f"The {shown} largest of {count} ranks.") if count > shown else ""
     return html.section("memory", chart.title, html.bars(chart), more)
+
+
+def _resources(run: RunRecord) -> str:
+    """What hosts took of their machines, of a run that sampled it."""
+    part = sister("unisono.report.resources") if (run.folder / "resources").is_dir() else None
+    return part.section(run) if part else ""
 
 
 def _sample(run: RunRecord) -> str:

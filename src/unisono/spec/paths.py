@@ -3,10 +3,14 @@
 import os
 import re
 from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 from glob import escape, has_magic, iglob
 from pathlib import Path
 
 _OPTION = re.compile(r"[,:](?=[A-Za-z_]\w*=)")
+_MISSPELT = (
+    0.7  # how near a name is to an option's, from which on it is meant: `date=` in a path is not `path=`
+)
 _SPLITS = 64  # places in a text at which options are looked for
 FOREIGN = "is not UTF-8, and recipes and runs are"
 RENAMED = "a name in UTF-8, or a link that has one: ln -s OLD NEW"
@@ -63,10 +67,10 @@ def _meant(path: str) -> Iterator[str]:
 
 def parted(text: str, options: Collection[str]) -> tuple[str, str]:
     """(path, the options behind it) of `PATH,key=value` or `PATH:key=value`. As much is the path as is there; where
-    nothing is, what stands before the first of these options."""
+    nothing is, what stands before the first of these options, or of one that is misspelt."""
     ends = [match.start() for match in _OPTION.finditer(text)][-_SPLITS:]
     there = next((at for at in (len(text), *reversed(ends)) if names_something(text[:at])), None)
-    known = (at for at in ends if text[at + 1 :].partition("=")[0] in options)
+    known = (at for at in ends if get_close_matches(text[at + 1 :].partition("=")[0], options, 1, _MISSPELT))
     at = next(known, len(text)) if there is None else there
     return text[:at], text[at + 1 :]
 

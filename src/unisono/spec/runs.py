@@ -8,10 +8,12 @@ from pathlib import Path
 from unisono.spec.errors import UsageError
 
 CHECKPOINTS = "checkpoints"
+BEST = "best"  # in that folder: a file of one line, the checkpoint of the best validation
 CONFIG = "config.resolved.toml"
 HISTORY = "history.jsonl"  # of the run: starts, losses, meetings, ends
 PARENT = "parent.json"  # the checkpoint of another run from which it began, where there is one
 PROOF = "proof.json"  # what `unisono verify RUN` found last
+LOG = "log.jsonl"  # what ranks printed and what was noted, while it ran
 FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
 """Keys of a recipe that must be as they were when a run goes on; the others may change."""
 _MARKS = (CONFIG, "metrics.jsonl", "events", "summary.json", "env.json", "trace")

@@ -14,7 +14,9 @@ class Section(BaseModel):
     """The keys of one such section, each with its default and a line of help. A recipe without it has None there.
 
     verb: the command that plays a recipe with it, where `train` does not. by_sample: a step computes gradients of
-    single samples, and holds those of a micro-batch at a time.
+    single samples, and holds those of a micro-batch at a time. kept: numbers in fp32 that it keeps of each weight that
+    learns, sharded as it is. one_run: it acts on steps, validations or weights of one run, which clients of a federated
+    one do not have.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
     one or more of these functions: `batches(section, recipe, dataset, device, dtype, kept)`, the feed of training, or
@@ -29,6 +31,8 @@ class Section(BaseModel):
     name: ClassVar[str]
     verb: ClassVar[str] = ""
     by_sample: ClassVar[bool] = False
+    kept: ClassVar[int] = 0
+    one_run: ClassVar[bool] = False
 
     @classmethod
     def of(cls, recipe: Any) -> Self:
@@ -41,6 +45,11 @@ class Section(BaseModel):
     def fidelity(self, plan: Any) -> Fidelity:
         """How close to one device a plan can come at most with it: ROUNDING where it adds up in another order."""
         return Fidelity.EXACT
+
+    def average_step(self, update: int) -> float:
+        """Share of the way to the weights that its averages of them go in an update, of which 1 is the first; 0.0 where
+        it keeps none."""
+        return 0.0
 
     @property
     def pins(self) -> tuple[str, ...]:

@@ -26,7 +26,11 @@ class StepRecord:
     targets over all ranks. times: seconds by part (`observe.span.PARTS`), which add up to `seconds` of wall time but
     for what was hidden. nbytes: sent by this rank, by "axis.operation". mem_mib: peak memory, up to half a second old.
     says: what else there is to tell, by name. ledger: the same bytes by "axis/operation/algorithm/codec", the last two
-    empty where there is none, or where nobody knows.
+    empty where there is none, or where nobody knows. start: Unix time in seconds at which the rank began the step, on
+    the clock that `clock` describes. calls: a row for each collective, see `observe.calls.rows`; calls_left_out: how
+    many there are none for. modules: seconds of their own in forward and backward, of modules that were timed.
+    host: `cpu_s queue_s gc_s faults between_s save_s eval_s` as `observe.host_time` has them, and where the step was
+    looked at `kernels`, see `train.watch.kernels`.
     """
 
     step: int
@@ -40,6 +44,12 @@ class StepRecord:
     mem_mib: float
     says: Mapping[str, Any] = field(default_factory=dict)
     ledger: Mapping[str, int] = field(default_factory=dict)
+    start: float = 0.0
+    clock: Mapping[str, float] = field(default_factory=dict)
+    calls: Sequence[Sequence[Any]] = ()
+    calls_left_out: int = 0
+    modules: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    host: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,8 @@ class RunFacts:
     """What a sink is told when it is opened on a rank. coords: the rank's place in the mesh. step: updates made before;
     the first step to come is one more. steps: of the whole run. recorder: the rank's spans. collective:
     how the replicas' collectives are done, and why so. recipe: its sections and keys, as JSON values. plan: as text.
-    note: says a line on the user's screen."""
+    note: says a line on the user's screen. live: the run itself, `train.step.run.Run`, for who looks at its modules and
+    tensors."""
 
     run_dir: Path
     rank: int
@@ -62,6 +73,7 @@ class RunFacts:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     plan: str = ""
     note: Callable[[str], None] = lambda text: None
+    live: Any = None
 
 
 class Observer(ABC):

@@ -15,12 +15,14 @@ class DataSource(Member, ABC):
     """Where samples come from.
 
     gives: what a sample is, as `ModelConfig.reads` says it: "tokens", "pictures", "clicks". worded: it holds text, of
-    which `data.tokenizer` makes tokens. moves: why it may be other data at another time, for messages.
+    which `data.tokenizer` makes tokens. moves: why it may be other data at another time, for messages. transforms:
+    whether `data.transform` is called for each of its samples.
     """
 
     gives: ClassVar[str]
     worded: ClassVar[bool] = False
     moves: ClassVar[str] = "the file has changed since"
+    transforms: ClassVar[bool] = False
 
     def facts(self, tokenizer: str) -> Facts:
         """What is known of the data without reading it."""
@@ -29,6 +31,10 @@ class DataSource(Member, ABC):
     def look(self) -> None:
         """The simplest mistakes, found at once: nothing there, or nothing in it. Raises UsageError."""
         return None
+
+    def giving(self, wanted: str) -> str:
+        """The option that makes its samples what a model reads, as `gives` says it; "" where there is none."""
+        return ""
 
     @abstractmethod
     def load(self, data: Any, model: ModelConfig) -> "Corpus":

@@ -96,7 +96,7 @@ class Drive:
         flight = _Flight(bucket.flat, exchange, time.perf_counter_ns())
         self._flights.append(flight)
         self._advance(flight)
-        if self.group.recorder.keep and not is_apart(bucket.flat):
+        if self.group.recorder.looks and not is_apart(bucket.flat):
             flight.note_landing()
 
     def finish(self) -> None:

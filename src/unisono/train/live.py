@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from unisono.observe.host_time import HostMeter
 from unisono.spec.section import Section
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
@@ -33,8 +34,11 @@ from unisono.train.step.run import Run
 from unisono.train.step.train_step import fetch
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
+from unisono.train.watch.collections import StepCollections
 from unisono.train.watch.journal import Journal, LiveTable
+from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import locate_nan
+from unisono.train.watch.module_times import ModuleTimes
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class Live:
         default_factory=list
     )  # of as many of the last steps as a validation has batches
     judges: Sequence[tuple[Section, ModuleType]] = ()  # of validations
-    best: int = 0  # step of the best validation of this start, 0 before one
+    best: int = 0  # step of the best validation, 0 before one
     enough: str = ""  # why the run ends here, before its last step
     gap: float | None = None  # of the last validation: its loss less the mean of those
     clock: Clock = field(default_factory=Clock)
@@ -70,6 +74,10 @@ class Live:
     written: int = 0  # steps of which the journal knows
     since: float = field(default_factory=time.perf_counter)  # when the step under way began
     cadence: Fixed | Chosen = field(default_factory=Fixed)
+    host: HostMeter = field(default_factory=HostMeter)
+    look: KernelLook = field(default_factory=lambda: KernelLook(False))
+    modules: ModuleTimes | None = None
+    collections: StepCollections | None = None
 
     def note(self, text: str) -> None:
         """Say something on the user's screen; rank 0 speaks for all."""
@@ -92,8 +100,21 @@ class Live:
         if not report.bad:
             self.recent_losses = [*self.recent_losses, report.loss][-train.eval_batches :]
         self.trained += self.targets * share
-        self.journal.add(report, self.run.recorder.lap(), seconds, self._validates(train, step), share)
+        if self.modules is not None:
+            self.modules.stepped(self.run.step, seconds)
+        if self.collections is not None:
+            self.collections.stepped(self.run.step)
+        lap = self.run.recorder.lap()
+        lap = lap._replace(host=self._host(seconds))
+        self.journal.add(report, lap, seconds, self._validates(train, step), share)
         self.written = step
+
+    def _host(self, seconds: float) -> dict[str, Any]:
+        """What the host did in the step that has just ended, and what was seen of its operations."""
+        host: dict[str, Any] = self.host.lap(seconds)
+        if kernels := self.look.take():
+            host["kernels"] = kernels
+        return host
 
     def tell_last(self) -> None:
         """Write down a step that was made, and whose replicas did not come together since one of them was lost."""
@@ -118,7 +139,11 @@ class Live:
             self.validate()
         if not self.enough and (self.cadence.due(step) or self.best == step):
             self.save(blocking=not train.async_save)
+        self.run.recorder.host_clock.ask()
+        if self.modules is not None:
+            self.modules.begin()
         self.run.recorder.lap()
+        self.host.begin()
 
     @staticmethod
     def _validates(train: Any, step: int) -> bool:
@@ -127,8 +152,10 @@ class Live:
     def validate(self) -> None:
         """The loss and the metrics of some batches, if any are held out, and what a function of the user's says."""
         if self.val.samples or self.order.recipe.train.evaluate is not None:
+            begun = time.perf_counter()
             with central_weights(self.run):
                 self._validate()
+            self.host.spent("eval_s", time.perf_counter() - begun)
 
     def _validate(self) -> None:
         train, values = self.order.recipe.train, dict[str, float]()
@@ -153,8 +180,15 @@ class Live:
 
     def judged(self, verdict: ValidationVerdict) -> None:
         """Heed what is thought of the last validation."""
-        self.best = self.run.step if verdict.best else self.best
-        self.enough = verdict.enough or self.enough
+        self.best, self.enough = verdict.best, verdict.enough
+
+    def judge_again(self) -> None:
+        """Heed what the run's state, filled anew, says of validations; `checkpoints/best` may name another step."""
+        for section, judge in self.judges:
+            self.judged(judge.judged(section, self.run))
+        if self.judges and self.order.place.rank == 0:
+            with writing(self.order.run_dir):
+                point_best(self.order.run_dir, self.best)
 
     def save(self, blocking: bool, last: bool = False) -> Path | None:
         """Save a checkpoint; its folder, or None if it is not whole yet, or failed. last: it must not fail. What fails
@@ -171,7 +205,9 @@ class Live:
             state = self._state()
             folder = self.saver.save(run.step, pieces, state, blocking=blocking, last=last, again=again)
             self._announce(folder)
-        self.clock.saved(time.perf_counter() - begun)
+        spent = time.perf_counter() - begun
+        self.clock.saved(spent)
+        self.host.spent("save_s", spent)
         if text := self.cadence.saved(run.step):
             self.note(text)
         return folder
@@ -211,6 +247,7 @@ class Live:
             self.snapshots.turned_back()
             self.val_losses[:] = losses(state)
             self.recent_losses.clear()
+            self.judge_again()
             with writing(self.order.run_dir):
                 self.journal.close()
                 self.journal = Journal(observers(self.order, self.run), self.targets, self.note)
@@ -250,12 +287,17 @@ class Live:
         """Write down that this start ends in good order."""
         if self.order.place.rank == 0:
             with suppress(OSError):
-                history.note(self.order.run_dir, "end", step=self.run.step)
+                early = {"early": self.enough} if self.enough else {}
+                history.note(self.order.run_dir, "end", step=self.run.step, **early)
 
     def stop_feeds(self) -> None:
         """No more batches are read."""
         self.feed.close()
         self.val.close()
+        if self.collections is not None:
+            self.collections.close()
+            self.collections = None
+        self.host.close()
         self.order.faults.pauses()
 
 
@@ -271,9 +313,11 @@ def observers(order: RankOrder, run: Run) -> list[Observer]:
     facts = RunFacts(
         order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
         run.recorder, run.mesh.dp.says(), recipe.model_dump(mode="json"), str(order.plan),
-        lambda text: note(order, text),
+        lambda text: note(order, text), run,
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
+    if recipe.train.profile:
+        traced.append("profile:first={}:last={}".format(*recipe.train.profile.split(":")))
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}
     sections = observers_of(recipe, facts) if place.rank == 0 else []
     return [

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.comm.device import is_apart
 from unisono.comm.ways import ways
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import last_step
@@ -29,7 +30,6 @@ from unisono.train.sample import sample
 from unisono.train.state import history
 from unisono.train.state.cadence import cadence_of
 from unisono.train.state.checkpoint import Saver
-from unisono.train.state.checkpoint.find import point_best
 from unisono.train.state.pinned_choices import pin
 from unisono.train.state.run_state import restore
 from unisono.train.state.saving import Saving
@@ -39,8 +39,11 @@ from unisono.train.step.run import Run
 from unisono.train.step.train_step import next_step
 from unisono.train.step.update import Report
 from unisono.train.watch.bad_steps import BadSteps
+from unisono.train.watch.collections import StepCollections
 from unisono.train.watch.journal import Journal
+from unisono.train.watch.kernels import KernelLook
 from unisono.train.watch.locate_nan import odd_loss
+from unisono.train.watch.module_times import ModuleTimes
 
 
 def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
@@ -73,6 +76,8 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
                     raise
     finally:
         if live is not None:
+            if live.collections is not None:
+                live.collections.close()
             live.run.sync.close()
             with suppress(OSError):  # what is under way, if anything, is the better story
                 live.journal.close()
@@ -85,7 +90,8 @@ def _play(live: Live) -> dict[str, Any]:
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
     while run.step < order.last_step and not (last is not None and last.stop) and not live.enough:
-        report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
+        with live.look.step():
+            report = next_step(run, live.feed, order.line.stop_requested, order.faults.fetched)
         if (report := live.bad.handle(report)) is None:
             continue
         if live.bad.goes_back(report) and live.go_back(report):
@@ -212,6 +218,10 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     if text := run_ahead(run, recipe.train.model_copy(update={"steps": order.last_step})):
         tell(text)
     _find_peers(order, run)
+    run.recorder.host_clock.reference = getattr(
+        order.store, "time_ns", None
+    )  # torch's own stores have no time
+    run.recorder.host_clock.ask()
     feed, val = feeds(recipe, order.plan, corpus, place.device, run.sync.lane, run.update.keeps)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), tell)
     bad.load(state.get("bad", {}))
@@ -239,13 +249,12 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     live = Live(
         order, run, corpus, feed, val, bad, saving, snapshots, check, targets, journal, losses(state), folder, saved
     )  # fmt: skip
+    live.look = KernelLook(not is_apart(place.device))  # elsewhere operations are only handed over
     order.faults.trains(run, order.epoch)
+    live.collections = StepCollections(recipe.train.gc_every)
+    live.modules = ModuleTimes(run.local.stages, run.recorder, place.device)
     live.judges = judges_of(recipe)
-    for section, judge in live.judges:
-        live.judged(judge.judged(section, run))
-    if live.best and folder is not None and place.rank == 0:
-        with writing(order.run_dir):
-            point_best(order.run_dir, live.best)
+    live.judge_again()
     live.cadence = cadence_of(recipe, order.run_dir, place.rank, order.store, live.clock, run.step)
     live.written = run.step
     if place.rank == 0:
@@ -275,6 +284,8 @@ def _leave(live: Live, carried: CarriedState) -> None:
         live.journal.close()
     carried.recent = live.journal.recent()
     live.snapshots.end()
+    if live.modules is not None:
+        live.modules.close()
     live.stop_feeds()
     live.run.sync.close()
     carried.bad = live.bad.state()

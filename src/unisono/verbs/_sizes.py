@@ -34,7 +34,8 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
     train, model = got.recipe.train, _model(got, environ)
     if isinstance(model, Transformer) and train.lora_rank:
         model = replace(model, lora=train.lora_rank)
-    return with_optimiser(model, train.optimiser())
+    averages = sum(section.kept for section in got.recipe.sections())
+    return with_optimiser(model, train.optimiser(), averages)
 
 
 def _model(got: Loaded, environ: Mapping[str, str]) -> Model:

@@ -50,6 +50,14 @@ class VerifyVerb(RecipeVerb):
             "--static", action="store_true",
             help="check the operations of all ranks for partners and deadlock, on any number of them, playing none",
         )  # fmt: skip
+        parser.add_argument(
+            "--witness", action="append", default=[], metavar="NAME",
+            help="one device by an engine without torch as well: numpy, jax",
+        )  # fmt: skip
+        parser.add_argument(
+            "--engine", action="append", default=[], metavar="NAME",
+            help="one device and the plans by another engine as well: jax, or jax:processes=true",
+        )  # fmt: skip
         parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
         parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")
 
@@ -66,7 +74,12 @@ class VerifyVerb(RecipeVerb):
             raise UsageError(
                 f"--steps {args.steps}: at least one step", where="unisono verify", fix="--steps 3"
             )
-        keys = [("train.dtype", args.dtype)] if args.dtype else []
+        beside = bool(args.witness or args.engine)
+        if beside and args.static:
+            what = "--static compares no numbers, which --witness and --engine do"
+            raise UsageError(what, where="unisono verify", fix="leave --static out")
+        dtype = args.dtype or ("float64" if beside else None)
+        keys = [("train.dtype", dtype)] if dtype else []
         if args.plan or args.all:
             keys += [("plan", "dp=1")]  # the recipe's own plan is not asked about
         recipe_given = loaded(call, args.file, keys=keys, demo=args.demo)
@@ -85,7 +98,8 @@ class VerifyVerb(RecipeVerb):
             covering = contributed("unisono.verify.cover").covering
 
             plans = covering(recipe)  # in the order in which they are proven
-        outcome = (_static if args.static else _prove)(call, recipe, plans)
+        prove = _static if args.static else _beside if beside else _prove
+        outcome = prove(call, recipe, plans)
         for row in refused:
             call.settings.say(row.line())
         results = [*outcome["results"], *(row.as_dict() for row in refused)]
@@ -159,8 +173,21 @@ def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[st
     return {"results": [proof.as_dict() for proof in proofs], "pass": all(proof.passed for proof in proofs)}
 
 
-def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str, Any]:
-    """The table, a line for each plan as its proof ends, and the object of --json."""
+def _beside(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str, Any]:
+    """As `_prove`, and a table of other engines beside torch."""
+    session = contributed("unisono.verify.engines.session")
+    beside = session.EngineSession.of(call.args.witness, call.args.engine, recipe, plans, call.args.all)
+    with beside.opened():
+        outcome = _prove(call, recipe, plans, beside.shelf)
+        rows = contributed("unisono.verify.engines.tell").tell_rows(beside, call.settings)
+    results = [*outcome["results"], *rows["results"]]
+    return {**outcome, "results": results, "pass": outcome["pass"] and rows["pass"]}
+
+
+def _prove(
+    call: CommandCall, recipe: "Recipe", plans: "list[Plan]", shelf: Path | None = None
+) -> dict[str, Any]:
+    """The table, a line for each plan as its proof ends, and the object of --json. shelf: see `prove`."""
     from unisono.verify.prover import KINDS, prove
 
     settings, steps = call.settings, call.args.steps
@@ -172,7 +199,12 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str
     heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
     settings.say(f"{'plan':<{width}} {'ranks':>5} {'promise':<9} {heads}")
     proofs = prove(
-        recipe, plans, steps, lambda proof: settings.say(_lines(proof, width)), keep_going=len(plans) > 1
+        recipe,
+        plans,
+        steps,
+        lambda proof: settings.say(_lines(proof, width)),
+        keep_going=len(plans) > 1,
+        shelf=shelf,
     )
     good = sum(proof.passed for proof in proofs)
     what = "what one process computes" if all(p.fidelity != "LOSSY" for p in proofs) else "what they promise"

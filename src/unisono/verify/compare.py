@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unisono.config import TrainConfig
 from unisono.parallel.stochastic import Dither
+from unisono.verify import averages
 from unisono.verify.bounds import Bounds
 from unisono.verify.evidence import RecordedBox
 from unisono.verify.laws import Keep, clip_factor, first_state, observed_after, update
@@ -25,6 +26,7 @@ KIND_OF = {
     "grad": "grad",
     "model": "param",
     "optim": "optim",
+    "ema": "optim",
     "buffer": "param",
 }
 
@@ -36,8 +38,8 @@ Tolerance = Callable[[str, Tensor], Tensor]  # (key, the right tensor) → absol
 class Divergence:
     """One thing that is not as it should be.
 
-    kind: data init loss copies missing raw norm grad lr model optim buffer law. error: relative to the tensor's largest
-    entry, or infinite where there is nothing to divide. ranks: who disagrees, where copies do.
+    kind: data init loss copies missing raw norm grad lr model optim ema buffer law. error: relative to the tensor's
+    largest entry, or infinite where there is nothing to divide. ranks: who disagrees, where copies do.
     """
 
     step: int
@@ -64,7 +66,7 @@ class Judgement:
 class CompareTerms:
     """What a comparison needs. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
     they have a gradient alone. dither: how parameters without masters are rounded after an update. rhythm: steps of
-    the run that make one step of the proof. lag: steps from a gradient to its update."""
+    the run that make one step of the proof. lag: steps from a gradient to its update. average_step: see `Section`."""
 
     train: TrainConfig
     bounds: Bounds
@@ -74,6 +76,7 @@ class CompareTerms:
     dither: Dither | None = None
     rhythm: int = 1
     lag: int = 0
+    average_step: Callable[[int], float] = averages.no_average
 
     def kept(self, name: str, step: int) -> Keep | None:
         """Return the function that rounds a whole parameter after the update of a step; None if nothing is rounded."""
@@ -87,16 +90,8 @@ def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, se
     """Compare one step. before: the reference's record of the step before, None at step 0."""
     out = Judgement()
     look = _Step(terms, step, ref, before, seen, out)
-    for part in (
-        look.data,
-        look.init,
-        look.losses,
-        look.raw,
-        look.norm,
-        look.clipped,
-        look.updated,
-        look.buffers,
-    ):
+    inputs, passes = (look.data, look.init), (look.losses, look.raw, look.norm, look.clipped)
+    for part in (*inputs, *passes, look.updated, look.buffers):
         out.divergences.extend(part())
     return out
 
@@ -238,6 +233,10 @@ class _Step:
                     got = self.seen.whole(key)
                     if got is not None:
                         yield from self._law(key, got, right, bound, "update")
+        share = self.terms.average_step(self.step + 1)
+        yield from self._tensors("ema", averages.tolerance_of(share, self.ref, tolerance))
+        for key, got, right, bound in averages.laws(share, self.ref, self.before, self.seen):
+            yield from self._law(key, got, right, bound, "average", "weights")
 
     def _same(self, model_key: str) -> bool:
         """Whether a parameter and its moments have the reference's bits: then no formula has to be asked."""
@@ -345,14 +344,14 @@ class _Step:
             what = f"{name}{where} is {got:.9g} instead of {want:.9g}"
             yield self._say(kind, name, error, what, () if note is None else (note.rank,))
 
-    def _law(self, key: str, got: Tensor, right: Tensor, bound: Tensor, law: str) -> Iterator[Divergence]:
+    def _law(
+        self, key: str, got: Tensor, right: Tensor, bound: Tensor, law: str, of: str = "gradient"
+    ) -> Iterator[Divergence]:
         over = (got.double() - right).abs() > bound
         want = self.ref.whole(key)
         if bool(over.any()) and (want is None or not torch.equal(got, want)):
             error, entry = _apart(got, right)
-            what = (
-                f"{key} does not follow from the plan's own gradient: {law} is off by {error:.1e} at {entry}"
-            )
+            what = f"{key} does not follow from the plan's own {of}: {law} is off by {error:.1e} at {entry}"
             yield self._say("law", key, error, what)
 
     def _note(self, kind: str, error: float) -> None:

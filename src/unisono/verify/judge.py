@@ -18,6 +18,7 @@ from unisono.spec.layout import Anatomy
 from unisono.train.build.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.watch.locate_nan import odd_loss
+from unisono.verify.averages import no_average
 from unisono.verify.beyond import beyond
 from unisono.verify.bounds import Bounds, bounds_of, lag_of, rhythm_of
 from unisono.verify.case import Case
@@ -43,7 +44,8 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     owners = dict(anatomy.ties)
     dither = Dither(resolved.recipe.seed, owners) if resolved.plan.arithmetic.stochastic else None
     rhythm, lag = rhythm_of(resolved.plan), lag_of(resolved.plan)
-    return CompareTerms(resolved.recipe.train, bounds, exact, owners, lazy, dither, rhythm, lag)
+    follow = next((part.average_step for part in resolved.recipe.sections() if part.kept), no_average)
+    return CompareTerms(resolved.recipe.train, bounds, exact, owners, lazy, dither, rhythm, lag, follow)
 
 
 def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:

@@ -142,6 +142,7 @@ def watched_step(run: Run, feed: Feed, steps: range) -> Observed:
         run.player, run.measure, run.update = player, measure, update
     seen.keep("model")
     seen.keep("optim")
+    seen.keep("ema")
     seen.keep_buffers()
     seen.note.loss = math.fsum((*losses, report.loss)) / len(steps)
     seen.note.norm, seen.note.lr, seen.note.finite = report.norm, report.lr, report.finite

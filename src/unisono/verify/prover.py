@@ -71,15 +71,17 @@ def prove(
     each: Callable[[Proof], None] = lambda proof: None,
     backend: str = "auto",
     keep_going: bool = False,
+    shelf: Path | None = None,
 ) -> list[Proof]:
     """Prove plans; results in their order, in which `each` hears of them too, as soon as those before are there.
 
     All processes compute with one thread: sums depend on the number of threads. Plans with equally many ranks follow
     each other on the same processes. keep_going: a plan that raises is a proof that failed, and the others still run;
-    else what a rank raised is raised.
+    else what a rank raised is raised. shelf: folder that gets the compared steps as whole tensors, for other engines:
+    `one-N` for each one device, `plan-N` for each plan.
     """
     with ForkServer(ENTRY) as server:
-        return prove_on(server, recipe, plans, steps, each, backend, keep_going)
+        return prove_on(server, recipe, plans, steps, each, backend, keep_going, shelf=shelf)
 
 
 def prove_on(
@@ -91,6 +93,7 @@ def prove_on(
     backend: str = "auto",
     keep_going: bool = False,
     marks: Sequence[str] = (),
+    shelf: Path | None = None,
 ) -> list[Proof]:
     """Do as `prove` with a fork server, which serves several recipes, one after the other. marks: one for each plan,
     which its ranks are given."""
@@ -99,7 +102,7 @@ def prove_on(
             raise UsageError(reason, where=f"{plan}", fix=_beyond_steps_fix(plan), code="V04")
     root = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
     try:
-        return _Prover(server, backend, keep_going, steps, root, each).prove(recipe, plans, marks)
+        return _Prover(server, backend, keep_going, steps, root, each, shelf).prove(recipe, plans, marks)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -113,7 +116,9 @@ class _Prover:
         steps: int,
         root: Path,
         each: Callable[[Proof], None],
+        shelf: Path | None,
     ) -> None:
+        self._shelf = shelf
         self._server, self._backend, self._keep_going = server, backend, keep_going
         self._steps, self._root, self._each = steps, root, each
         self._references: dict[tuple[str, str], Path] = {}
@@ -154,6 +159,7 @@ class _Prover:
             "reference": str(work.reference),
             "one": str(one_device(work.resolved.plan)),
             "mark": work.mark,
+            "shelf": "" if self._shelf is None else str(self._shelf / folder.name),
             **more,
         }
 

@@ -95,6 +95,8 @@ def _play_reference(
         if resolved.recipe.train.optimiser().observed:
             means = contributed("unisono.verify.layer_products").unlawful_means
             odd = odd or means(resolved, place, corpus, job["steps"], folder)
+    if job.get("shelf"):
+        contributed("unisono.verify.engines.export").export_question(resolved, corpus, job)
     result = judge_reference(resolved, corpus, job["steps"], folder)
     return result | (odd if result["first"] is None else {})
 
@@ -110,6 +112,8 @@ def _prove(
     if ctx.rank == 0:
         for inferred in run.local.notes:
             ctx.channel.send("note", text=f"model: {inferred}")
+        if job.get("shelf"):  # judging deletes what is right
+            contributed("unisono.verify.engines.export").export_plan(resolved, corpus, job)
         result = judge_plan(resolved, corpus, steps, folder, reference)
     wrong = torch.tensor(float(result.get("first") is not None))
     right = not run.mesh.world.all_reduce(wrong).item()

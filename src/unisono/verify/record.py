@@ -10,6 +10,7 @@ Keys are `KIND/NAME` or `optim/NAME/STATE`, with kinds in the order of a step:
     grad    the same after clipping
     model   parameters after the update
     optim   the optimiser's tensors after the update
+    ema     averages of parameters over updates, where the run keeps some
     buffer  buffers of the modules
 """
 
@@ -35,7 +36,7 @@ from unisono.train.step.run import Run
 from unisono.train.step.update import held_for_all, state_of
 from unisono.verify.evidence import RecordedBox, copies_of, joined
 
-KINDS = ("init", "raw", "grad", "model", "optim", "buffer")
+KINDS = ("init", "raw", "grad", "model", "optim", "ema", "buffer")
 
 
 @dataclass(slots=True)
@@ -80,6 +81,9 @@ class Observed:
                         self._store(f"optim/{slot.name}/{key}", tuple(value.shape), (0,) * value.dim(), value)
                     else:
                         self._put(f"optim/{slot.name}/{key}", slot, value)
+            elif kind == "ema":
+                if (average := self._run.update.averages.get(slot.name)) is not None:
+                    self._put(f"ema/{slot.name}", slot, average)
             else:
                 self._put(f"{kind}/{slot.name}", slot, at_home(slot.master))
 

@@ -15,7 +15,8 @@ from unisono.verify.evidence import AXES, Cause, axis_text, box_of, fit, lower_p
 
 def explain_update(case: Case) -> Cause:
     """The likely cause of the first wrong parameter, moment, counter or learning rate."""
-    wrong = [d for d in case.divergences if d.kind in ("lr", "optim", "model", "copies", "missing", "law")]
+    kinds = ("lr", "optim", "model", "ema", "copies", "missing", "law")
+    wrong = [d for d in case.divergences if d.kind in kinds]
     rates = [d for d in wrong if d.kind == "lr"]
     if rates:
         return Cause("learning_rate", rates[0].what)
@@ -31,6 +32,9 @@ def explain_update(case: Case) -> Cause:
                 "step_count",
                 f"the optimiser counts {got.item():g} updates where one device counts {want.item():g}",
             )
+    if wrong and all(d.name.startswith("ema/") for d in wrong):
+        what = f"weights are right, {listed(names, 3)} is averaged in another way than the recipe says"
+        return Cause("average_rule", what)
     copies = [d for d in wrong if d.kind == "copies"]
     for name in names:
         cause = _parameter(case, name, names)

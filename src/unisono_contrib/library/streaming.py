@@ -23,7 +23,7 @@ from unisono.config import DataConfig, ModelConfig
 from unisono.launch.env import place_here
 from unisono.library.current_batch import part
 from unisono.spec.errors import UsageError
-from unisono.train.data.dataset import Foreseen, Ordered
+from unisono.train.data.dataset import Foreseen, Ordered, fetched
 from unisono.train.data.load import load
 from unisono.train.data.order import samples_at
 
@@ -126,7 +126,7 @@ class StreamingLoader:
         if not len(numbers):  # more ranks than samples in a last batch
             inputs, targets = (each[:0] for each in dataset.fetch(np.zeros(1, np.int64)))
         else:
-            inputs, targets = dataset.fetch(numbers)
+            inputs, targets = fetched(dataset, self._seed, positions, numbers)
         return StreamedBatch(inputs, targets, torch.from_numpy(numbers))
 
     def state_dict(self) -> dict[str, Any]:

@@ -141,10 +141,10 @@ def state_of(folder: Path, history: Sequence[Mapping[str, Any]], step: int, step
         return "running"
     if (folder / "error.json").is_file():
         return "stopped" if json_of(folder / "error.json").get("exit") in (75, 130) else "failed"
-    last = next((line["event"] for line in reversed(history) if line["event"] in ("start", "end")), "")
-    if last == "start":
+    last = next((line for line in reversed(history) if line["event"] in ("start", "end")), {"event": ""})
+    if last["event"] == "start":
         return "lost"
-    return "done" if step >= steps else "stopped"
+    return "done" if step >= steps or last.get("early") else "stopped"
 
 
 def _metrics(folder: Path, summary: Mapping[str, Any]) -> tuple[dict[str, float], int]:

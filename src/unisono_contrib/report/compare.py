@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.span import PARTS
-from unisono.report.analyse import STACKED, peak_memory
+from unisono.report.analyse import peak_memory
 from unisono.report.collect import Record, RunRecord, collect
+from unisono.report.verdict.evidence import STACKED
 from unisono.spec.errors import UsageError
 from unisono.spec.runs import run_folder
 from unisono.spec.words import is_number

@@ -1,28 +1,20 @@
-"""A comparison of runs as one page and as one sheet: every run has its colour in all of their charts."""
+"""The charts of a comparison of runs, and all of them on one sheet: every run has its colour in all of them.
+
+The page is `dash.static`."""
 
 from collections.abc import Callable, Sequence
 from colorsys import hls_to_rgb
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
-from unisono.observe.files import write_whole
-from unisono.report import html, instruments, picture, sheet
+from unisono.report import instruments, picture, sheet
 from unisono.report.picture import Bar, BarChart, BarRow, ChartAxis, ChartLine, LineChart, Point
 from unisono.spec import words
 from unisono_contrib.report.compare import ComparedRun, Comparison, Progress
 from unisono_contrib.report.compare_words import (
-    HEADS,
     Facts,
     bits_line,
-    command,
-    footnote,
     headline,
-    key_rows,
-    names,
-    notes,
-    rows,
-    sentences,
 )
 
 COLOURS = ("accent", "accent_b", "backward", "optim", "data", "weight", "ink", "wait")
@@ -34,13 +26,6 @@ _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")
 _PLAN = 44  # letters of a plan beside a bar
 
 Spent = Callable[[ComparedRun, Progress], float]
-
-
-def write(comparison: Comparison, facts: Facts, out: Path) -> list[Path]:
-    """Write FILE.html, and the sheet beside it; or the sheet alone, FILE.png or FILE.svg. Raises OSError."""
-    if out.suffix != ".html":
-        return [draw(comparison, facts, out)]
-    return [write_whole(out, page(comparison, facts)), draw(comparison, facts, out.with_suffix(".png"))]
 
 
 def draw(comparison: Comparison, facts: Facts, path: Path) -> Path:
@@ -56,29 +41,6 @@ def draw(comparison: Comparison, facts: Facts, path: Path) -> Path:
         *([chart] for chart in histograms(comparison)),
     ]
     return sheet.write(path, headline(facts), f"unisono compare · {bits_line(facts)}", charts)
-
-
-def page(comparison: Comparison, facts: Facts) -> str:
-    """The whole page as text."""
-    curves = [html.section("loss", chart.title, html.curves(chart)) for chart in losses(comparison)]
-    apart = [
-        html.section("replicas", chart.title, html.curves(chart)) for chart in replica_curves(comparison)
-    ]
-    bars = [html.section("target", chart.title, html.bars(chart)) for chart in target_bars(facts)]
-    table = html.table(HEADS, rows(facts), numeric=len(HEADS) - 2)
-    keys = html.table(("key", *names(facts)), key_rows(facts))
-    body = [
-        html.head(f"unisono compare · {' · '.join(names(facts))}", headline(facts), bits_line(facts)),
-        html.section("runs", "Runs", table, *map(html.note, (footnote(facts), *notes(facts)))),
-        *(html.pair(*curves[i : i + 2]) for i in range(0, len(curves), 2)),
-        html.pair(*bars) if bars else "",
-        html.section("bits", "Where bits differ", *(f"<p>{escape(line)}</p>" for line in sentences(facts))),
-        *(html.pair(*apart[i : i + 2]) for i in range(0, len(apart), 2)),
-        *(html.section("staleness", chart.title, html.bars(chart)) for chart in histograms(comparison)),
-        html.section("keys", "Keys in which the recipes differ", keys) if facts["differences"] else "",
-        html.section("again", "Compare them again", f'<pre class="command">{escape(command(facts))}</pre>'),
-    ]
-    return html.document(f"{', '.join(names(facts))}: unisono compare", body)
 
 
 def losses(comparison: Comparison) -> list[LineChart]:

@@ -111,7 +111,7 @@ class DelayedSync(Sync):
         left = time.perf_counter_ns()
         ((answer, pending, _),) = issued([request], self.dp, self.coder.called)
         flight.travels.append(_Travel(flat, exchange, answer, pending, left))
-        if self.dp.recorder.keep and not is_apart(flat):
+        if self.dp.recorder.looks and not is_apart(flat):
             flight.travels[-1].note_landing()
 
     def _departing(self) -> _Flight:

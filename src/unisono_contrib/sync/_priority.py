@@ -163,7 +163,7 @@ class PrioritySync(Sync):
         piece.left_ns, piece.landed_ns = time.perf_counter_ns(), 0
         ((piece.answer, piece.pending, _),) = issued([request], self.wire, self.coder.called)
         future = getattr(_work(piece.pending), "get_future", None)
-        if self.dp.recorder.keep and future is not None and piece.flat.is_cpu:
+        if self.dp.recorder.looks and future is not None and piece.flat.is_cpu:
 
             def landed(_: object) -> None:
                 piece.landed_ns = piece.landed_ns or time.perf_counter_ns()

@@ -18,6 +18,7 @@ from unisono_contrib.trackers.mirror import FOLDER
 
 PATIENCE = 15.0  # seconds after which a call that does not return counts as hung
 GRACE = 10.0  # seconds that a follower has after the end of the run
+LAST = 1.0  # seconds in which a process that was killed has gone, but for one in a wait that no signal ends
 
 
 @dataclass(slots=True)
@@ -56,11 +57,11 @@ class FollowerProcess:
         return self.process.poll() is not None
 
     def kill(self) -> None:
-        """End it, and whatever a tracker's library has started, and let go of its pipes."""
+        """End it, and whatever a tracker's library has started, and let go of its pipes. One that waits for a disk that
+        is gone dies when that wait ends, and nobody waits for it."""
         with suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.hear()
+        self.wait(LAST)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()

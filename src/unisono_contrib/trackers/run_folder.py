@@ -133,8 +133,9 @@ def tracked(folder: Path, step: int, generation: int = 1, over: bool = False) ->
     steps = recipe.get("train.steps", 0)
     state = state_of(folder, history, step, steps if isinstance(steps, int) else 0)
     if over and state == "running":
-        events = [line["event"] for line in history if line["event"] in ("start", "end")]
-        state = "failed" if events[-1:] != ["end"] else "done" if step >= int(steps) else "stopped"
+        last = next((line for line in reversed(history) if line["event"] in ("start", "end")), {"event": ""})
+        whole = step >= int(steps) or last.get("early")
+        state = "failed" if last["event"] != "end" else "done" if whole else "stopped"
     saved = max((path.parent.name for path in folder.glob(f"{CHECKPOINTS}/step-*/manifest.json")), default="")
     return TrackedRun(
         folder=folder,

@@ -121,8 +121,8 @@ def _law(text: str) -> stragglers.Law:
     kind, _, place = text.partition(":")
     if kind != "measured" or not place or not Path(place).is_dir():
         return stragglers.law(text)
-    from unisono.report.analyse import BUSY
     from unisono.report.collect import collect
+    from unisono.report.verdict.evidence import BUSY
     from unisono.spec.runs import run_folder
 
     times: list[float] = []

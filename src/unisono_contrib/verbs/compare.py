@@ -38,7 +38,8 @@ class CompareVerb(Verb):
                 f"--out {args.out}: pages are .html, pictures .png or .svg", where="--out",
                 fix="--out FILE.html", code="C04",
             )  # fmt: skip
-        from unisono_contrib.report import compare, compare_page
+        from unisono_contrib.report import compare
+        from unisono_contrib.report.dash import static
 
         comparison = compare.gather(args.runs)
         out = Path(args.out) if args.out is not None else comparison.baseline.record.folder / "compare.html"
@@ -47,7 +48,7 @@ class CompareVerb(Verb):
             return call.would({"out": str(out)}, f"would compare {names} and write {out}")
         facts = compare.facts(comparison, _states)
         try:
-            files = compare_page.write(comparison, facts, out)
+            files = static.write(comparison, facts, out)
         except OSError as error:
             raise UsageError(
                 f"cannot write {out}: {error.strerror}", where="--out", fix="--out FILE.html elsewhere", code="E02"

@@ -9,6 +9,7 @@ from unisono.spec.runs import CONFIG
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded
 from unisono.verbs.train import resumed
+from unisono_contrib.verbs._listening import address_of
 
 if TYPE_CHECKING:
     from unisono.config import Loaded, Recipe, Resolved
@@ -129,7 +130,7 @@ def _clients_of(call: CommandCall, resolved: "Resolved") -> "Callable[[Any, str,
     tls = None if _is_plain(call, args.certificate and args.key, "--certificate PEM --key PEM") else (
         server_tls(args.certificate, args.key)
     )  # fmt: skip
-    organisations, (address, port) = organisations_in(args.tokens), _place(args.serve)
+    organisations, (address, port) = organisations_in(args.tokens), address_of(args.serve, "--serve")
 
     def clients_of(parts: "Any", fingerprint: str, run_dir: Path) -> "Any":
         import json
@@ -180,7 +181,7 @@ def _join(call: CommandCall, resolved: "Resolved") -> Result:
             raise _usage(f"who joins says --{flag}", f"--{flag}")
     numbers_in(args.clients, "--clients")
     tls = None if _is_plain(call, args.authority, "--authority PEM") else client_tls(args.authority)
-    token, (address, port) = token_in(args.token), _place(args.join)
+    token, (address, port) = token_in(args.token), address_of(args.join, "--join")
     from unisono.train.data.load import load
     from unisono_contrib.federated.alike import alike, most_bytes
     from unisono_contrib.federated.joined import JoinPlace, serve
@@ -214,13 +215,6 @@ def _is_plain(call: CommandCall, files: "Any", flags: str) -> bool:
             "links between organisations are encrypted", f"{flags}; --no-tls in a network that is trusted"
         )
     return True
-
-
-def _place(text: str) -> tuple[str, int]:
-    address, colon, port = text.rpartition(":")
-    if not colon or not address or not port.isdigit() or int(port) > 65535:
-        raise _usage(f"{text!r} is no ADDRESS:PORT", "10.0.0.1:7400")
-    return address.strip("[]"), int(port)
 
 
 def _section(recipe: "Recipe") -> "FederatedConfig":

@@ -1,5 +1,6 @@
 """A run that gains nothing ends by itself, on all ranks alike, and its best checkpoint stays."""
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +10,15 @@ import pytest
 
 from tests.train.small import recipe
 from tests.train.test_session import play
-from unisono.config import Recipe, resolve
+from tests.train.watch import test_bad_steps as bad_steps
+from unisono.config import Recipe, resolve, resolved_toml
+from unisono.report.page import run as report
 from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.train import live
 from unisono.train.export import checkpoint_of
-from unisono.train.state.checkpoint.find import best, list_steps
+from unisono.train.state.checkpoint.find import best, best_step, list_steps
 from unisono_contrib.config.sections.early_stopping import EarlyStoppingConfig
+from unisono_contrib.trackers.run_folder import tracked
 
 
 def stopping(folder: Path, **keys: Any) -> Recipe:
@@ -76,3 +81,45 @@ def test_what_could_judge_nothing_is_refused(tmp_path: Path, train: dict[str, An
     )
     with pytest.raises(ConfigProblems, match="val_f1" if train["eval_every"] else "eval_every = 0"):
         resolve(told, "dp=1")
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_is_put_back_forgets_the_best_of_steps_that_it_left(tmp_path: Path) -> None:
+    """Step 6 is the best, and lies after the checkpoint to which the run goes back because of step 7."""
+    told = bad_steps.recipe(
+        on_bad="roll_back", skip_around=1, clip=0.0, eval_every=2, eval_batches=1, save_every=4
+    )
+    told = told.model_copy(update={"early_stopping": EarlyStoppingConfig(patience=0)})
+    corpus, run, named = bad_steps.spoilt(told, {(7, 1): math.nan}), tmp_path / "run", list[int | None]()
+    point, go_back = live.point_best, live.Live.go_back
+
+    def left(here: Any, report: Any) -> bool:
+        named.append(best_step(run))
+        done = go_back(here, report)
+        named.append(best_step(run))
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live.Live, "go_back", left)
+        bad_steps.play(told, corpus, "dp=1", 1, run)
+    assert named[0] == 6 and named[1] in (None, 2, 4)
+    assert point is live.point_best and best(run) is not None
+
+
+@pytest.mark.timeout(60)
+def test_its_report_and_its_state_say_how_it_ended(tmp_path: Path) -> None:
+    told, run = stopping(tmp_path, patience=2, min_delta=50.0), tmp_path / "demo" / "run"
+    run.parent.mkdir()
+    play(told, "dp=1", 1, run)
+    (run / "config.resolved.toml").write_text(resolved_toml(resolve(told, "dp=1")))
+    said = report(run)
+    (value,) = (
+        line["val_loss"]
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if line["step"] == 1
+    )
+    assert said["best"] == {"step": 1, "val_loss": value}
+    assert said["early"].startswith("early stopping: val_loss was best at step 1, ")
+    drawn = (run / "report.html").read_text()
+    assert "best checkpoint" in drawn and "in no 2 validations since" in drawn
+    assert tracked(run, 3).state == "done"

@@ -1,7 +1,9 @@
 """The rank's half of the bootstrap store: a torch Store over a socket pair. Imports torch: rank side only."""
 
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,6 +12,8 @@ from datetime import timedelta
 from torch.distributed import DistStoreError, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from unisono.launch import store, wire
+
+_SOON = 0.1  # seconds
 
 
 def _bytes(value: str | bytes) -> bytes:
@@ -43,16 +47,26 @@ class _Line:
                 raise DistStoreError(f"the launcher has gone ({error})") from error
         return id
 
-    def answer(self, id: bytes) -> list[bytes]:
-        """Wait for the answer of that name."""
+    def answer(self, id: bytes, within: float | None = None) -> list[bytes]:
+        """Wait for the answer of that name. within: seconds. Raises DistStoreError where it does not come."""
         self.asking.add(thread := threading.get_ident())
+        until = None if within is None else time.monotonic() + within
         try:
             with self.turn:
                 while id not in self.answers:
+                    if until is not None and not self._comes(until):
+                        raise DistStoreError("the launcher is silent")
                     self._read_or_wait()
                 return self.answers.pop(id)
         finally:
             self.asking.discard(thread)
+
+    def _comes(self, until: float) -> bool:
+        """Whether there is something to read before then; another thread that reads is waited for. `turn` is held."""
+        left = max(0.0, until - time.monotonic())
+        if self.reading:
+            return self.turn.wait(left)
+        return bool(select.select([self.sock], [], [], left)[0])
 
     def _read_or_wait(self) -> None:
         """Read one answer, whosever it is; or wait while another thread reads. The lock `turn` is held."""
@@ -142,6 +156,12 @@ class SocketStore(Store):
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         return self._ask(b"compare_set", self._key(key), _bytes(expected_value), _bytes(desired_value))[0]
+
+    def time_ns(self) -> int:
+        """Unix time of the supervisor's host, in nanoseconds. Nobody waits long for it: raises DistStoreError where the
+        supervisor is slow to answer."""
+        _, *rest = self._line.answer(self._line.ask(b"time", (), lambda: self._over), _SOON)
+        return int(rest[0])
 
     def _key(self, key: str) -> bytes:
         return self._prefix + _bytes(key)

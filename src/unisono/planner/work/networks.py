@@ -94,7 +94,8 @@ class Network:
 
     tokens: tokens of one sample. states: numbers that the optimiser keeps of each parameter: 2 for Adam, 1 for
     momentum. steps: of an optimiser whose matrices have owners. by_weights: pp gives rows equal weights, as `train`
-    does, instead of equal arithmetic. sample: bytes of a sample, 0 where unknown.
+    does, instead of equal arithmetic. sample: bytes of a sample, 0 where unknown. averages: numbers kept of each
+    parameter beside, as its average over updates.
     """
 
     workload: Workload
@@ -103,6 +104,7 @@ class Network:
     steps: WholeMatrixSteps | None = None
     by_weights: bool = False
     sample: Sample = UNSAID
+    averages: int = 0
 
     @property
     def measured(self) -> bool:

@@ -47,7 +47,9 @@ def copied(model: Transformer, plan: Plan, micro_batch: int, row: int, composed:
     blocks = each_block(model, plan, wide * (share.blocks + share.routed), row)
     if not any(away_of(way) for way in (plan, *(way for way, _ in blocks))):
         return Copied()
-    moments = moments_of(model, plan, share.elements, share.layers)
+    moments = (
+        moments_of(model, plan, share.elements, share.layers) - model.averages
+    )  # these stay with the weights
     of_ends = _stepped(moments, plan, wide * share.ends) + _of_ends(model, plan, share, micro_batch, composed)
     times, parts = share.layers / len(blocks), [of_ends]
     for way, nbytes in blocks:

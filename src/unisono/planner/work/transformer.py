@@ -32,6 +32,7 @@ class Transformer:
     the table of positions where it is longer than the context. states: numbers that the optimiser keeps of each
     parameter, 2 of Adam, 1 of a velocity. steps: of an optimiser whose matrices have owners. apart: queries, keys and
     values are products of their own, as transformers has them, and what tp deals is gathered once before gate and up.
+    averages: numbers kept of each parameter beside, as its average over updates.
     lora: rank of the adapters that learn in the place of weights, beside every product of the blocks; 0 where all
     weights learn.
     """
@@ -60,6 +61,7 @@ class Transformer:
     steps: WholeMatrixSteps | None = None
     apart: bool = False
     lora: int = 0
+    averages: int = 0
 
     @property
     def measured(self) -> bool:

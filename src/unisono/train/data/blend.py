@@ -4,14 +4,14 @@ Of every 1000 samples each source has the same number, in an order that the seed
 one source come in its own order: each once before any comes again. All of it is a function of the position.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven
+from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven, fetched
 from unisono.train.data.order import samples_at
 
 BLOCK = 1000
@@ -104,9 +104,14 @@ class Blend:
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """inputs, targets, as the parts'."""
-        fetched = [(rows, *part.fetch(local)) for part, rows, local in self._by_part(indices)]
-        back = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _, _ in fetched])))
-        return torch.cat([x for _, x, _ in fetched])[back], torch.cat([x for _, _, x in fetched])[back]
+        return _joined((rows, *part.fetch(local)) for part, rows, local in self._by_part(indices))
+
+    def fetch_at(self, seed: int, positions: np.ndarray, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """As `fetch`: a visit is known by its position in the mixture."""
+        return _joined(
+            (rows, *fetched(part, seed, positions[rows], local))
+            for part, rows, local in self._by_part(indices)
+        )
 
     def counted(self, indices: np.ndarray) -> np.ndarray | None:
         """int64 [n], targets of each that count; None where all do."""
@@ -129,3 +134,10 @@ class Blend:
             if documents is not None:
                 ids[torch.from_numpy(rows)] = documents
         return ids
+
+
+def _joined(parts: Iterable[tuple[np.ndarray, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """(inputs, targets) of parts with their rows, in the order of rows."""
+    rows, inputs, targets = zip(*parts, strict=True)
+    back = torch.from_numpy(np.argsort(np.concatenate(rows)))
+    return torch.cat(inputs)[back], torch.cat(targets)[back]

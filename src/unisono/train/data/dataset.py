@@ -59,6 +59,23 @@ class Foreseen(Ordered, Protocol):
         ...
 
 
+@runtime_checkable
+class Visited(Dataset, Protocol):
+    """Samples that may differ from one visit to the next, such as augmented pictures. A visit is known by its position
+    in the sequence that the seed makes."""
+
+    def fetch_at(self, seed: int, positions: np.ndarray, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """As `fetch`, of the samples with these numbers, which stand at these positions."""
+        ...
+
+
+def fetched(dataset: Dataset, seed: int, positions: np.ndarray, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """(inputs, targets) of the samples that stand at these positions."""
+    if isinstance(dataset, Visited):
+        return dataset.fetch_at(seed, positions, indices)
+    return dataset.fetch(indices)
+
+
 @dataclass(frozen=True, slots=True)
 class Thinned:
     """Every few samples of a dataset: `count` of them."""

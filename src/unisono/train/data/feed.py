@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unisono.comm.device import adopt, is_apart, numbered, pinned
-from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven, require_samples
+from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven, fetched, require_samples
 from unisono.train.data.order import samples_at
 
 _BLOCK = 4096  # positions whose samples are looked up together
@@ -177,7 +177,7 @@ class Permuted(Feed):
         if isinstance(self._dataset, Foreseen):
             self._dataset.expect(self._seed, begin)
         chosen = self._numbers(self._stretch, step)
-        inputs, targets = self._dataset.fetch(chosen)
+        inputs, targets = fetched(self._dataset, self._seed, positions, chosen)
         if self._dtype is not None and inputs.is_floating_point():
             inputs = inputs.to(self._dtype)
         documents = self._dataset.documents(chosen) if isinstance(self._dataset, Uneven) else None

@@ -8,6 +8,7 @@ import numpy as np
 
 from unisono.config import DataConfig
 from unisono.spec.errors import UsageError
+from unisono.spec.finder import contributed
 from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.source import SOURCES
 from unisono.train.data import documents, tokens
@@ -23,22 +24,36 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
     Raises UsageError, codes C06 (unknown source), D02 (missing), D03 (unreadable), D04 (empty), D05 (too small),
     D06 (not text), D07 (odd length), D08 (vocabulary), D09 (token out of range), D10 (extra missing),
     D11 (tokenizer), D12 (source and model do not fit), D13 (broken index), D14 (bad record), D15 (cache), D16 (worker),
-    D17 (packing), D18 (a store that does not answer).
+    D17 (packing), D18 (a store that does not answer), D20 (data hosts).
     """
+    corpus = _loaded(data, model)
+    return contributed("unisono.train.data.hosts").hosted(corpus, data) if data.hosts else corpus
+
+
+def _loaded(data: DataConfig, model: ModelConfig) -> Corpus:
     source = SOURCES.read(data.source, "data.source")
     if model.reads not in ("", source.gives):  # a user's own model may read what it likes
         raise UsageError(
             f"a model of kind {model.kind!r} reads {model.reads}, the source {data.source!r} gives {source.gives}",
             code="D12",
             where="data.source",
-            fix="another data.source, or another model.kind",
+            fix=", or ".join(
+                filter(None, (source.giving(model.reads), "another data.source, or another model.kind"))
+            ),
+        )
+    if data.transform and not source.transforms:
+        raise UsageError(
+            f"data.transform is called for pictures in shards, and the source {data.source!r} has none",
+            code="C06",
+            where="data.transform",
+            fix="without it; or tar:, mds:, parquet:...,kind=pictures",
         )
     return source.load(data, model)
 
 
 def mixed(weighed: Sequence[tuple[float, str]], data: DataConfig, model: ModelConfig) -> Corpus:
     """The corpus of several sources, each with its weight. Raises UsageError D12 where they do not go together."""
-    parts = [load(data.model_copy(update={"source": text}), model) for _, text in weighed]
+    parts = [_loaded(data.model_copy(update={"source": text}), model) for _, text in weighed]
     first, texts, weights = parts[0], [text for _, text in weighed], [weight for weight, _ in weighed]
     for part, text in zip(parts, texts, strict=True):
         if (part.vocab, part.sample_shape, part.rows) != (first.vocab, first.sample_shape, first.rows):

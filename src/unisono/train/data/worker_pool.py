@@ -12,10 +12,11 @@ from selectors import EVENT_READ, DefaultSelector
 from subprocess import PIPE, Popen
 from typing import Any
 
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import UsageError, UserCodeError
 from unisono.train.data.documents import unreadable
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main()"
+_SAID = ("what", "where", "likely", "fix", "code")
 
 
 @dataclass(slots=True)
@@ -31,20 +32,20 @@ class DataWorker:
         """The file that answers come from, to wait for."""
         return self.process.stdout.fileno() if self.process.stdout is not None else -1
 
-    def ask(self, request: Mapping[str, Any]) -> None:
-        """Give an order. One that has died says so when it is heard."""
+    def ask(self, request: Mapping[str, Any], body: bytes = b"") -> None:
+        """Give an order, and bytes behind it. One that has died says so when it is heard."""
         files = request.get("part") or request.get("files") or request.get("look") or [self.about]
         self.about = str(files[0])
         try:
             if self.process.stdin is not None:
-                self.process.stdin.write(json.dumps(request).encode() + b"\n")
+                self.process.stdin.write(json.dumps(request).encode() + b"\n" + body)
                 self.process.stdin.flush()
         except BrokenPipeError:
             return
 
     def heard(self, out: str) -> list[dict[str, Any]]:
         """The answers that have come, after waiting for something to come. out: where it writes. Raises what they tell:
-        UsageError, OSError where it cannot write; UsageError D16 where the process has died."""
+        UsageError, UserCodeError, OSError where it cannot write; UsageError D16 where the process has died."""
         read = os.read(self.answers, 1 << 16)
         if not read:
             raise UsageError(
@@ -63,29 +64,61 @@ def _answer(reply: dict[str, Any], out: str) -> dict[str, Any]:
         error = OSError(reply["errno"], os.strerror(reply["errno"] or 0))
         is_ours = not reply["file"] or reply["file"].startswith(out)
         raise error if is_ours else unreadable(Path(reply["file"]), error)
+    raised(reply)
+    return reply
+
+
+def raised(reply: Mapping[str, Any]) -> None:
+    """Raise what another process has raised, if `failure` has written the reply."""
     if "error" in reply:
         raise UsageError(**reply["error"])
-    return reply
+    if "raised" in reply:
+        error = UserCodeError(**reply["raised"])
+        error.shown, error.trace = reply["shown"], reply["trace"]
+        raise error
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """The answer of a worker that has raised an error, for `DataWorker.heard`. Raises what is nobody's mistake."""
+    if isinstance(error, UserCodeError):
+        said = {key: getattr(error, key) for key in _SAID}
+        return {"raised": said, "shown": error.shown, "trace": error.trace}
+    if isinstance(error, UsageError):
+        return {"error": {key: getattr(error, key) for key in _SAID}}
+    if isinstance(error, OSError):
+        return {"errno": error.errno, "error": str(error), "file": str(error.filename or "")}
+    raise error
+
+
+def start(module: str, files: Sequence[int] = ()) -> DataWorker:
+    """A process that runs `main` of a module and waits for orders, until `end` or until nobody can give it any.
+    files: that it has too."""
+    command = [sys.executable, "-c", _START.format(module=module), json.dumps(sys.path)]
+    return DataWorker(Popen(command, stdin=PIPE, stdout=PIPE, pass_fds=files))
+
+
+def end(workers: Sequence[DataWorker]) -> None:
+    """Kill these processes."""
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.wait()
+        for pipe in (worker.process.stdin, worker.process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
 
 @contextmanager
 def working(module: str, count: int) -> Iterator[list[DataWorker]]:
     """Processes that run `main` of a module and wait for orders; none is left behind."""
-    command = [sys.executable, "-c", _START.format(module=module), json.dumps(sys.path)]
     workers: list[DataWorker] = []
     try:
         for _ in range(count):
-            workers.append(DataWorker(Popen(command, stdin=PIPE, stdout=PIPE)))
+            workers.append(start(module))
         yield workers
     finally:
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.wait()
-            for pipe in (worker.process.stdin, worker.process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
+        end(workers)
 
 
 def served(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from unisono.observe.metrics import JsonLines, forget_after
 from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
@@ -39,17 +40,19 @@ class _Events(Observer):
         self._file.close()
 
     def observe(self, steps: Sequence[StepRecord]) -> None:
-        self._file.write(
-            *(
-                {
-                    "kind": "step",
-                    "step": record.step,
-                    "rank": self._rank,
-                    "time": record.times,
-                    "bytes": record.nbytes,
-                    "ledger": record.ledger,
-                    "mem_mib": record.mem_mib,
-                }
-                for record in steps
-            )
-        )
+        self._file.write(*map(self._line, steps))
+
+    def _line(self, record: StepRecord) -> dict[str, Any]:
+        line = {
+            "kind": "step",
+            "step": record.step,
+            "rank": self._rank,
+            "time": record.times,
+            "bytes": record.nbytes,
+            "ledger": record.ledger,
+            "mem_mib": record.mem_mib,
+            "start": record.start,
+            "calls": record.calls,
+        }
+        beside = {"clock": record.clock, "calls_left_out": record.calls_left_out, "modules": record.modules}
+        return line | {key: value for key, value in beside.items() if value} | dict(record.host)

@@ -40,12 +40,13 @@ class _Tracing(Observer):
             recorder.keep = True
         elif recorder.keep and (step >= self._last or stop):
             recorder.keep = False
+            now_ns = recorder.now_ns()
             trace.write(
                 run.run_dir / "trace" / f"rank{run.rank}.json.gz",
                 recorder.take(),
                 run.rank,
                 run.world,
-                epoch_ns=recorder.epoch_ns,
+                epoch_ns=recorder.host_clock.shared_ns(now_ns) - now_ns,
                 host=run.host,
                 backend=run.backend,
                 coords=run.coords,

@@ -3,7 +3,8 @@
     {"at": 1795553000.1, "event": "start", "step": 0, "ranks": 4, "plan": "dp=4"}    a start, first or again
     {"at": 1795553061.0, "event": "lost", "epoch": 1, "lost": {"1": "killed by SIGKILL"}, "born": [1]}
     {"at": 1795553062.5, "event": "met", "epoch": 1, "step": 57}    all ranks train again, after that step
-    {"at": 1795553092.7, "event": "end", "step": 212}               an end in good order: done, or stopped and saved
+    {"at": 1795553092.7, "event": "end", "step": 212}               an end in good order: done, or stopped and saved;
+                                                                    with `early`, why it ended before its last step
     {"at": 1795553200.0, "event": "code", "git": {"commit": "0a1b..", "changed": false}}    gone on with other code
 
 `lost` names ranks, or `helper` or `supervisor`. A start that failed as a whole has `"whole": true`: its guardian writes

@@ -23,7 +23,13 @@ from unisono.train.state.checkpoint.read import whole_manifest
 from unisono.train.state.checkpoint.tensorfile import Damage
 from unisono.train.state.writing import nothing_to_resume
 
-FREE = ("data.cache", "data.workers")  # where and how fast it is made, and not what
+FREE = (
+    "data.cache",
+    "data.workers",
+    "data.worker_kind",
+    "data.hosts",
+    "data.hosts_token",
+)  # where and how fast it is made, and not what
 
 
 def choose(

@@ -1,11 +1,11 @@
-"""What is thought of a validation: whether it is the best so far, and whether it is the last."""
+"""What is thought of validations: which was the best so far, and whether the last of them ends the run."""
 
 from typing import NamedTuple
 
 
 class ValidationVerdict(NamedTuple):
-    """best: whether the weights now are the best so far. enough: why the run ends here, "" where it goes on. The same
+    """best: the step of the best validation, 0 before one. enough: why the run ends here, "" where it goes on. The same
     on every rank."""
 
-    best: bool = False
+    best: int = 0
     enough: str = ""

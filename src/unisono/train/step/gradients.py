@@ -67,6 +67,9 @@ class Gradients:
         self.trees, self._final, self._next = trees or {}, False, 0
         leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees), sync.cap, sync.sliced)
         self._early, self._late, self._partial = leaving.early, leaving.late, leaving.partial
+        self._modules = {
+            id(p): slot.name.rpartition(".")[0] for slot in held for p in (slot.live, slot.master)
+        }
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook(bucket, part))
             for p, bucket, part in leaving.arrivals()
@@ -120,7 +123,14 @@ class Gradients:
         """Hand over early buckets that are full, in their order."""
         while self._next < len(self._early) and self._early[self._next].waiting == 0:
             self._next += 1
-            self.sync.grad_ready(self._early[self._next - 1])
+            self._hand_over(self._early[self._next - 1])
+
+    def _hand_over(self, bucket: Bucket) -> None:
+        """Let the replicas add up a bucket; the call is logged under the module whose gradient came last."""
+        calls = self.dp.recorder.calls
+        calls.module = self._modules.get(id(bucket.params[-1]), "")
+        self.sync.grad_ready(bucket)
+        calls.module = ""
 
     def begin(self, turn: BackwardCall) -> None:
         """A backward towards weights is about to begin."""
@@ -158,7 +168,7 @@ class Gradients:
             self.line.values[-3].copy_(self._carried())
         sending = self.line.send()
         for bucket in departing if self.dp.size > 1 else ():
-            self.sync.grad_ready(bucket)
+            self._hand_over(bucket)
         verdict = self.sync.settle()
         self.line.receive(sending)
         self.unused, self._lacking = (), {id(p) for p in lacking}

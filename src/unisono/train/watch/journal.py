@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from unisono.observe.calls import MOST as ROWS
+from unisono.observe.calls import affordable, rows
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import plain
 from unisono.observe.span import PARTS, Lap
@@ -116,7 +118,7 @@ class Journal:
 
     def recent(self) -> list[dict[str, Any]]:
         """The latest steps told, as JSON values: should the rank be lost that writes them down, they are not yet."""
-        return [plain(asdict(record)) for record in self._recent]
+        return [plain(asdict(replace(record, calls=(), modules={}))) for record in self._recent]
 
     def catch_up(self, recent: Sequence[Mapping[str, Any]], known: int) -> None:
         """Tell steps after `known` that another rank has told. Raises OSError."""
@@ -134,9 +136,11 @@ class Journal:
 
     def _record(self, report: Report, lap: Lap, seconds: float, share: float, mem_mib: float) -> StepRecord:
         nbytes = {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
+        calls = rows(lap.calls, lap.start_ns, ROWS if lap.modules else affordable(seconds))
         return StepRecord(
             report.step + 1, report.loss, report.lr, report.norm, round(self._tokens * share), seconds,
             _times(lap, seconds), nbytes, mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
+            lap.start_s, lap.clock, *calls, lap.modules, lap.host,
         )  # fmt: skip
 
 

@@ -55,6 +55,10 @@ class TrainVerb(RecipeVerb):
         )  # fmt: skip
 
         parser.add_argument(
+            "--profile", metavar="steps=FIRST:LAST",
+            help="profile these steps on every rank, into profile/ of the run: --train.profile FIRST:LAST",
+        )  # fmt: skip
+        parser.add_argument(
             "--chaos", metavar="SCRIPT",
             help="play faults on the run: a file of them, `kill:who=2:step=10`, or random:seed=3:faults=20",
         )  # fmt: skip
@@ -86,6 +90,7 @@ class TrainVerb(RecipeVerb):
         if resume is not None and file is None and not args.demo:
             file = str(resume / CONFIG)
         keys = [("train.guard", args.guard)] if args.guard is not None else []
+        keys += [("train.profile", args.profile.removeprefix("steps="))] if args.profile is not None else []
         recipe = loaded(call, file, keys=keys, demo=args.demo)
         if recipe.plan.auto:
             from unisono.verbs.train import planning

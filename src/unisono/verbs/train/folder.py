@@ -24,6 +24,7 @@ from unisono.spec.runs import CHECKPOINTS, CONFIG, has_checkpoint
 from unisono.spec.settings import Settings
 from unisono.train.state import history
 from unisono.train.state.writing import writing
+from unisono.verbs.train.log import RunLog
 from unisono.verbs.train.order import TrainOrder
 
 PREDICTION = "prediction.json"
@@ -76,9 +77,11 @@ class Watched:
     began: bool = False
     guardian: GuardianPipe = field(default_factory=GuardianPipe)
     farthest: int = 0
+    log: RunLog = field(default_factory=RunLog)
 
-    def hear(self, event: dict[str, Any]) -> None:
-        """Take in what ranks report. Raises UsageError O01."""
+    def hear(self, rank: int, event: dict[str, Any]) -> None:
+        """Take in what a rank reports, or as -1 the run. Raises UsageError O01."""
+        self.log.hear(rank, event, self.path)
         if event.get("kind") == "folder":
             self.path, self.new = Path(event["path"]), event["new"]
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
@@ -116,6 +119,7 @@ class Watched:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self.log.close()
         if self.path is not None:  # what ranks that did not end by themselves have left there
             inspect_folder.sweep(self.path / inspect_folder.ALIVE)
         if error is None or self.path is None:

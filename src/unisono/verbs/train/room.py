@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from unisono.config import Loaded, Recipe
@@ -66,6 +66,10 @@ def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | No
         where = serving(where, recipe)
         price = predict.predict(model, plan, where, stack, micro_batch=batch.micro_batch, micros=batch.micros)
         prediction = predict.as_json(price, calibrated)
+        if (counted := ledger(recipe, plan)) is not None:
+            prediction["ledger"] = {
+                kind: round(nbytes) for kind, nbytes in asdict(counted[1]).items() if nbytes
+            }
     except UsageError as error:
         problem = f"{error.where}: {error.what}" if error.where else error.what
         prediction = {"schema_version": 1, "problem": problem}
@@ -246,4 +250,5 @@ def _sizes(recipe: Recipe, vocab: int | None) -> Transformer | None:
     if not recipe.model.attends:
         return None
     known = recipe.model.sized(Facts(vocab=vocab)).vocab or 256  # bytes, where only the data knows
-    return attending(with_optimiser(transformer(recipe.model, known), recipe.train.optimiser()))
+    averages = sum(section.kept for section in recipe.sections())
+    return attending(with_optimiser(transformer(recipe.model, known), recipe.train.optimiser(), averages))

@@ -35,6 +35,7 @@ from unisono.train.state import history
 from unisono.train.state.writing import nothing_to_resume, writing
 from unisono.verbs.train import spreading
 from unisono.verbs.train.folder import Watched, finished, make_run_dir, newest
+from unisono.verbs.train.late_ranks import LateRanks
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.planning import Replanner, best_for
 from unisono.verbs.train.room import expected, require_room
@@ -248,12 +249,18 @@ def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> N
 
 def _heard_by(screen: Screen, folder: Watched, past: Any = None) -> OnEvent:
     """Return what hears the ranks. past: the log of faults that are played."""
+    late: list[LateRanks] = []
 
     def hear(rank: int, event: dict[str, Any]) -> None:
         if past is not None and event["kind"] == "members" and "lost" in event:
             past.add("detected", epoch=event["epoch"], lost=event["lost"], born=event["born"])
-        folder.hear(event)
+        folder.hear(rank, event)
         screen.event(rank, event)
+        if event["kind"] == "step" and rank == 0 and folder.path is not None:
+            if not late:
+                late.append(LateRanks(folder.path))
+            for text in late[0].news():
+                screen.event(-1, {"kind": "note", "text": text})
 
     return hear
 
@@ -319,8 +326,9 @@ def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Se
         write_whole(run_dir / "summary.json", json.dumps(summary, indent=1))
         if recipe.out.report:
             from unisono.report import page
+            from unisono.verbs._prices import prices_of
 
-            summary.update(page.run(run_dir))
+            summary.update(page.run(run_dir, prices_of(run_dir, os.environ)))
     for line in closing(summary, counted_in(recipe.data.source)):
         settings.note(line)
 

@@ -15,6 +15,7 @@ class CallbacksConfig(Section):
     and change nothing of the run."""
 
     name: ClassVar[str] = "callbacks"
+    one_run: ClassVar[bool] = True
 
     call: tuple[str, ...] = Field(
         default=(),

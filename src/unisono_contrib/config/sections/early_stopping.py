@@ -17,6 +17,7 @@ class EarlyStoppingConfig(Section):
     validations have brought no better one (Prechelt, "Early stopping - but when?", 1998)."""
 
     name: ClassVar[str] = "early_stopping"
+    one_run: ClassVar[bool] = True
 
     metric: str = Field(
         default="val_loss",

@@ -15,6 +15,8 @@ class EmaConfig(Section):
     average is part of checkpoints, and is evaluated and exported with `--weights ema`."""
 
     name: ClassVar[str] = "ema"
+    one_run: ClassVar[bool] = True
+    kept: ClassVar[int] = 1
 
     decay: float = Field(
         default=0.999,
@@ -34,6 +36,9 @@ class EmaConfig(Section):
     def decay_at(self, update: int) -> float:
         """The decay of an update by its number; the first is 1."""
         return min(self.decay, (1 + update) / (10 + update)) if self.warmup else self.decay
+
+    def average_step(self, update: int) -> float:
+        return 1.0 - self.decay_at(update)
 
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
         policy, schedule = named("sync", plan.sync), named("schedule", plan.schedule)

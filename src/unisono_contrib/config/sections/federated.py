@@ -71,6 +71,9 @@ class FederatedConfig(Section):
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
         yield from STRATEGIES.read(self.strategy).problems(recipe.train)
         yield from _hidden(self, recipe.privacy)
+        for section in (section for section in recipe.sections() if section.one_run):
+            what = f"[{section.name}] follows the steps of one run, and rounds of clients have none"
+            yield Problem("C06", what, f"{section.name}, federated", f"without [{section.name}]")
         if plan.world != 1:
             what = f"each client trains on one device, and plan {plan} takes {plan.world}"
             yield Problem("C06", what, "plan", 'plan = "dp=1"; precision= and recompute= are free')

@@ -9,6 +9,8 @@ PHASES = ("start", "load", "forward", "backward", "collective", "update", "save"
 written. The others lie in a step."""
 IN_STEP = ("load", "forward", "backward", "collective", "update")
 ANY, SUPERVISOR, HELPER = "any", "supervisor", "helper"
+PARTS = ("data", "forward", "backward", "optim")
+"""Of a step, that may lag."""
 ABOVE = (SUPERVISOR, HELPER)
 """Processes above the ranks, with which all of them die."""
 
@@ -21,7 +23,7 @@ class FaultKind:
     and helper too."""
 
     says: str
-    options: Mapping[str, float]
+    options: Mapping[str, float | str]
     loses: bool = False
     stays: bool = False
     signal: str = ""
@@ -39,10 +41,17 @@ FAULTS: Mapping[str, FaultKind] = {
         "forwards and backwards take `times` as long, and `leaf` seconds more a micro-batch, for `seconds`",
         {"times": 10.0, "leaf": 0.0, "seconds": 1.0},
     ),
+    "lag": FaultKind(
+        "`part` of each step takes `leaf` seconds longer, in `module` if one is named, for `seconds`",
+        {"part": "backward", "module": "", "leaf": 0.2, "seconds": 1e6},
+    ),
     "cut": FaultKind("its TCP connections to other ranks are shut down", {}, True, stays=True),
     "flip": FaultKind("bit `bit` of one number of a weight is the other one", {"bit": 22}),
     "fill": FaultKind("a file of `mib` MiB in the run folder for `seconds`", {"mib": 64.0, "seconds": 1.0}),
-    "clock": FaultKind("time.time() of the rank jumps by `seconds`", {"seconds": 3600.0}),
+    "clock": FaultKind(
+        "time.time() of the rank jumps by `seconds` and drifts by `drift` ppm",
+        {"seconds": 3600.0, "drift": 0.0},
+    ),
     "term": FaultKind("SIGTERM, as a scheduler preempts", {}, signal="SIGTERM", processes=True),
     "hang": FaultKind("its main thread sleeps for `seconds`", {"seconds": 3600.0}),
 }
@@ -69,6 +78,9 @@ class Fault:
     leaf: float = 0.0
     bit: int = 0
     mib: float = 0.0
+    part: str = ""
+    module: str = ""
+    drift: float = 0.0
 
     @property
     def kind(self) -> FaultKind:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.words import meant, whole
-from unisono_contrib.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PHASES, SUPERVISOR, Fault
+from unisono_contrib.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PARTS, PHASES, SUPERVISOR, Fault
 
 DRAWN = ("kill", "stop", "cut")
 """Kinds of a random script that names none."""
@@ -29,7 +29,9 @@ _NUMBERS = {
     "times": (1.0, 1e4),
     "leaf": (0.0, 60.0),
     "mib": (1.0, 4096.0),
+    "drift": (-1e6, 1e6),
 }
+_TEXTS = {"part": PARTS, "module": ()}
 _WHOLE = {"step": (1, 10**9), "bit": (0, 62)}
 _LAUNCHER = "launcher"  # what older scripts call the supervisor
 _TABLE = re.compile(r"^\s*\[\[\s*fault\s*\]\]")
@@ -222,6 +224,10 @@ def _fault(row: Row, ranks: int, steps: int, problems: list[Problem]) -> Fault |
             wrong(key, verb, " ".join(sorted(taken)))
         elif key in _WHOLE or key in _NUMBERS:
             _number(key, value, wrong)
+        elif key in _TEXTS and (not isinstance(value, str) or (_TEXTS[key] and value not in _TEXTS[key])):
+            wrong(key, f"{key} = {value!r}: {' or '.join(_TEXTS[key]) or 'a name'} is wanted")
+    if said.get("module") and said.get("part", "backward") not in ("forward", "backward"):
+        wrong("module", f"a module has no {said['part']}", "part=forward or part=backward")
     if what != "clock" and isinstance(seconds := said.get("seconds"), int | float) and seconds < 0:
         wrong("seconds", f"seconds = {seconds}: only a clock jumps back")
     _who(said.get("who", ANY), what, ranks, wrong)

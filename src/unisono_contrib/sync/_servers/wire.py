@@ -22,7 +22,8 @@ HANDSHAKE = 10.0
 """Seconds in which a caller has to prove itself."""
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
+                  torch.uint8, torch.bool)
 }  # fmt: skip
 
 Message = tuple[dict[str, Any], list[Tensor | None]]
@@ -83,10 +84,12 @@ def _sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
     )
 
 
-def call(host: str, port: int, key: bytes, who: dict[str, Any]) -> Connection:
-    """A connection to a server. who: what the caller says of itself. Raises OSError, EOFError,
-    AuthenticationError."""
+def call(host: str, port: int, key: bytes, who: dict[str, Any], silence: float = 0.0) -> Connection:
+    """A connection to a server. who: what the caller says of itself. silence: seconds of waiting for a byte, to come or
+    to go, after which it raises BlockingIOError; for ever if 0. Raises OSError, EOFError, AuthenticationError."""
     sock = socket.create_connection((host, port), timeout=HANDSHAKE)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO) if silence else ():
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(silence), int(silence % 1 * 1e6)))
     connection = taken(sock)
     answer_challenge(connection, key)
     deliver_challenge(connection, key)

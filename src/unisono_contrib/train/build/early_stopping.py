@@ -52,10 +52,10 @@ def judge(section: EarlyStoppingConfig, run: Run, values: Mapping[str, float]) -
 
 
 def judged(section: EarlyStoppingConfig, run: Run) -> ValidationVerdict:
-    """What was thought of the last validation, also where the run was resumed after it."""
+    """What is thought of the validations so far, also where the run was resumed, or put back, after them."""
     best, at, waited = (float(run.update.keeps[key]) for key in KEYS)
     enough = ""
     if section.patience and waited >= section.patience:
         since = f"{waited:.0f} validation{'s' * (waited > 1)} since"
         enough = f"early stopping: {section.metric} was best at step {at:.0f}, {best:.6g}, and in no {since}"
-    return ValidationVerdict(0 < at == run.step, enough)
+    return ValidationVerdict(int(at), enough)

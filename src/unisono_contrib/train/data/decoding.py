@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.spec.errors import UsageError
+from unisono.train.data.worker_pool import failure
 
 
 def main() -> None:
@@ -15,10 +16,8 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer = decoded(**json.loads(line))
-        except UsageError as error:
-            answer = {"error": {k: getattr(error, k) for k in ("what", "where", "likely", "fix", "code")}}
-        except OSError as error:
-            answer = {"errno": error.errno, "error": str(error), "file": str(error.filename or "")}
+        except (UsageError, OSError) as error:
+            answer = failure(error)
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -52,16 +51,23 @@ def picture(file: str, shape: list[int]) -> bytes:
 def pixels_of(file: Any, shape: Sequence[int]) -> Any:
     """uint8 [C, H, W] of an encoded picture, in a file or in memory; cut and resized as `picture` says. Raises
     UsageError D10, and whatever a decoder raises."""
+    import numpy as np
+
+    channels, height, width = shape
+    whole = upright(file, channels)
+    from PIL import Image, ImageOps
+
+    fitted = ImageOps.fit(whole, (width, height), Image.Resampling.BILINEAR)
+    return np.asarray(fitted, dtype=np.uint8).reshape(height, width, -1).transpose(2, 0, 1)
+
+
+def upright(file: Any, channels: int) -> Any:
+    """A picture of PIL, as a camera says that it stands, of one channel or of three. Raises as `pixels_of`."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         what = "pictures are decoded by Pillow, which is not installed"
         raise UsageError(what, code="D10", where="data.source", fix="pip install pillow") from error
-    import numpy as np
-
-    channels, height, width = shape
     with Image.open(file) as opened:
-        upright = ImageOps.exif_transpose(opened) or opened
-        whole = upright.convert("L" if channels == 1 else "RGB")
-    fitted = ImageOps.fit(whole, (width, height), Image.Resampling.BILINEAR)
-    return np.asarray(fitted, dtype=np.uint8).reshape(height, width, -1).transpose(2, 0, 1)
+        turned = ImageOps.exif_transpose(opened) or opened
+        return turned.convert("L" if channels == 1 else "RGB")

@@ -21,14 +21,15 @@ from typing import Any, final
 import torch
 
 from unisono.comm import parting
-from unisono.observe.span import OpenSpan, Recorder
+from unisono.observe.span import Recorder
 from unisono.parallel.player import Leaf
 from unisono.train.recovery.fault_injection import FaultInjector
 from unisono.train.step.run import Run
 from unisono_contrib.programs.chaos import counted
-from unisono_contrib.programs.chaos.fault import HELPER, SUPERVISOR, Fault
+from unisono_contrib.programs.chaos.fault import HELPER, PARTS, SUPERVISOR, Fault
 from unisono_contrib.programs.chaos.script import Script
 from unisono_contrib.programs.chaos.sequel import Sequel
+from unisono_contrib.train.recovery.lagging import LaggingSpan, PartLag
 
 _PHASES = {"data": "load", "forward": "forward", "backward": "backward", "comm": "collective", "wait": "collective",
            "optim": "update"}  # fmt: skip
@@ -54,7 +55,7 @@ class ScriptedFaults(FaultInjector):
         self._open = [(i, f) for i, f in enumerate(script.faults) if f.player() == rank and i not in played]
         self._first = min((line["t"] for line in lines if line["event"] == "met"), default=None)
         self._cut_off = list[socket.socket]()
-        self._recorder: Recorder | None = None
+        self._recorder: _PhaseRecorder | None = None
         self._run: Run | None = None
         self._samples: _SampleLog | None = None
         self._waiting: list[tuple[int, Fault]] = []
@@ -120,6 +121,12 @@ class ScriptedFaults(FaultInjector):
     def _slow(self, fault: Fault) -> None:
         self._slowness.begin(fault)
 
+    def _lag(self, fault: Fault) -> None:
+        if self._recorder is not None:
+            self._recorder.lag.begin(
+                fault, [] if self._run is None else list(self._run.local.stages.values())
+            )
+
     def _cut(self, fault: Fault) -> None:
         self._cut_off += parting.cut()
 
@@ -142,9 +149,12 @@ class ScriptedFaults(FaultInjector):
         _later(fault.seconds, path.unlink, True)
 
     def _clock(self, fault: Fault) -> None:
-        now, now_ns = time.time, time.time_ns
-        time.time = lambda: now() + fault.seconds
-        time.time_ns = lambda: now_ns() + int(fault.seconds * 1e9)
+        now_ns, begun = time.time_ns, time.perf_counter_ns()
+        wrong_ns = lambda at_ns: int(fault.seconds * 1e9 + (at_ns - begun) * fault.drift * 1e-6)
+        time.time_ns = lambda: now_ns() + wrong_ns(time.perf_counter_ns())
+        time.time = lambda: time.time_ns() * 1e-9
+        if self._recorder is not None:
+            self._recorder.host_clock.skew = wrong_ns
 
     def _hang(self, fault: Fault) -> None:
         time.sleep(fault.seconds)
@@ -181,7 +191,7 @@ class _Slowness:
             time.sleep((self._times - 1.0) * computed_ns * 1e-9 + (self._leaf if kind == "forward" else 0.0))
 
 
-class _SlowSpan(OpenSpan):
+class _SlowSpan(LaggingSpan):
     """A forward or backward of one micro-batch, longer by what the rank is slow."""
 
     __slots__ = ("slowness",)
@@ -196,15 +206,17 @@ class _PhaseRecorder(Recorder):
 
     def __init__(self, rank: int, reached: Callable[[str], None], slowness: _Slowness) -> None:
         super().__init__(rank)
-        self._reached, self._slowness = reached, slowness
+        self._reached, self._slowness, self.lag = reached, slowness, PartLag(self)
 
     def span(self, kind: str, **tags: Any) -> Any:
         if (phase := _PHASES.get(kind)) is not None and threading.current_thread() is threading.main_thread():
             self._reached(phase)
-        if kind not in ("forward", "backward") or "micro" not in tags:
+        if kind not in PARTS or ((computes := kind in ("forward", "backward")) and "micro" not in tags):
             return super().span(kind, **tags)
-        span = _SlowSpan(self, kind, tags)
-        span.slowness = self._slowness
+        span = _SlowSpan(self, kind, tags) if computes else LaggingSpan(self, kind, tags)
+        span.lag = self.lag
+        if isinstance(span, _SlowSpan):
+            span.slowness = self._slowness
         return span
 
 

@@ -15,7 +15,7 @@ from tests.train.small import recipe
 from tests.train.test_session import losses, play
 from unisono.spec.errors import UsageError
 from unisono.train.state.checkpoint import Box, latest, read_full, save, verify_folder
-from unisono.train.state.checkpoint.find import by_age, step_of
+from unisono.train.state.checkpoint.find import by_age, point_best, step_of
 from unisono_contrib.comm.depot import FolderDepot, RemoteDepot, bare, depot_at
 from unisono_contrib.train.state.checkpoint.mirror import Mirroring, fetch, place_at
 
@@ -81,6 +81,27 @@ def test_copies_are_whole_and_stay_as_checkpoints_do(tmp_path: Path, kind: str) 
     place.depot.put((tmp_path / "x/run/latest").open("rb"), "x/run/step-000005/stray", lambda count: None)
     mirrored(tmp_path / "x/run", url, (5,))
     assert place.depot.names("x/run/step-000005") == ["manifest.json", "rank-00000.safetensors"]
+
+
+def test_the_copy_of_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    run, place = tmp_path / "x/run", place_at(str(tmp_path / "mirror"), tmp_path / "x/run")
+    mirror = Mirroring(place, keep=1)
+    for step in (1, 2, 3, 4):
+        mirror.offer(saved(run, step))
+        mirror.close()
+        if step < 3:
+            point_best(run, step)
+    assert sorted(place.steps()) == [2, 4] and not mirror.notes
+
+
+def test_the_best_checkpoint_is_copied_though_another_came_before_its_turn(tmp_path: Path) -> None:
+    run, place = tmp_path / "x/run", place_at(str(tmp_path / "mirror"), tmp_path / "x/run")
+    saved(run, 1)
+    point_best(run, 1)
+    mirror = Mirroring(place, keep=1)
+    mirror.offer(saved(run, 2))
+    mirror.close()
+    assert sorted(place.steps()) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)

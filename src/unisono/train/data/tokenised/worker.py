@@ -20,6 +20,7 @@ from unisono.train.data.tokenised.chats import BadRecord, Wording, Write, counte
 from unisono.train.data.tokenised.cutters import NUL, Encoded, encoder, folder_of, width_of
 from unisono.train.data.tokenised.order import DATASET, PARQUET, PLAIN, Part, TokenOrder
 from unisono.train.data.tokenised.records import Record, missing, opened_dataset, reader, writer
+from unisono.train.data.worker_pool import failure
 
 _BATCH = 1 << 18  # characters that are cut together
 _TYPES = {"u1": "B", "u2": "H", "u4": "I"}
@@ -42,10 +43,8 @@ def main() -> None:
             else:
                 maker = maker or Maker(TokenOrder.read(request["order"]), answers)
                 answer = maker.make(Part(*request["part"]), request["out"])
-        except UsageError as error:
-            answer = {"error": {k: getattr(error, k) for k in ("what", "where", "likely", "fix", "code")}}
-        except OSError as error:
-            answer = {"errno": error.errno, "error": str(error), "file": str(error.filename or "")}
+        except (UsageError, OSError) as error:
+            answer = failure(error)
         except Exception as error:  # of a library that reads or cuts
             answer = {"error": _unforeseen(request, error)}
         print(json.dumps(answer), file=answers, flush=True)

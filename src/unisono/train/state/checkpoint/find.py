@@ -9,14 +9,13 @@ import torch
 
 from unisono.observe.files import write_whole
 from unisono.spec.doubtful import read_regular
-from unisono.spec.runs import CHECKPOINTS
+from unisono.spec.runs import BEST, CHECKPOINTS
 from unisono.train.state.checkpoint.boxes import tiling_fault
 from unisono.train.state.checkpoint.manifest import MANIFEST, Manifest, StoredBox, read_manifest
 from unisono.train.state.checkpoint.tensorfile import DTYPES, Damage, FileEntry, TensorFile
 
 FOLDER = CHECKPOINTS
 LATEST = "latest"
-BEST = "best"
 _NAME = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]+)?")
 
 
@@ -62,8 +61,13 @@ def best_step(run_dir: Path) -> int | None:
 
 
 def point_best(run_dir: Path, step: int) -> None:
-    """Let `checkpoints/best` name this step, whose checkpoint is whole. Raises OSError."""
-    write_whole(run_dir / FOLDER / BEST, f"{FOLDER}/{step_name(step)}\n")
+    """Let `checkpoints/best` name this step; nothing where it has no checkpoint, as that of a step that a run left when
+    it was put back. Raises OSError."""
+    pointer = run_dir / FOLDER / BEST
+    if step in list_steps(run_dir):
+        write_whole(pointer, f"{FOLDER}/{step_name(step)}\n")
+    else:
+        pointer.unlink(missing_ok=True)
 
 
 def pointed(run_dir: Path) -> int | None:

@@ -299,9 +299,7 @@ def prune(run_dir: Path, step: int, keep: int | None, keep_every: int = 0) -> No
     steps: dict[int, Path] = {}
     with contextlib.suppress(OSError):  # the save is good: what cannot be listed now goes another time
         steps = list_steps(run_dir)
-        if (best := best_step(run_dir)) is not None:
-            steps.pop(best, None)
-    for old in doomed(steps, step, keep, keep_every):
+    for old in doomed(steps, step, keep, keep_every, best_step(run_dir)):
         away = steps[old].with_name(f"{step_name(old)}.tmp-removed")
         # Renamed first: a removal that dies half way must not leave what looks like a damaged checkpoint.
         with contextlib.suppress(OSError):
@@ -309,7 +307,9 @@ def prune(run_dir: Path, step: int, keep: int | None, keep_every: int = 0) -> No
             shutil.rmtree(away, ignore_errors=True)
 
 
-def doomed(steps: Iterable[int], newest: int, keep: int, keep_every: int = 0) -> list[int]:
-    """Which of these steps go, where `newest` was just saved and is whole."""
-    passing = [s for s in steps if s == newest or not keep_every or s % keep_every]
+def doomed(
+    steps: Iterable[int], newest: int, keep: int, keep_every: int = 0, best: int | None = None
+) -> list[int]:
+    """Which of these steps go, where `newest` was just saved and is whole, and `best` stays."""
+    passing = [s for s in steps if s != best and (s == newest or not keep_every or s % keep_every)]
     return sorted(passing, key=lambda s: (s > newest, -s))[keep:]

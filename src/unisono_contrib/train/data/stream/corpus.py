@@ -17,7 +17,11 @@ from unisono.train.data.packing import PackedWindows
 from unisono.train.data.texts import packing_of, text_of
 from unisono.train.data.tokenised.cutters import folder_of
 from unisono.train.data.tokenised.order import JSONL, Fields, TokenOrder
+from unisono_contrib.comm.depot import bare
+from unisono_contrib.train.data.host_secret import IndexLenders, secret_path
+from unisono_contrib.train.data.stream.crew import PictureDecoder, WorkerCrew
 from unisono_contrib.train.data.stream.datasets import Body, DocumentStream, PictureStream, TokenStream
+from unisono_contrib.train.data.stream.decode import Decoding
 from unisono_contrib.train.data.stream.formats import ShardFile, format_of, shards_of
 from unisono_contrib.train.data.stream.index import Index, ShardPlaces, indexed, part_name
 from unisono_contrib.train.data.stream.order import WINDOW
@@ -39,7 +43,8 @@ class Streaming:
 
     def places(self, data: DataConfig) -> ShardPlaces:
         """Where things lie."""
-        return ShardPlaces(ShardStore(self.patience), data.cache, int(self.cache_gb * _GIB))
+        lenders = IndexLenders(data.hosts, secret_path(data))
+        return ShardPlaces(ShardStore(self.patience), data.cache, int(self.cache_gb * _GIB), lenders)
 
 
 def text_stream(
@@ -66,7 +71,7 @@ def text_stream(
     folder = folder_of(data.tokenizer)
     vocab = folder.vocab if folder else 256
     check_vocab(model, vocab)
-    opened = partial(_tokens, index, reading, places, places.parts, Tokeniser(order))
+    opened = partial(_tokens, index, reading, places, places.parts, _crew(data) or Tokeniser(order))
     if packing == "stream":
         train, val = _streams(index, PartReader(opened, _THREADS, _HELD), data, model)
     else:
@@ -117,14 +122,30 @@ def _documents(
 
 
 def _tokens(
-    index: Index, reading: Reading, places: ShardPlaces, cache: PartCache, tokeniser: Tokeniser, number: int
+    index: Index,
+    reading: Reading,
+    places: ShardPlaces,
+    cache: PartCache,
+    by: Tokeniser | WorkerCrew,
+    number: int,
 ) -> TokenPart:
-    """A part's tokens, from the cache if they were made before."""
+    """A part's tokens, from the cache if they were made before, here or by a process."""
     part = index.part(number)
-    opened = opened_tokens(reading.token_order.tokenizer)
-    return cache.kept(
-        part_name(part, reading), lambda out: tokeniser.put(part.unpacked(places.store), out), opened
-    )
+
+    def make(out: Path) -> None:
+        raw = part.checked(places.store)
+        if isinstance(by, Tokeniser):
+            by.put(part.unpacked(raw), out)
+            return
+        order = {
+            "reading": reading.as_json(),
+            "format": part.format,
+            "start": part.start,
+            "extra": part.extra,
+        }
+        by.call({**order, "out": str(out), "files": [f"{bare(part.path)}:{part.start}"]}, raw, str(out))
+
+    return cache.kept(part_name(part, reading), make, opened_tokens(reading.token_order.tokenizer))
 
 
 def picture_stream(
@@ -138,6 +159,8 @@ def picture_stream(
 ) -> Corpus:
     """The pictures of shards in this shape. fields: names of picture and class, the usual ones where "". The last
     of them are held out. Raises UsageError."""
+    decoding = Decoding(tuple(shape), data.transform)
+    decoding.check()
     image, label = fields
     reading = Reading("pictures", data.skip_bad, image, label)
     places = how.places(data)
@@ -152,14 +175,22 @@ def picture_stream(
         )  # fmt: skip
     cut = total - int(total * data.val_fraction)
     parts = PartReader(partial(_body, index, reading, places, places.parts), _THREADS, _HELD)
-    threads = data.workers or min(4, len(os.sched_getaffinity(0)))
-    train, val = (
-        PictureStream.of(index, parts, span, shape, threads) for span in (range(cut), range(cut, total))
-    )
+    decoder = PictureDecoder(decoding, _workers(data), _crew(data))
+    train = PictureStream.of(index, parts, range(cut), decoder, varies=True)
+    val = PictureStream.of(index, parts, range(cut, total), decoder, varies=False)
     return Corpus(
         train, val, None, classes or highest, tuple(shape), None, None, index.fingerprint(), origin,
         notes=_notes(index, origin),
     )  # fmt: skip
+
+
+def _workers(data: DataConfig) -> int:
+    return data.workers or min(4, len(os.sched_getaffinity(0)))
+
+
+def _crew(data: DataConfig) -> WorkerCrew | None:
+    """The processes that prepare samples; None where threads do."""
+    return WorkerCrew(_workers(data)) if data.worker_kind == "processes" else None
 
 
 def _notes(index: Index, origin: str) -> tuple[str, ...]:
@@ -180,7 +211,7 @@ def _body(index: Index, reading: Reading, places: ShardPlaces, cache: PartCache,
         return lambda first, end: body[first:end].tobytes()
 
     def make(out: Path) -> None:
-        (out / "body").write_bytes(part.unpacked(places.store).body)
+        (out / "body").write_bytes(part.unpacked(part.checked(places.store)).body)
 
     return cache.kept(part_name(part, reading), make, opened)
 

@@ -1,24 +1,22 @@
 """Data sets over shards: windows of a stream of tokens, windows of documents, pictures."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from io import BytesIO
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.spec.errors import UsageError
 from unisono.train.data.packing import PackedWindows
-from unisono_contrib.train.data.decoding import pixels_of
+from unisono_contrib.train.data.stream.crew import EncodedPicture, PictureDecoder
+from unisono_contrib.train.data.stream.decode import Draw
 from unisono_contrib.train.data.stream.index import Index
 from unisono_contrib.train.data.stream.order import PartOrder
 from unisono_contrib.train.data.stream.parts import PartReader
 from unisono_contrib.train.data.stream.reading import TokenPart
-from unisono_contrib.train.data.stream.store import damaged
 
 T = TypeVar("T")
 
@@ -152,55 +150,48 @@ Body = Callable[[int, int], bytes]  # first byte, byte behind → bytes of a par
 
 @dataclass(frozen=True, slots=True)
 class PictureStream(ShardDataset[Body]):
-    """Encoded pictures, decoded when they are read, in the size that the model has.
+    """EncodedPicture pictures, decoded when they are read, in the size that the model has.
 
-    index: where they lie. offset: the first of them in the index. shape: [C, H, W]. threads: that decode.
+    index: where they lie. offset: the first of them in the index. decoder: how. varies: whether the user's function may
+    draw; in a validation it may not.
     """
 
     index: Index
     offset: int
-    shape: tuple[int, ...]
-    threads: int
-    _pool: list[ThreadPoolExecutor] = field(default_factory=list, compare=False)
+    decoder: PictureDecoder
+    varies: bool
 
     @classmethod
     def of(
-        cls, index: Index, parts: PartReader[Body], samples: range, shape: tuple[int, ...], threads: int
+        cls, index: Index, parts: PartReader[Body], samples: range, decoder: PictureDecoder, varies: bool
     ) -> "PictureStream":
         """The pictures with these numbers."""
         begins = np.concatenate(([0], np.cumsum(index.counts)))
         first = np.clip(begins - samples.start, 0, len(samples))
-        return cls(PartOrder(first), parts, index, samples.start, shape, threads)
+        return cls(PartOrder(first), parts, index, samples.start, decoder, varies)
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """inputs float32 [n, C, H, W] in 0..1, targets int64 [n]. Raises UsageError D14 for a picture that cannot be
-        decoded, named by shard and byte."""
-        pixels = np.empty((len(indices), *self.shape), dtype=np.float32)
-        jobs = [
-            (row, part, self.parts.get(part), int(indices[row]) + self.offset)
-            for part, rows, _ in self._by_part(indices)
-            for row in rows.tolist()
-        ]
+        """inputs float32 [n, C, H, W] in 0..1 or as the user's function made them, targets int64 [n]. Raises UsageError
+        D14 for a picture that cannot be decoded, named by shard and byte, D16, and UserCodeError."""
+        return self._fetched(indices, [None] * len(indices))
 
-        def decode(job: tuple[int, int, Body, int]) -> None:
-            row, part, body, number = job
-            first, end = self.index.spans[number].tolist()
-            encoded = body(first, end)
-            try:
-                pixels[row] = pixels_of(BytesIO(encoded), self.shape)
-            except UsageError:
-                raise
-            except Exception as error:  # a decoder may refuse a broken file in any way that it likes
-                about = self.index.part(part)
-                why = f"a picture cannot be decoded: {type(error).__name__}: {error}"
-                raise damaged(about.path, about.start + first, why) from error
+    def fetch_at(self, seed: int, positions: np.ndarray, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """As `fetch`. The user's function draws anew at each position."""
+        draws = [(seed, at) for at in positions.tolist()] if self.varies else [None] * len(indices)
+        return self._fetched(indices, draws)
 
-        if self.threads > 1 and len(jobs) > 1:
-            if not self._pool:
-                self._pool.append(ThreadPoolExecutor(self.threads, thread_name_prefix="unisono-decode"))
-            list(self._pool[0].map(decode, jobs))
-        else:
-            for job in jobs:
-                decode(job)
-        pixels /= 255.0
-        return torch.from_numpy(pixels), torch.from_numpy(self.index.labels[indices + self.offset])
+    def _fetched(self, indices: np.ndarray, draws: Sequence[Draw | None]) -> tuple[Tensor, Tensor]:
+        encoded: dict[int, EncodedPicture] = {}
+        for part, rows, _ in self._by_part(indices):
+            body, about = self.parts.get(part), self.index.part(part)
+            for row in rows.tolist():
+                first, end = self.index.spans[int(indices[row]) + self.offset].tolist()
+                encoded[row] = EncodedPicture(
+                    about.path, about.start + first, partial(body, first, end), draws[row]
+                )
+        pixels = self.decoder.decoded([encoded[row] for row in range(len(indices))])
+        inputs = torch.from_numpy(pixels)
+        if inputs.dtype == torch.uint8:
+            inputs = torch.from_numpy(pixels.astype(np.float32))
+            inputs /= 255.0
+        return inputs, torch.from_numpy(self.index.labels[indices + self.offset])

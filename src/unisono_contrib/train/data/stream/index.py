@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -25,6 +25,7 @@ from unisono.train.data.tokenised.chats import BadRecord
 from unisono.train.data.tokenised.cutters import folder_of, width_of
 from unisono.train.data.worker_pool import on_stderr, progress, served
 from unisono_contrib.train.data.decoding import pixels_of
+from unisono_contrib.train.data.host_secret import IndexLenders
 from unisono_contrib.train.data.stream.formats import PartRecords, Place, ShardFile, format_of
 from unisono_contrib.train.data.stream.parts import PartCache
 from unisono_contrib.train.data.stream.reading import (
@@ -37,7 +38,8 @@ from unisono_contrib.train.data.stream.reading import (
 from unisono_contrib.train.data.stream.store import ShardReader, ShardStore, damaged, is_remote
 
 FORMAT = 1  # of what lies in the cache, and of how shards are cut into parts
-_KIND = "shard"  # of what the cache keeps
+KIND = "shard"
+"""Of what the cache keeps."""
 _WORKER = "unisono_contrib.train.data.stream.indexing"
 _AT_ONCE = 16  # shards that one order names at most: their sizes are asked for together
 _NAMED = 5  # bad samples of a shard that are named
@@ -46,11 +48,13 @@ _WITHIN = ("memory://",)  # stores that other processes do not see
 
 @dataclass(frozen=True, slots=True)
 class ShardPlaces:
-    """Where things lie, and how they are reached. cache: the folder of prepared data. limit: bytes of parts in it."""
+    """Where things lie, and how they are reached. cache: the folder of prepared data. limit: bytes of parts in it.
+    lenders: data hosts that may have an index."""
 
     store: ShardStore
     cache: str
     limit: int
+    lenders: IndexLenders = field(default_factory=IndexLenders)
 
     @property
     def parts(self) -> PartCache:
@@ -113,6 +117,7 @@ def indexed(
             "formats": [[shard.format, shard.extra] for shard in shards[i : i + step]],
             "reading": reading.as_json(), "patience": places.store.patience,
             "cache": places.cache, "limit": places.limit,
+            "hosts": [*places.lenders.hosts], "secret": places.lenders.secret,
         }
         for i in range(0, len(shards), step)
     ]  # fmt: skip
@@ -172,7 +177,9 @@ def _read_job(job: Mapping[str, Any]) -> tuple[list[ShardFile], Reading, ShardPl
     return (
         shards,
         Reading(**job["reading"]),
-        ShardPlaces(ShardStore(job["patience"]), job["cache"], job["limit"]),
+        ShardPlaces(
+            ShardStore(job["patience"]), job["cache"], job["limit"], IndexLenders(job["hosts"], job["secret"])
+        ),
     )
 
 
@@ -181,7 +188,7 @@ def _is_there(job: Mapping[str, Any]) -> bool:
     shards, reading, places = _read_job(job)
     return not any(is_remote(shard.path) for shard in shards) and all(
         (
-            cache.folder_of(places.cache, _KIND, _key(s, places.store.identity(s.path), reading)) / cache.META
+            cache.folder_of(places.cache, KIND, _key(s, places.store.identity(s.path), reading)) / cache.META
         ).exists()
         for s in shards
     )
@@ -199,14 +206,16 @@ def index_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_shard(shard: ShardFile, identity: list[Any], reading: Reading, places: ShardPlaces) -> dict[str, Any]:
-    written = []
+    written, key = [], _key(shard, identity, reading)
 
     def make(out: Path) -> Mapping[str, Any]:
+        if (lent := places.lenders.lend(key, out)) is not None:
+            return lent
         written.append(True)
         return _ShardIndexer(shard, identity, reading, places).write(out)
 
-    key, wait = _key(shard, identity, reading), f"another process is indexing {shard.path}: waiting\n"
-    folder, meta = cache.kept(places.cache, _KIND, key, make, lambda: on_stderr(wait))
+    wait = f"another process is indexing {shard.path}: waiting\n"
+    folder, meta = cache.kept(places.cache, KIND, key, make, lambda: on_stderr(wait))
     return {**meta, "folder": str(folder), "identity": identity, "is_new": bool(written)}
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 
 from unisono.spec.errors import UsageError
+from unisono.train.data.worker_pool import failure
 from unisono_contrib.train.data.stream.index import index_job
 
 
@@ -15,8 +16,6 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer = index_job(json.loads(line))
-        except UsageError as error:
-            answer = {"error": {k: getattr(error, k) for k in ("what", "where", "likely", "fix", "code")}}
-        except OSError as error:
-            answer = {"errno": error.errno, "error": str(error), "file": str(error.filename or "")}
+        except (UsageError, OSError) as error:
+            answer = failure(error)
         print(json.dumps(answer), file=answers, flush=True)

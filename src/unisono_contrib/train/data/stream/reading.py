@@ -119,8 +119,8 @@ class PartBytes:
     stop: int
     crc: int
 
-    def unpacked(self, store: ShardStore) -> PartRecords:
-        """Read it. Raises UsageError D02, D03, D18, and D19 where its bytes are others than those indexed."""
+    def checked(self, store: ShardStore) -> bytes:
+        """Its bytes in the shard. Raises UsageError D02, D03, D18, and D19 where they are others than those indexed."""
         raw = store.read(self.path, self.start, self.stop)
         if len(raw) != self.stop - self.start:
             raise changed(
@@ -128,6 +128,10 @@ class PartBytes:
             )
         if crc32(raw) != self.crc:
             raise changed(self.path, f"bytes {self.start:,} to {self.stop:,} are others")
+        return raw
+
+    def unpacked(self, raw: bytes) -> PartRecords:
+        """Its samples."""
         return format_of(self.format).unpack(raw, self.start, self.extra)
 
 

@@ -40,6 +40,13 @@ class ShardSource(RecordSource, ABC):
     def worded(self) -> bool:  # type: ignore[override]
         return self.gives == "tokens"
 
+    @property
+    def transforms(self) -> bool:  # type: ignore[override]
+        return self.gives == "pictures"
+
+    def giving(self, wanted: str) -> str:
+        return {"tokens": "kind=text", "pictures": "kind=pictures"}.get(wanted, "")
+
     @abstractmethod
     def _shards(self, store: "ShardStore") -> "Sequence[ShardFile]":
         """The shards, in order. Raises UsageError."""

@@ -21,7 +21,14 @@ from typing import BinaryIO, final
 
 from unisono.observe.files import sync_folder
 from unisono.spec.doubtful import open_regular, plain
-from unisono.train.state.checkpoint.find import FOLDER, step_name, step_of, verify_folder
+from unisono.train.state.checkpoint.find import (
+    FOLDER,
+    best_step,
+    list_steps,
+    step_name,
+    step_of,
+    verify_folder,
+)
 from unisono.train.state.checkpoint.manifest import MANIFEST, SIZE_LIMIT, decode
 from unisono.train.state.checkpoint.saver import give_way
 from unisono.train.state.checkpoint.tensorfile import Damage
@@ -96,8 +103,10 @@ class Mirroring:
                     self._thread = None
                     return
             try:
+                best = best_step(folder.parents[1])
                 self._copy(folder)
-                self._make_room(step_of(folder) or 0)
+                self._copy_best(folder, best)
+                self._make_room(step_of(folder) or 0, best)
             except Exception as error:  # each store has its own
                 why = plain(str(getattr(error, "strerror", None) or error) or type(error).__name__)
                 what = f"checkpoint {folder.name} could not be copied to {self._place.shown}: {why}"
@@ -122,11 +131,18 @@ class Mirroring:
                 depot.drop(f"{into}/{name}")
             depot.put(BytesIO(text), f"{into}/{MANIFEST}", self._moved)
 
-    def _make_room(self, newest: int) -> None:
+    def _copy_best(self, newest: Path, best: int | None) -> None:
+        """Copy the best checkpoint too, should it have been left out."""
+        if best is None or step_name(best) == newest.name or best in self._place.steps():
+            return
+        if (folder := list_steps(newest.parents[1]).get(best)) is not None:
+            self._copy(folder)
+
+    def _make_room(self, newest: int, best: int | None) -> None:
         if self._keep is None:
             return
         steps = self._place.steps()
-        for step in doomed(steps, newest, self._keep, self._keep_every):
+        for step in doomed(steps, newest, self._keep, self._keep_every, best):
             _remove(self._place.depot, steps[step])
 
     def _moved(self, count: int) -> None:

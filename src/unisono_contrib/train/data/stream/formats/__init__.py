@@ -4,6 +4,7 @@ A part is a stretch of bytes of a shard that begins and ends with a sample. Wher
 alone. `cut` says where, reading the shard from its beginning to its end; `unpack` makes samples of the bytes of a part.
 """
 
+import bz2
 import gzip
 import zlib
 from abc import ABC, abstractmethod
@@ -75,7 +76,7 @@ class Compressed(ShardFormat):
 
 
 def format_of(name: str) -> ShardFormat:
-    """`tar`, `jsonl`, `mds` or `parquet`, with `.gz` or `.zst` behind it where the shard is compressed."""
+    """`tar`, `jsonl`, `mds` or `parquet`, with `.gz`, `.bz2` or `.zst` behind it where the shard is compressed."""
     inner, _, compression = name.partition(".")
     module = import_module(f"{__name__}.{inner}")
     if not compression:
@@ -107,7 +108,11 @@ def _unzstd(raw: bytes) -> bytes:
         raise ValueError(str(error)) from error
 
 
-_DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {"gz": gzip.decompress, "zst": _unzstd}
+_DECOMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.decompress,
+    "bz2": bz2.decompress,
+    "zst": _unzstd,
+}
 
 
 def shards_of(store: ShardStore, pattern: str, kind: str, endings: Sequence[str]) -> list[ShardFile]:

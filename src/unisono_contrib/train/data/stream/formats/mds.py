@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 from unisono.train.data.tokenised.chats import BadRecord
 from unisono_contrib.train.data.stream.formats import PART, PartRecords, Place, ShardFile, ShardFormat
-from unisono_contrib.train.data.stream.store import ShardReader, ShardStore, stretches
+from unisono_contrib.train.data.stream.store import ShardReader, ShardStore, is_remote, stretches
 
-_BODIES = ("bytes", "jpeg", "png")  # columns that stay bytes
+_BODIES = ("bytes", "jpeg", "jpeg_array", "jpegarray", "png")  # columns that stay bytes
 _VALUES: Mapping[str, Callable[[bytes], Any]] = {
     "str": lambda body: body.decode(),
     "json": json.loads,
@@ -106,6 +107,8 @@ def mosaic_shards(store: ShardStore, folder: str) -> list[ShardFile]:
                 zip(each["column_names"], each["column_encodings"], each["column_sizes"], strict=True)
             )
             zipped = each.get("zip_data") if each.get("compression") else None
+            if zipped is not None and _is_unpacked(folder, each["raw_data"]["basename"], zipped["basename"]):
+                zipped = None
             name = (zipped or each["raw_data"])["basename"]
             format_name = "mds" if zipped is None else f"mds.{_compression(each['compression'])}"
             shards.append(ShardFile(f"{folder.rstrip('/')}/{name}", format_name, json.dumps(columns)))
@@ -117,9 +120,15 @@ def mosaic_shards(store: ShardStore, folder: str) -> list[ShardFile]:
     return shards
 
 
+def _is_unpacked(folder: str, plain: str, zipped: str) -> bool:
+    """Whether the decompressed shard alone is there, as in a cache of mosaicml-streaming."""
+    here = at_home(folder)
+    return not is_remote(folder) and not (here / zipped).exists() and (here / plain).exists()
+
+
 def _compression(said: str) -> str:
     name = said.partition(":")[0]
-    endings = {"gz": "gz", "gzip": "gz", "zstd": "zst", "zst": "zst"}
+    endings = {"gz": "gz", "gzip": "gz", "bz2": "bz2", "zstd": "zst", "zst": "zst"}
     if name not in endings:
         raise ValueError(f"compression {name}")
     return endings[name]
