@@ -1,7 +1,7 @@
 """A thread that samples what a rank takes, and on the first rank of each host what the host has. No torch.
 
 `resources/rank0.jsonl`: {"at": Unix seconds, "step": the last one that ended, "cores": busy by this process, "rss_mib",
-"swap_mib", "read_bytes", "written_bytes": since it began}. `resources/host-NAME.jsonl`: what `_host.MachineMeter` reads.
+"swap_mib", "read_bytes", "written_bytes": since it began}. `resources/host-NAME.jsonl`: what `MachineMeter` reads.
 """
 
 import os

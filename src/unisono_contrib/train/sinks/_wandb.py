@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import wandb  # pyright: ignore
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore
 
-import wandb  # pyright: ignore
 from unisono_contrib.trackers import Point, TrackedRun, TrackerConnection
 
 _BLOCK, _HEAD = 32768, 7
