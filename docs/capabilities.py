@@ -658,6 +658,13 @@ BACKENDS = (
         "`rows`: latency and bandwidth",
         lambda ran: ran.objects[0]["rows"],
     ),
+    prints(
+        _G,
+        "A device that is simulated",
+        f"{TRAIN} 2 --plan dp=2 --device sim",
+        "no race, and how often the host waited",
+        r"simulated device: no race; .* host waits",
+    ),
 )
 _G = "11 Numeric formats and gradient compression"
 

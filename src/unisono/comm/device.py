@@ -60,6 +60,8 @@ def built() -> frozenset[str]:
 
 def beside_cpus(backend: str) -> str:
     """The backend with one for what lives on the CPU beside it: seeds, orders, weights that are still there."""
+    if backend.startswith(SIM):
+        return SIM_BACKEND  # which serves both
     return f"cpu:{CPU_BACKEND},{GPU}:{GPU_BACKEND}" if backend == GPU_BACKEND else backend
 
 
@@ -68,8 +70,8 @@ def of_rank(backend: str, local_rank: int) -> torch.device:
     than ranks, they take turns."""
     if backend == IMAGINED:
         return torch.device(META)
-    if backend == SIM_BACKEND:
-        return _simulated().install().place
+    if backend.startswith(SIM):
+        return _simulated().install(backend).place
     device = torch.device(GPU, local_rank % count()) if backend == GPU_BACKEND else torch.device("cpu")
     adopt(device)
     return device
@@ -158,7 +160,9 @@ def arithmetic(device: torch.device) -> str:
 
 
 def properties(device: torch.device) -> dict[str, Any]:
-    """A GPU's `name`, `memory` in bytes and `units`; nothing of a CPU, which is measured."""
+    """A GPU's `name`, `memory` in bytes and `units`, a simulated device's `memory`; nothing of a CPU, which is measured."""
+    if device.type == SIM:
+        return {"memory": tally(device).limit}
     if device.type != GPU:
         return {}
     known = torch.cuda.get_device_properties(device)
@@ -312,6 +316,11 @@ class Lane:
 def tally(device: torch.device) -> Any:
     """What a simulated device has counted so far, see `unisono_contrib.comm.sim.DeviceTally`; None of any other."""
     return _simulated().tally() if device.type == SIM else None
+
+
+def notes(device: torch.device) -> list[str]:
+    """What a simulated device has to say when a run ends; nothing of any other."""
+    return [] if device.type != SIM else tally(device).says()
 
 
 def _has_streams(device: torch.device) -> bool:

@@ -200,7 +200,7 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
         written = setting.value if setting else item.get("input")
         value, message = _shown(written), _in_words(item)
         fix = keys()[name].about if name in keys() else ""
-        if item["type"] == "string_pattern_mismatch":
+        if item["type"] == "string_pattern_mismatch" and name == "name":
             named = re.sub(r"[^A-Za-z0-9]+", "-", str(written)).strip("-")
             fix = f'{name} = "{named or "run"}"; {fix}'
         what = (
@@ -215,7 +215,9 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
 def _in_words(item: Any) -> str:
     """What pydantic says of a value, without its own words."""
     if item["type"] == "string_pattern_mismatch":
-        return "should be letters, digits, '.', '_' or '-', and begin with a letter or a digit: it names a folder"
+        if item["loc"] == ("name",):
+            return "should be letters, digits, '.', '_' or '-', and begin with a letter or a digit: it names a folder"
+        return "should be one of those below"
     if item["type"] == "missing":
         return "should have one value more"
     return re.sub(r"^(Input|String|Tuple|List) should", "should", item["msg"])

@@ -280,10 +280,13 @@ class LaunchConfig(BaseModel):
         default=None,
         description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",
     )
-    backend: Literal["auto", "gloo", "nccl", "nccl:shared", "sim"] = Field(
+    backend: (
+        Literal["auto", "gloo", "nccl", "nccl:shared", "sim"]
+        | Annotated[str, Field(pattern=r"^sim:memory=[1-9][0-9]*[MG]iB$")]
+    ) = Field(
         default="auto",
         description="gloo computes on CPUs, nccl on GPUs; auto: nccl if each rank has a GPU; nccl:shared: ranks take"
-        " turns on the available GPUs, to try a plan",
+        " turns on the available GPUs, to try a plan; sim, sim:memory=64MiB: a simulated device for each rank",
     )
     timeout: Positive | None = Field(
         default=None,

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from unisono.spec.errors import UsageError
 
 CPUS, GPUS, SHARED = "gloo", "nccl", "nccl:shared"
-SIM, SIM_GROUPS = "sim", "simccl"  # what is asked for, and the backend of its groups
+SIM = "sim"
 # By which NCCL knows a host. It refuses two ranks of one host on one GPU, and not those of two.
 HOST_ID = "NCCL_HOSTID"
 
@@ -49,10 +49,10 @@ class Backend:
 
 
 def choose(wanted: str, ranks: int, has: Equipment) -> Backend:
-    """The backend of `ranks` ranks on one host. wanted: `auto`, `gloo`, `nccl` or `nccl:shared`. Raises UsageError L08
+    """The backend of `ranks` ranks on one host. wanted: `auto`, `gloo`, `nccl`, `nccl:shared` or `sim`. Raises UsageError L08
     for what cannot be had, with a remedy."""
-    if wanted == SIM:
-        return Backend(SIM_GROUPS, "as asked for: each rank has a simulated device of its own")
+    if wanted.partition(":")[0] == SIM:
+        return Backend(wanted, "as asked for: each rank has a simulated device of its own")
     if wanted in (GPUS, SHARED):
         return _nccl(ranks, has, wanted == SHARED)
     if wanted == "auto" and has.gpus >= ranks and GPUS in has.built:

@@ -11,7 +11,9 @@ WHOLE = (0, 8)
 
 
 def access(stream: SimStream, spoiled: list[str] | None = None, name: str = "x") -> Access:
-    return Access(stream.number, stream.begin(), name, lambda: spoiled.append(name) if spoiled is not None else None)
+    return Access(
+        stream.number, stream.begin(), name, lambda: spoiled.append(name) if spoiled is not None else None
+    )
 
 
 def buffer(timeline: Timeline) -> DeviceBuffer:

@@ -62,7 +62,9 @@ class Gradients:
         self.slots = [slot for slot in held if slot.live.requires_grad]
         self.ties = [tie for tie in ties if tie.here[0].live.requires_grad]
         self.dp, self.sync, self.sharding, self.mirror = dp, sync, sharding or {}, mirror
-        self._lacking: set[int] | None = None  # what has no gradient here, until it is known who else lacks it
+        self._lacking: set[int] | None = (
+            None  # what has no gradient here, until it is known who else lacks it
+        )
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
         self.trees, self._final, self._next = trees or {}, False, 0
         leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees), sync.cap, sync.sliced)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unisono.verbs.train.planning import Play
 
 AUTO = "auto"
+_BACKENDS = {"cpu": "gloo", "gpu": "nccl"}  # of --device
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
 
 
@@ -41,6 +42,10 @@ class TrainVerb(RecipeVerb):
         parser.add_argument(
             "--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2", or auto'
         )
+        parser.add_argument(
+            "--device", metavar="DEVICE",
+            help="cpu, gpu, or a simulated device for each rank: sim, sim:memory=64MiB; as --launch.backend",
+        )  # fmt: skip
         parser.add_argument(
             "--fit-micro-batch", action="store_true",
             help="the largest train.micro_batch that fits this machine's memory, by the ledger",
@@ -90,6 +95,8 @@ class TrainVerb(RecipeVerb):
         if resume is not None and file is None and not args.demo:
             file = str(resume / CONFIG)
         keys = [("train.guard", args.guard)] if args.guard is not None else []
+        if args.device is not None:
+            keys.append(("launch.backend", _BACKENDS.get(args.device, args.device)))
         keys += [("train.profile", args.profile.removeprefix("steps="))] if args.profile is not None else []
         recipe = loaded(call, file, keys=keys, demo=args.demo)
         if recipe.plan.auto:

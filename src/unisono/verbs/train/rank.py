@@ -11,7 +11,7 @@ from typing import Any
 import torch._dynamo
 
 from unisono import __version__
-from unisono.comm.device import arithmetic, of_rank, properties
+from unisono.comm.device import arithmetic, notes, of_rank, properties
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
@@ -86,7 +86,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         training.faults.reached("start")
         if ctx.rank == 0:  # whoever takes a lost rank's place does not agree on it again
             ctx.channel.send("settled", argument={"run_dir": str(run_dir), "plan": str(plan)})
-        return _train(training, corpus, room)
+        return _train(ctx, training, corpus, room)
 
 
 def _resolved(order: TrainOrder, world: int) -> Resolved:
@@ -110,7 +110,7 @@ def _join(ctx: RankContext, order: TrainOrder, corpus: Corpus) -> dict[str, Any]
         if ctx.rank == 0:
             held.enter_context(locked(run_dir, _AFTER_A_KILL))
         ctx.appear(run_dir / ALIVE)
-        return _train(training, corpus, room)
+        return _train(ctx, training, corpus, room)
 
 
 def _place(ctx: RankContext, recipe: Recipe) -> Place:
@@ -149,7 +149,7 @@ def _order(
     )
 
 
-def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:
+def _train(ctx: RankContext, order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:
     """The session, and what the summary says beside it. room: bytes of memory that this rank has."""
     try:
         summary = session(order, corpus)
@@ -157,6 +157,9 @@ def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:
         if not is_memory(error):
             raise
         raise out_of_memory(error, order.recipe, order.plan, room, corpus.vocab) from error
+    finally:
+        for line in notes(order.place.device):
+            ctx.channel.send("note", text=line)
     return {
         "run_dir": str(order.run_dir),
         "resumed_from": order.resume.name if order.resume is not None else None,

@@ -4,12 +4,14 @@ It computes on the CPU. What it is for is its order: an operation that reads wha
 that nobody can rely on, NaN, so a wait that is missing in a program is a wrong number and a `Race`, on a laptop.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from unisono.spec import words
 from unisono_contrib.comm.sim.autocast import register_autocast
 from unisono_contrib.comm.sim.copies import page_locked
 from unisono_contrib.comm.sim.group import register
@@ -19,16 +21,27 @@ from unisono_contrib.comm.sim.tensor import NAME, SimDevice, SimTensor, device, 
 
 __all__ = ["NAME", "DeviceTally", "SimDevice", "SimTensor", "install", "page_locked", "tally"]
 
+
 @dataclass(frozen=True, slots=True)
 class DeviceTally:
     """Since the device was installed. races: accesses that nothing orders. waits: how often the host waited, by line.
-    launches: operations. copies: between host and device. most: bytes of its memory at the peak."""
+    launches: operations. copies: between host and device. most: bytes of its memory at the peak. limit: of its memory."""
 
     races: tuple[Race, ...]
     waits: Mapping[str, int]
     launches: int
     copies: int
     most: int
+    limit: int
+
+    def says(self) -> list[str]:
+        """In words, for the end of a run."""
+        waited, peak = sum(self.waits.values()), words.nbytes(self.most)
+        first = f"{len(self.races)} races, the first: {self.races[0]}" if self.races else "no race"
+        return [
+            f"simulated device: {first}; {self.launches:,} operations, {self.copies:,} copies, {waited:,} host waits,"
+            f" {peak} at the peak"
+        ]
 
 
 def tally() -> DeviceTally:
@@ -36,18 +49,25 @@ def tally() -> DeviceTally:
     timeline, counts = device().timeline, device().timeline.counts
     return DeviceTally(
         tuple(timeline.races), dict(timeline.waits), counts["launch"], counts["copy_in"] + counts["copy_out"],
-        device().memory.most,
+        device().memory.most, device().memory.limit,
     )  # fmt: skip
 
 
 _library: list[Any] = []
+_MEMORY = re.compile(NAME + r":memory=(\d+)([MG])iB")
+_UNBOUND = 1 << 50  # bytes
 
 
-def install(limit: int = 1 << 40) -> SimDevice:
-    """Give this process a device of `limit` bytes. A second call empties it."""
+def install(backend: str = NAME) -> SimDevice:
+    """Give this process a device. A second call empties it. backend: `sim`, or `sim:memory=64MiB`, as
+    `launch.backend` says it. Raises RuntimeError where this torch has no devices in Python."""
     if not _library:
-        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
+        try:
+            from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+        except ImportError as error:
+            raise RuntimeError(
+                f"torch {torch.__version__} has no devices in Python; 2.13 has them"
+            ) from error
         _setup_privateuseone_for_python_backend(NAME, SimModule())
         library = torch.library.Library("_", "IMPL")
         library.fallback(lambda op, *args, **kwargs: run(op, args, kwargs), "PrivateUse1")
@@ -66,4 +86,5 @@ def install(limit: int = 1 << 40) -> SimDevice:
 
         register()
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
-    return set_up(limit)
+    size = _MEMORY.fullmatch(backend)
+    return set_up(int(size[1]) << {"M": 20, "G": 30}[size[2]] if size else _UNBOUND)

@@ -66,7 +66,9 @@ class SimGroup(dist.ProcessGroup):
             tick = stream.begin()
             here.timeline.counts["collective"] += 1
             spoils: list[Callable[[], None]] = []
-            access = Access(stream.number, tick, f"{what} at {site()}", all_of(spoils) if writes else here.lose)
+            access = Access(
+                stream.number, tick, f"{what} at {site()}", all_of(spoils) if writes else here.lose
+            )
             raw: list[Tensor] = []
             for x in reads:
                 safe = not isinstance(x, SimTensor) or x.buffer.read(access, span_of(x.numbers), stream.clock)
@@ -88,7 +90,9 @@ class SimGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
         (x,) = tensors
         root = opts.rootRank == self.rank()
-        return self._call("broadcast", [x] if root else [], [] if root else [x], lambda x: self._gloo.broadcast([x], opts))
+        return self._call(
+            "broadcast", [x] if root else [], [] if root else [x], lambda x: self._gloo.broadcast([x], opts)
+        )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
         (x,) = tensors
@@ -131,7 +135,10 @@ class SimGroup(dist.ProcessGroup):
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
         parts = inputs[0] if inputs else []
         return self._call(
-            "scatter", parts, outputs, lambda *x: self._gloo.scatter([x[-1]], [list(x[:-1])] if parts else [], opts)
+            "scatter",
+            parts,
+            outputs,
+            lambda *x: self._gloo.scatter([x[-1]], [list(x[:-1])] if parts else [], opts),
         )
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:

@@ -19,7 +19,9 @@ class DeviceMemory:
         """Room for a tensor. Raises MemoryError where there is none."""
         taken = self.taken + _rounded(nbytes, _BLOCK)
         if taken > self.limit:
-            raise MemoryError(f"{nbytes:,} bytes asked for, {self.limit - self.taken:,} of {self.limit:,} free")
+            raise MemoryError(
+                f"{nbytes:,} bytes asked for, {self.limit - self.taken:,} of {self.limit:,} free"
+            )
         self.taken = taken
         self.most = max(self.most, taken)
         self.reserved = max(self.reserved, _rounded(taken, _SEGMENT))

@@ -106,9 +106,7 @@ class SimTensor(Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
