@@ -51,6 +51,7 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: a step, and one that is counted."""
     from live import live_peak
 
+    from unisono.comm.device import begin_peak, tally
     from unisono.observe.memory import rss_mib
     from unisono.observe.span import Recorder
     from unisono.train.build.build import build, connect, feeds, place_of
@@ -63,11 +64,13 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
     train_step(run, feed.fetch(0, run.leaves))
     leaves = feed.fetch(1, run.leaves)
+    begin_peak(place.device)
     seen = live_peak(run, lambda: train_step(run, leaves))
+    on_device = tally(place.device)
     resident = rss_mib()
     feed.close()
     return {
-        "live": seen.most,
+        "live": seen.most if on_device is None else on_device.most,
         "at": seen.at,
         "resident": resident,
         "away": run.local.store.most,
@@ -75,13 +78,15 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     }
 
 
-def row_of(plan: str, sizes: dict[str, Any], batch: int) -> dict[str, Any]:
+def row_of(plan: str, sizes: dict[str, Any], batch: int, backend: str = "gloo") -> dict[str, Any]:
     """One row of the table."""
     recipe = Recipe(model=ModelConfig(**sizes), train=TrainConfig(global_batch=batch, steps=1000))
     resolved = resolve(recipe, plan)
     argument = {"recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan}
     with ForkServer("memory:main", path=[str(Path(__file__).parent)]) as nursery:
-        outcome = nursery.run(argument, resolved.plan.world, 1, lambda rank, event: None, 600.0)
+        outcome = nursery.run(
+            argument, resolved.plan.world, 1, lambda rank, event: None, 600.0, backend=backend
+        )
     if outcome.error is not None:
         raise outcome.error
     found = max((result or {} for result in outcome.results), key=lambda result: result["live"])
@@ -95,12 +100,12 @@ def row_of(plan: str, sizes: dict[str, Any], batch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(rows_: list[tuple[str, dict[str, Any]]], batch: int) -> list[dict[str, Any]]:
+def table(rows_: list[tuple[str, dict[str, Any]]], batch: int, backend: str) -> list[dict[str, Any]]:
     """Every row, printed as it is known. rows_: plans, with the sizes of their models."""
     print(f"{'plan':44} {'live':>8} {'ledger':>8} {'ratio':>6} {'resident':>9} {'away':>8}")
     rows = []
     for plan, sizes in rows_:
-        rows.append(row := row_of(plan, sizes, batch))
+        rows.append(row := row_of(plan, sizes, batch, backend))
         name = plan + (" (experts)" if "n_experts" in sizes else "")
         name += " (with room)" if "capacity_factor" in sizes else ""
         print(f"{name:44} {row['live']:8.2f} {row['ledger']:8.2f} {row['ratio']:6.3f} {row['resident']:9.1f}"
@@ -114,6 +119,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--plan", action="append")
     parser.add_argument("--experts", action="store_true")
+    parser.add_argument(
+        "--device", choices=("cpu", "sim"), default="cpu", help="sim: its own count of its memory"
+    )
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--context", type=int, default=SIZES["context"])
     parser.add_argument("--width", type=int, default=SIZES["d_model"])
@@ -128,6 +136,6 @@ if __name__ == "__main__":
     else:
         chosen = [(plan, sizes) for plan in (*PLANS, *CP, *RANGES)]
         chosen += [(plan, {**sizes, **EXPERTS}) for plan in MOE] + [("dp=1", {**sizes, **ROOM})]
-    rows = table(chosen, asked.batch)
+    rows = table(chosen, asked.batch, {"cpu": "gloo"}.get(asked.device, asked.device))
     if asked.json:
         print("\n".join(map(json.dumps, rows)))

@@ -160,7 +160,8 @@ def arithmetic(device: torch.device) -> str:
 
 
 def properties(device: torch.device) -> dict[str, Any]:
-    """A GPU's `name`, `memory` in bytes and `units`, a simulated device's `memory`; nothing of a CPU, which is measured."""
+    """A GPU's `name`, `memory` in bytes and `units`, a simulated device's `memory`; nothing of a CPU, which is
+    measured."""
     if device.type == SIM:
         return {"memory": tally(device).limit}
     if device.type != GPU:
@@ -316,6 +317,12 @@ class Lane:
 def tally(device: torch.device) -> Any:
     """What a simulated device has counted so far, see `unisono_contrib.comm.sim.DeviceTally`; None of any other."""
     return _simulated().tally() if device.type == SIM else None
+
+
+def begin_peak(device: torch.device) -> None:
+    """The peak of a device's memory counts from here; nothing on a CPU."""
+    if _has_streams(device):
+        torch.get_device_module(device).reset_peak_memory_stats(device)
 
 
 def notes(device: torch.device) -> list[str]:

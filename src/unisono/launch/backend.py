@@ -49,8 +49,8 @@ class Backend:
 
 
 def choose(wanted: str, ranks: int, has: Equipment) -> Backend:
-    """The backend of `ranks` ranks on one host. wanted: `auto`, `gloo`, `nccl`, `nccl:shared` or `sim`. Raises UsageError L08
-    for what cannot be had, with a remedy."""
+    """The backend of `ranks` ranks on one host. wanted: `auto`, `gloo`, `nccl`, `nccl:shared` or `sim`. Raises
+    UsageError L08 for what cannot be had, with a remedy."""
     if wanted.partition(":")[0] == SIM:
         return Backend(wanted, "as asked for: each rank has a simulated device of its own")
     if wanted in (GPUS, SHARED):

@@ -125,8 +125,8 @@ def meeting(ctx: Any) -> dict[str, Any]:
     """What a group's operations come to on the device, read at once."""
     import torch
 
-    from unisono.observe.span import Recorder
     from unisono.comm.mesh import Mesh, Shape
+    from unisono.observe.span import Recorder
     from unisono.train.build.build import connect, place_of
 
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from unisono.spec import words
+from unisono_contrib.comm.sim.attention import attend
 from unisono_contrib.comm.sim.autocast import register_autocast
 from unisono_contrib.comm.sim.copies import page_locked
 from unisono_contrib.comm.sim.group import register
@@ -25,7 +26,7 @@ __all__ = ["NAME", "DeviceTally", "SimDevice", "SimTensor", "install", "page_loc
 @dataclass(frozen=True, slots=True)
 class DeviceTally:
     """Since the device was installed. races: accesses that nothing orders. waits: how often the host waited, by line.
-    launches: operations. copies: between host and device. most: bytes of its memory at the peak. limit: of its memory."""
+    launches: operations. copies: between host and device. most: bytes at the peak of its memory, of `limit`."""
 
     races: tuple[Race, ...]
     waits: Mapping[str, int]
@@ -76,6 +77,7 @@ def install(backend: str = NAME) -> SimDevice:
         for name in ("copy_", "lift_fresh"):
             func = getattr(torch.ops.aten, name).default
             aten.impl(name, lambda *args, func=func, **kwargs: run(func, args, kwargs), "PrivateUse1")
+        aten.impl("scaled_dot_product_attention", attend, "AutogradPrivateUse1")
         _library.extend((library, aten, *register_autocast(NAME)))
         resize: Any = torch.UntypedStorage.resize_
 

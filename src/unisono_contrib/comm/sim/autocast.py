@@ -1,5 +1,5 @@
-"""Mixed precision on the simulated device: products in the narrow dtype, what sums many numbers in float32, as torch has
-it on GPUs. torch leaves both lists to each device of this kind."""
+"""Mixed precision on the simulated device: products in the narrow dtype, what sums many numbers in float32, as torch
+has it on GPUs. torch leaves both lists to each device of this kind."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,8 @@ def register_autocast(kind: str) -> list[Any]:
 
 
 def _cast(op: Any, dtype: Callable[[], torch.dtype]) -> Callable[..., Any]:
-    beneath = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    keys: Any = torch._C.DispatchKey
+    beneath = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         def cast(x: Any) -> Any:

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono_contrib.comm.sim.attention import ATTENTION
 from unisono_contrib.comm.sim.order import Access, DeviceBuffer, Race, SimStream, site
 from unisono_contrib.comm.sim.tensor import (
-    NAME, SimTensor, all_of, device, launch, overwrite, poison, span_of
+    NAME,
+    SimTensor,
+    all_of,
+    device,
+    launch,
+    overwrite,
+    poison,
+    span_of,
 )  # fmt: skip
 
 _aten: Any = torch.ops.aten
@@ -197,6 +205,7 @@ def _not_pinned(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 SPECIAL: dict[Any, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
+    **ATTENTION,
     _aten.copy_.default: _copy_,
     _aten._to_copy.default: _to_copy,
     _aten.set_.source_Storage: _set_,

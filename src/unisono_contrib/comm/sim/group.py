@@ -112,13 +112,13 @@ class SimGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
-        options = dist.ReduceScatterOptions()
+        options: Any = dist.ReduceScatterOptions()
         options.reduceOp = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         return self._call(
             "reduce_scatter", [input], [output], lambda i, o: self._gloo._reduce_scatter_base(o, i, options)
         )
 
-    _reduce_scatter_base = reduce_scatter_single
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
@@ -130,7 +130,7 @@ class SimGroup(dist.ProcessGroup):
             lambda i, o: self._gloo.alltoall_base(o, i, output_sizes, input_sizes, dist.AllToAllOptions()),
         )
 
-    alltoall_base = all_to_all_single
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
         parts = inputs[0] if inputs else []

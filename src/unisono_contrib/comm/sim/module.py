@@ -1,6 +1,5 @@
 """What torch and the house ask of a kind of device, as `torch.cuda` has it: streams, events, memory, `torch.sim`."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 
 from unisono_contrib.comm.sim.order import Clock, SimStream, joined
-from unisono_contrib.comm.sim.tensor import NAME, device
+from unisono_contrib.comm.sim.tensor import device
 
 
 class Stream:
@@ -118,7 +117,7 @@ class SimModule:
 
     def set_device(self, place: Any) -> None: ...
 
-    def set_stream(self, chosen: Stream) -> None:
+    def set_stream(self, chosen: Any) -> None:
         device().stream = chosen.sim
 
     def _is_in_bad_fork(self) -> bool:

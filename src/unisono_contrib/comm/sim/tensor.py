@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -161,7 +161,7 @@ class _Signature:
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _signature(func: Any) -> _Signature:
     schema = func._schema
     marked = [(i, a) for i, a in enumerate(schema.arguments) if a.alias_info is not None]
@@ -266,10 +266,12 @@ def all_of(calls: list[Callable[[], None]]) -> Callable[[], None]:
 
 def span_of(numbers: Tensor) -> Span:
     """The bytes of its storage that a tensor reaches."""
-    first = numbers.storage_offset() * numbers.itemsize
+    first = int(numbers.storage_offset()) * numbers.itemsize
     if not numbers.numel():
         return first, first
-    last = sum((size - 1) * stride for size, stride in zip(numbers.shape, numbers.stride(), strict=True))
+    last = sum(
+        int(size - 1) * int(stride) for size, stride in zip(numbers.shape, numbers.stride(), strict=True)
+    )
     return first, first + (last + 1) * numbers.itemsize
 
 
