@@ -37,7 +37,7 @@ FOUR = [
 FREE = [
     "dp=2 sync=priority", "dp=2 sync=gossip", "dp=2 sync=adasum", "dp=2 sync=delayed", "dp=2 sync=local_sgd:h=2",
     "dp=2 sync=diloco:h=2", "dp=2 sync=lag", "dp=2 sync=slowmo", "dp=2 sync=noloco", "dp=2 sync=adaptive",
-    "dp=2 codec=topk:ratio=0.1+ef", "pp=2 micros=4 schedule=pipedream",
+    "dp=2 sync=quorum:k=2", "dp=2 codec=topk:ratio=0.1+ef", "pp=2 micros=4 schedule=pipedream",
 ]  # fmt: skip
 """Of which no one device has the weights: held to what they are on processors."""
 

@@ -322,7 +322,7 @@ def _shard(site: Site, part: Sequence[Any], compensation: float) -> Shard:
     """A server's part: copies of these parameters under the recipe's optimiser."""
     slots = []
     for slot in part:
-        p = nn.Parameter(slot.master.detach().clone())
+        p = nn.Parameter(slot.master.detach().cpu().clone())
         slots.append(replace(slot, live=p, master=p, alias=False))
     if site.optimizer_over is None:
         raise TypeError("servers have the recipe's optimiser, and nobody said which that is")
