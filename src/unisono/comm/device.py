@@ -20,7 +20,7 @@ from unisono.spec.finder import contributed
 RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
 GPU, GPU_BACKEND = "cuda", "nccl"
 CPU_BACKEND = "gloo"
-# A device that is simulated on the CPU, in the order in which a GPU computes: see `unisono_contrib.comm.sim`.
+# A device that is simulated on the CPU, in the order in which a GPU computes: see `comm.sim` of the sister package.
 SIM, SIM_BACKEND = "sim", "simccl"
 # A device that is only imagined: tensors have shapes and no numbers, and all takes the ways that it takes on a GPU.
 META, IMAGINED = "meta", "imagined"
@@ -315,7 +315,7 @@ class Lane:
 
 
 def tally(device: torch.device) -> Any:
-    """What a simulated device has counted so far, see `unisono_contrib.comm.sim.DeviceTally`; None of any other."""
+    """What a simulated device has counted so far, see its `DeviceTally`; None of any other."""
     return _simulated().tally() if device.type == SIM else None
 
 

@@ -13,6 +13,7 @@ from unisono.spec.errors import UsageError
 
 CPUS, GPUS, SHARED = "gloo", "nccl", "nccl:shared"
 SIM = "sim"
+DEVICES = {"cpu": CPUS, "gpu": GPUS}  # by which people call them
 # By which NCCL knows a host. It refuses two ranks of one host on one GPU, and not those of two.
 HOST_ID = "NCCL_HOSTID"
 

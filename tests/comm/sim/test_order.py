@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono_contrib.comm.sim.memory import DeviceMemory
-from unisono_contrib.comm.sim.order import Access, DeviceBuffer, SimStream, Timeline, joined
+from unisono_contrib.comm.sim.order import Access, DeviceBuffer, SimStream, StreamTimeline, joined
 
 WHOLE = (0, 8)
 
@@ -16,13 +16,13 @@ def access(stream: SimStream, spoiled: list[str] | None = None, name: str = "x")
     )
 
 
-def buffer(timeline: Timeline) -> DeviceBuffer:
+def buffer(timeline: StreamTimeline) -> DeviceBuffer:
     return DeviceBuffer(timeline, timeline.streams[0], 8, lambda nbytes: None)
 
 
 @pytest.fixture
-def timeline() -> Timeline:
-    made = Timeline()
+def timeline() -> StreamTimeline:
+    made = StreamTimeline()
     made.stream()
     made.stream()
     return made
@@ -86,7 +86,7 @@ def test_memory_is_not_taken_again_while_another_stream_has_it(timeline, kept):
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=30))
 def test_streams_that_wait_for_all_before_each_operation_never_race(steps):
-    timeline = Timeline()
+    timeline = StreamTimeline()
     streams = [timeline.stream() for _ in range(3)]
     x = buffer(timeline)
     for number, writes, by_host in steps:
@@ -107,7 +107,7 @@ def test_streams_that_wait_for_all_before_each_operation_never_race(steps):
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans()), min_size=2, max_size=20))
 def test_streams_that_never_wait_race_as_soon_as_one_writes_what_the_other_has_touched(steps):
-    timeline = Timeline()
+    timeline = StreamTimeline()
     streams = [timeline.stream() for _ in range(2)]
     x, touched, expected = buffer(timeline), {0: set[bool](), 1: set[bool]()}, False
     for number, writes in steps:

@@ -220,13 +220,13 @@ class Gradients:
         for bucket in self._late:
             bucket.fill()
 
-    def drop_unused(self, some: float | None = None) -> None:
-        """Forget gradients that all replicas lack; none is asked which unless one lacks some. some: how many do, where
-        it is known: to look for it is to wait for a GPU."""
+    def drop_unused(self, count: float | None = None) -> None:
+        """Forget gradients that all replicas lack; none is asked which unless one lacks some. count: of replicas that
+        do, where it is known: to look for it is to wait for a GPU."""
         lacking, self._lacking = self._lacking, None
-        if some is None:
-            some = bool(lacking) if self.dp.size == 1 else float(self.line.values[-1])
-        if lacking is None or not some:
+        if count is None:
+            count = bool(lacking) if self.dp.size == 1 else float(self.line.values[-1])
+        if lacking is None or not count:
             return
         there = self.line.values.new_tensor([not {id(s.live), id(s.master)} & lacking for s in self.slots])
         for slot, count in zip(self.slots, self.dp.all_reduce(there).tolist(), strict=True):

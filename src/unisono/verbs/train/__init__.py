@@ -7,6 +7,7 @@ from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unisono.launch.backend import DEVICES
 from unisono.plan.batch import batch_of
 from unisono.plan.grammar import families
 from unisono.spec.errors import UsageError
@@ -16,12 +17,13 @@ from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from unisono.config import Loaded, Resolved
     from unisono.launch.signals import StartupSignals
     from unisono.verbs.train.planning import Play
 
 AUTO = "auto"
-_BACKENDS = {"cpu": "gloo", "gpu": "nccl"}  # of --device
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
 
 
@@ -94,9 +96,7 @@ class TrainVerb(RecipeVerb):
         resume, checkpoint = resumed(args.resume) if args.resume is not None and not again else (None, "")
         if resume is not None and file is None and not args.demo:
             file = str(resume / CONFIG)
-        keys = [("train.guard", args.guard)] if args.guard is not None else []
-        if args.device is not None:
-            keys.append(("launch.backend", _BACKENDS.get(args.device, args.device)))
+        keys = _keys(args)
         keys += [("train.profile", args.profile.removeprefix("steps="))] if args.profile is not None else []
         recipe = loaded(call, file, keys=keys, demo=args.demo)
         if recipe.plan.auto:
@@ -145,6 +145,16 @@ class TrainVerb(RecipeVerb):
         return run.run(
             order, call.settings, resolved.origins, early, demo=args.demo, guardian=guardian, hosts=args.hosts
         )
+
+
+def _keys(args: "Namespace") -> list[tuple[str, str]]:
+    """Keys of the recipe that have flags of their own."""
+    device = args.device and DEVICES.get(args.device, args.device)
+    return [
+        (key, value)
+        for key, value in (("train.guard", args.guard), ("launch.backend", device))
+        if value is not None
+    ]
 
 
 def _refuse_of_other_verbs(resolved: "Resolved") -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from unisono.spec import words
-from unisono_contrib.comm.sim.attention import attend
+from unisono_contrib.comm.sim.attention import ATTENTION, attend
 from unisono_contrib.comm.sim.autocast import register_autocast
-from unisono_contrib.comm.sim.copies import page_locked
+from unisono_contrib.comm.sim.copies import SPECIAL, page_locked
 from unisono_contrib.comm.sim.group import register
 from unisono_contrib.comm.sim.module import SimModule
 from unisono_contrib.comm.sim.order import Race
@@ -89,4 +89,4 @@ def install(backend: str = NAME) -> SimDevice:
         register()
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
     size = _MEMORY.fullmatch(backend)
-    return set_up(int(size[1]) << {"M": 20, "G": 30}[size[2]] if size else _UNBOUND)
+    return set_up(int(size[1]) << {"M": 20, "G": 30}[size[2]] if size else _UNBOUND, {**SPECIAL, **ATTENTION})

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono_contrib.comm.sim.attention import ATTENTION
 from unisono_contrib.comm.sim.order import Access, DeviceBuffer, Race, SimStream, site
 from unisono_contrib.comm.sim.tensor import (
     NAME,
     SimTensor,
+    Special,
     all_of,
     device,
     launch,
     overwrite,
     poison,
     span_of,
-)  # fmt: skip
+)
 
 _aten: Any = torch.ops.aten
 
@@ -90,9 +90,9 @@ def _to_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     numbers = torch.empty_like(like, device="cpu")
     non_blocking = bool(kwargs.get("non_blocking", False))
     if to_device:
-        made = SimTensor(numbers)
-        _in(made, source, non_blocking)
-        return made
+        there = SimTensor(numbers)
+        _in(there, source, non_blocking)
+        return there
     out = page_locked(like.shape, like.dtype) if non_blocking else numbers
     _out(out, source, non_blocking)
     return out
@@ -204,8 +204,7 @@ def _not_pinned(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return False
 
 
-SPECIAL: dict[Any, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
-    **ATTENTION,
+SPECIAL: dict[Any, Special] = {
     _aten.copy_.default: _copy_,
     _aten._to_copy.default: _to_copy,
     _aten.set_.source_Storage: _set_,

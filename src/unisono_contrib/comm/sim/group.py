@@ -160,8 +160,8 @@ class SimGroup(dist.ProcessGroup):
 def register() -> None:
     """Let torch.distributed make groups of simulated devices."""
 
-    def made(options: Any, _: Any) -> SimGroup:
+    def new_group(options: Any, _: Any) -> SimGroup:
         gloo = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
         return SimGroup(gloo, options.group_id, options.group_rank, options.group_size)
 
-    dist.Backend.register_backend(BACKEND, made, extended_api=True, devices=["cpu", "sim"])
+    dist.Backend.register_backend(BACKEND, new_group, extended_api=True, devices=["cpu", "sim"])

@@ -25,12 +25,12 @@ class Stream:
     def __hash__(self) -> int:
         return self.sim.number
 
-    def record_event(self, event: "Event | None" = None) -> "Event":
-        event = event or Event()
+    def record_event(self, event: "SimEvent | None" = None) -> "SimEvent":
+        event = event or SimEvent()
         event.record(self)
         return event
 
-    def wait_event(self, event: "Event") -> None:
+    def wait_event(self, event: "SimEvent") -> None:
         joined(self.sim.clock, event.clock)
 
     def wait_stream(self, other: "Stream") -> None:
@@ -51,7 +51,7 @@ class Stream:
         device().stream = self._before
 
 
-class Event:
+class SimEvent:
     """A moment of a stream, as `torch.cuda.Event`."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
@@ -74,7 +74,7 @@ class Event:
             device().timeline.wait_on_host(self.clock, counted=False)
         return over
 
-    def elapsed_time(self, end: "Event") -> float:
+    def elapsed_time(self, end: "SimEvent") -> float:
         return 1000 * (end._at - self._at)
 
 
@@ -98,7 +98,7 @@ def stream(chosen: Stream | None) -> Iterator[None]:
 class SimModule:
     """`torch.sim`."""
 
-    Stream, Event = Stream, Event
+    Stream, Event = Stream, SimEvent
     current_stream = staticmethod(current_stream)
     default_stream = staticmethod(default_stream)
     stream = staticmethod(stream)

@@ -51,7 +51,7 @@ class Race:
 class SimStream:
     """A queue of operations on the device, in the order in which they were asked for."""
 
-    def __init__(self, timeline: "Timeline", number: int) -> None:
+    def __init__(self, timeline: "StreamTimeline", number: int) -> None:
         self.timeline, self.number = timeline, number
         self.clock: Clock = {number: 0}
         self._freed: list[Access] = []
@@ -76,7 +76,7 @@ class SimStream:
 
 
 @dataclass(slots=True)
-class Timeline:
+class StreamTimeline:
     """The streams of one device, and what the host knows of them.
 
     host: what the host has waited for. races: seen so far. counts: operations and copies, by name. waits: how often
@@ -94,9 +94,8 @@ class Timeline:
     def stream(self) -> SimStream:
         """A new one. The first is the default stream."""
         with self.lock:
-            made = SimStream(self, len(self.streams))
-            self.streams.append(made)
-            return made
+            self.streams.append(SimStream(self, len(self.streams)))
+            return self.streams[-1]
 
     def wait_on_host(self, clock: Mapping[int, int], counted: bool = True) -> None:
         """The host waits until these operations are over."""
@@ -123,7 +122,7 @@ class DeviceBuffer:
     spoiled: bytes that nobody can rely on. writes, reads: the latest accesses by the bytes that they reached. keepers:
     streams by `record_stream`, which are waited for before it is used again."""
 
-    timeline: Timeline
+    timeline: StreamTimeline
     home: SimStream
     nbytes: int
     give_back: Callable[[int], None]

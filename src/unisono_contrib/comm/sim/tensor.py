@@ -4,7 +4,7 @@ order in which a real device might have: what was not waited for has no value th
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,20 +14,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from unisono_contrib.comm.sim.memory import DeviceMemory
-from unisono_contrib.comm.sim.order import Access, DeviceBuffer, SimStream, Span, Timeline, site
+from unisono_contrib.comm.sim.order import Access, DeviceBuffer, SimStream, Span, StreamTimeline, site
 
 NAME = "sim"
+Special = Callable[[Any, Sequence[Any], dict[str, Any]], Any]  # (operation, arguments) -> result
 _aten: Any = torch.ops.aten
 
 
 class SimDevice:
     """One device: its streams, memory and buffers, and which stream each thread stands on.
 
-    buffers: by the address of the storage that holds a buffer's numbers.
+    buffers: by the address of the storage that holds a buffer's numbers. special: operations that `launch` does not
+    fit, such as copies from the host.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.timeline, self.memory = Timeline(), DeviceMemory(limit)
+    def __init__(self, limit: int, special: Mapping[Any, Special]) -> None:
+        self.special = special
+        self.timeline, self.memory = StreamTimeline(), DeviceMemory(limit)
         self.buffers: weakref.WeakValueDictionary[int, DeviceBuffer] = weakref.WeakValueDictionary()
         self.default = self.timeline.stream()
         self.place = torch.device(NAME, 0)
@@ -79,9 +82,9 @@ def device() -> SimDevice:
     return _devices[0]
 
 
-def set_up(limit: int) -> SimDevice:
+def set_up(limit: int, special: Mapping[Any, Special]) -> SimDevice:
     """Begin with an empty device of so many bytes."""
-    _devices[:] = [SimDevice(limit)]
+    _devices[:] = [SimDevice(limit, special)]
     return _devices[0]
 
 
@@ -193,9 +196,7 @@ _WAITED_FOR = frozenset(
 
 def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Compute one operation on the current stream."""
-    from unisono_contrib.comm.sim.copies import SPECIAL  # they call `run`
-
-    if (special := SPECIAL.get(func)) is not None:
+    if (special := device().special.get(func)) is not None:
         return special(func, args, kwargs)
     return launch(func, args, kwargs)
 
