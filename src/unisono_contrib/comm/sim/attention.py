@@ -36,10 +36,9 @@ def attend(
 
 
 def _forward(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    query, key, value, _, dropout, causal, *_ = (*args, None, 0.0, False)[:6] if len(args) < 6 else args
-    scale = {"scale": kwargs.get("scale")}
+    query, key, value, _, dropout, causal = (*args, *(None, 0.0, False)[len(args) - 3 :])[:6]
     kernel = _aten._scaled_dot_product_flash_attention_for_cpu.default
-    out, sums = launch(kernel, (query, key, value, dropout, causal), scale)
+    out, sums = launch(kernel, (query, key, value, dropout, causal), {"scale": kwargs.get("scale")})
     none = SimTensor(torch.empty(0))
     return out, sums, none, none, query.shape[2], key.shape[2], none, none, none
 
