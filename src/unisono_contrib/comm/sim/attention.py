@@ -36,7 +36,8 @@ def attend(
 
 
 def _forward(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    query, key, value, _, dropout, causal = (*args, *(None, 0.0, False)[len(args) - 3 :])[:6]
+    whole: tuple[Any, ...] = (*args, *(None, 0.0, False)[len(args) - 3 :])
+    query, key, value, _, dropout, causal = whole[:6]
     kernel = _aten._scaled_dot_product_flash_attention_for_cpu.default
     out, sums = launch(kernel, (query, key, value, dropout, causal), {"scale": kwargs.get("scale")})
     none = SimTensor(torch.empty(0))
