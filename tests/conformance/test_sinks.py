@@ -37,7 +37,9 @@ def test_every_tracker_has_each_step_once_through_resumes(
     assert list(faults(tracker, tmp_path)) == []
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [name for name in FILES if name != "profile"]
+)  # which has a live run to write of
 def test_a_full_disk_is_the_houses_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught, writing(tmp_path), _full():
         play(SINKS.read(name), facts(tmp_path), records(0, 11))

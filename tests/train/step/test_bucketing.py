@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unisono.comm.group import Done
+from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot
 from unisono.parallel.player import BackwardCall
 from unisono.parallel.ties import Tie
@@ -20,6 +21,7 @@ class Mirror:
     """A group of two, of which the other does as this one does."""
 
     size, index = 2, 0
+    recorder = Recorder()
 
     def near(self, device):
         return False

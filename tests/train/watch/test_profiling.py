@@ -148,7 +148,8 @@ def oracle(ctx: Any, folder: str) -> dict[str, Any]:
     looked = []
     for number in range(1, 7):
         if number >= 3:
-            times._begin()
+            times._due = True
+            times.begin()
         step(number)
         if times._look is not None:
             looked.append(times._end(times._look))
