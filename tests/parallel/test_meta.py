@@ -31,7 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
 # reads its counters on this device, which has no fused kernel.
 MAY_WAIT = {
     "train/step/grad_norm.py in read",
-    "train/step/gradients.py in _drop_unused",
+    "train/step/gradients.py in drop_unused",
     "train/step/update.py in clip_and_step",
 }
 ALSO = {

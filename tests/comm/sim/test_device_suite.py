@@ -25,7 +25,7 @@ SMALL = Recipe(
 TWO = [
     "dp=2", "dp=2 precision=bf16", "dp=2 precision=fp16", "dp=2 sync=canonical", "dp=2 codec=int8",
     "dp=2 codec=powersgd:r=2", "shard=2 zero=1", "shard=2 zero=2", "shard=2 zero=3", "shard=2 offload=optimizer",
-    "shard=2 zero=3:wire=int8,prefetch=1", "dp=2 offload=params+activations", "dp=2 recompute=full", "tp=2", "cp=2",
+    "shard=2 zero=3:prefetch=1", "dp=2 offload=params+activations", "dp=2 recompute=full", "tp=2", "cp=2",
     "cp=2 cp_kind=ulysses", "pp=2 micros=4", "pp=2 micros=4 schedule=gpipe", "pp=2 micros=4 schedule=interleaved:v=2",
     "pp=2 micros=4 schedule=zb1p", "pp=2 micros=4 schedule=zbv", "pp=2 micros=4 schedule=dualpipev",
 ]  # fmt: skip
@@ -37,7 +37,7 @@ FOUR = [
 FREE = [
     "dp=2 sync=priority", "dp=2 sync=gossip", "dp=2 sync=adasum", "dp=2 sync=delayed", "dp=2 sync=local_sgd:h=2",
     "dp=2 sync=diloco:h=2", "dp=2 sync=lag", "dp=2 sync=slowmo", "dp=2 sync=noloco", "dp=2 sync=adaptive",
-    "dp=2 sync=quorum:k=2", "dp=2 codec=topk:ratio=0.1+ef", "pp=2 micros=4 schedule=pipedream",
+    "dp=2 sync=quorum:k=2", "shard=2 zero=3:wire=int8,prefetch=1", "dp=2 codec=topk:ratio=0.1+ef", "pp=2 micros=4 schedule=pipedream",
 ]  # fmt: skip
 """Of which no one device has the weights: held to what they are on processors."""
 

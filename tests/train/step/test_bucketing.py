@@ -129,6 +129,7 @@ def test_an_unused_parameter_holds_nobody_up_and_keeps_no_gradient():
         gradients.arm()
         used.sum().backward()
         gradients.close()
+        gradients.drop_unused()
         assert len(sync.left) == step + 1
         assert used.grad is not None and unused.grad is None
         assert gradients.unused == ("p1",)

@@ -174,7 +174,7 @@ class Gradients:
         verdict = self.sync.settle()
         self.line.receive(sending)
         self.unused, self._lacking = (), {id(p) for p in lacking}
-        if self.ties or self.mirror is not ALONE:  # who add up what there is
+        if self._meets_others:  # who add up what there is
             self.drop_unused()
         self._join_uses()
         return verdict
@@ -184,8 +184,8 @@ class Gradients:
         (ALONE if self.trees else self.mirror).add_up(self.slots, self.ties)
         for tie in self.ties if self.trees else ():
             tie.add_uses()  # one order for all layouts: replicas first, then the uses
-        if self.ties:
-            self._halves = [tie.join() for tie in self.ties]
+        self._halves = [tie.join() for tie in self.ties]
+        if self._meets_others:
             self.line.values[-1].fill_(sum(self._halves))
 
     def next(self, measure: Measure) -> Numbers | None:
@@ -220,6 +220,11 @@ class Gradients:
         for bucket in self._late:
             bucket.fill()
 
+    @property
+    def _meets_others(self) -> bool:
+        """Whether other stages add up gradients with this one: each has to know before whether it has any."""
+        return self.mirror.group is not None or any(len(tie.here) == 1 for tie in self.ties)
+
     def drop_unused(self, count: float | None = None) -> None:
         """Forget gradients that all replicas lack; none is asked which unless one lacks some. count: of replicas that
         do, where it is known: to look for it is to wait for a GPU."""
@@ -233,6 +238,9 @@ class Gradients:
             if not count:
                 slot.drop_gradient()
                 self.unused += (slot.name,)
+        for owner, alias in (tie.here for tie in self.ties if len(tie.here) == 2):
+            if owner.master.grad is None:
+                alias.drop_gradient()
 
     def numbers(self, measure: Measure) -> Numbers:
         """What the step comes to, in one small sum over the replica. Every rank calls it, or it hangs."""
