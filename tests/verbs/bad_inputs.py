@@ -198,7 +198,7 @@ VALUES = [
     value("data.source", "text", "lacks its option path", "text:words.txt", "C06", "path"),
     value("launch.threads_per_rank", "0", "greater than or equal to 1", "1"),
     value("launch.ranks", "-2", "greater than or equal to 1", "2"),
-    value("launch.backend", "mpi", "'auto', 'gloo', 'nccl' or 'nccl:shared'", "gloo"),
+    value("launch.backend", "mpi", "'auto', 'gloo', 'nccl', 'nccl:shared' or 'sim'", "gloo"),
     value("launch.timeout", "0", "greater than 0", "60"),
     value("out.track", "wandbb", "no sink 'wandbb'", "csv"),
     value("out.dir", "", "at least 1 character", "runs"),

@@ -185,11 +185,16 @@ def _validate(layer: Layer, problems: list[Problem]) -> Recipe | None:
 
 
 def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem]:
-    problems = []
-    for item in error.errors(include_url=False):
-        loc = [str(p) for p in item["loc"]]
-        if len(loc) > 2 and item["type"] == "literal_error":  # of a number or a word: told of the number
-            continue
+    problems, items = [], error.errors(include_url=False)
+    either = [item for item in items if len(item["loc"]) > 2]  # of a word or something else
+    words = {item["loc"][:2] for item in either if item["type"] == "literal_error"}
+    patterns = {item["loc"][:2] for item in either if item["type"] == "string_pattern_mismatch"}
+    for item in items:
+        loc, of = [str(p) for p in item["loc"]], item["loc"][:2]
+        if len(loc) > 2 and item["type"] == "literal_error" and of not in patterns:
+            continue  # of a number or a word: the number is what is said
+        if len(loc) > 2 and item["type"] == "string_pattern_mismatch" and of in words:
+            continue  # of a word, or of one with options: the words are what is said
         name = ".".join(loc[:2]) if loc and loc[0] in SECTIONS else ".".join(loc[:1])
         setting = layer.get(name)
         if item["type"] == "extra_forbidden" and loc[0] == "model" and name in keys():
