@@ -139,10 +139,10 @@ def test_another_seed_is_refused_and_changes_nothing(in_float64: Pair, tmp_path:
 
 
 def _kept_in(run: Path) -> dict[Path, bytes]:
-    """All files of a run but those that say which ranks are alive: who was killed left some, which others take away;
-    and but the log, which has what was noted of a resume that was refused."""
-    files = (path for path in run.rglob("*") if path.is_file() and path.name != "log.jsonl")
-    return {path: path.read_bytes() for path in files if path.parent != run / "alive"}
+    """All files of a run but those that say which ranks are alive: who was killed left some, which others take away."""
+    return {
+        path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.parent != run / "alive"
+    }
 
 
 def test_a_run_of_no_steps_is_told_how_to_make_some(

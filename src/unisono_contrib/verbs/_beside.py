@@ -35,8 +35,9 @@ def stand(place: Started, settings: Settings) -> dict[str, Any]:
 def _evaluate(place: Started, store: Any, settings: Settings) -> dict[str, Any]:
     """Evaluate each checkpoint of the run whose folder rank 0 names."""
     records, run_dir = list[dict[str, Any]](), None
-    for _ in _while_alive(store, lambda: store.check(["run_dir"])):
-        run_dir = Path(json.loads(store.get("run_dir"))["value"]["run_dir"])
+    with under.reading(store):
+        for _ in _while_alive(store, lambda: store.check(["run_dir"])):
+            run_dir = Path(json.loads(store.get("run_dir"))["value"]["run_dir"])
     if run_dir is not None:
         folder = run_dir
         for record in follow(folder, lambda: history.ended(folder) or not _is_alive(store)):

@@ -8,8 +8,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -44,6 +44,8 @@ _AWAITED = "not all {} ranks were started, or the address or a firewall is wrong
 _PREFIX = "unisono/{}"
 _STOP_KEY = "asked to stop"
 _ONE = 0.5  # seconds within which two interrupts are one Ctrl-C
+_READING = "beside/reading"
+_READ = 5.0  # seconds that rank 0 stays for those beside the ranks who still read its store
 
 
 def run(
@@ -93,6 +95,8 @@ class _UnderStarter:
         if self.channel.stops:
             ctx.store.set(_STOP_KEY, self.channel.stops[0])
         _part()
+        if ctx.rank == 0:
+            _await_readers(ctx.store)
         self.channel.over()
         how = _how(ctx, self.channel, result)
         if how:
@@ -204,6 +208,24 @@ def stand_beside(place: Started, timeout: float | None = None) -> Store:
     except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
         raise _no_meeting(place, error) from error
     return PrefixStore(_PREFIX.format(place.restart), store)
+
+
+@contextmanager
+def reading(store: Store) -> Iterator[None]:
+    """Inside it the store of `stand_beside` is kept a few seconds longer than the ranks need it: a run of seconds may
+    be over before a process beside it has looked."""
+    store.add(_READING, 1)
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError, OSError):  # rank 0 has gone
+            store.add(_READING, -1)
+
+
+def _await_readers(store: Store) -> None:
+    until = time.monotonic() + _READ
+    while store.add(_READING, 0) > 0 and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def _catch_signals(channel: PrintChannel) -> None:

@@ -81,7 +81,7 @@ class Watched:
 
     def hear(self, rank: int, event: dict[str, Any]) -> None:
         """Take in what a rank reports, or as -1 the run. Raises UsageError O01."""
-        self.log.hear(rank, event, self.path)
+        self.log.hear(rank, event, self.path if self.began else None)
         if event.get("kind") == "folder":
             self.path, self.new = Path(event["path"]), event["new"]
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
@@ -119,7 +119,8 @@ class Watched:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.log.close()
+        ran = self.began or (error is not None and not isinstance(error, _NOTHING_RAN))
+        self.log.close(self.path if ran else None)
         if self.path is not None:  # what ranks that did not end by themselves have left there
             inspect_folder.sweep(self.path / inspect_folder.ALIVE)
         if error is None or self.path is None:
@@ -127,7 +128,7 @@ class Watched:
         if self.began:  # its ranks have gone: what one of them was saving will not be finished
             for half in (self.path / CHECKPOINTS).glob("step-*.tmp-*"):
                 shutil.rmtree(half, ignore_errors=True)
-        if self.began or not isinstance(error, _NOTHING_RAN):
+        if ran:
             error.run_dir = self.path  # pyright: ignore[reportAttributeAccessIssue]
         elif self.new:
             unmake(self.path)

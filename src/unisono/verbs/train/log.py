@@ -15,8 +15,8 @@ _EARLY = 1000  # lines that wait for a folder
 
 
 class RunLog:
-    """Hears the events of a run; writes those that are words for people, once it is known where. A disk that is full
-    loses lines, and stops nothing."""
+    """Hears the events of a run; writes those that are words for people, once a folder may have them. A disk that is
+    full loses lines, and stops nothing."""
 
     def __init__(self) -> None:
         self._early: list[dict[str, Any]] = []
@@ -24,12 +24,22 @@ class RunLog:
         self._room = _MOST
 
     def hear(self, rank: int, event: Mapping[str, Any], folder: Path | None) -> None:
-        """Take in an event of a rank, of -1 where it is of the run. folder: None while nobody knows it."""
+        """Take in an event of a rank, of -1 where it is of the run. folder: None while nothing may be written."""
         if text := words_of(event):
             self._early.append(
                 {"at": round(time.time(), 3), "rank": rank, "kind": event["kind"], "text": text}
             )
             del self._early[:-_EARLY]
+        self._write(folder)
+
+    def close(self, folder: Path | None) -> None:
+        """Nothing is written any more, after what waits for a folder."""
+        self._write(folder)
+        if self._lines is not None:
+            self._lines.close()
+            self._lines, self._room = None, 0
+
+    def _write(self, folder: Path | None) -> None:
         if folder is not None and self._early and self._room > 0:
             with contextlib.suppress(OSError):
                 self._lines = self._lines or JsonLines(folder / LOG)
@@ -39,9 +49,3 @@ class RunLog:
                     what = f"{LOG} is full: nothing is written to it any more"
                     self._lines.write({**self._early[-1], "rank": -1, "kind": "note", "text": what})
             self._early.clear()
-
-    def close(self) -> None:
-        """Nothing is written any more."""
-        if self._lines is not None:
-            self._lines.close()
-            self._lines, self._room = None, 0

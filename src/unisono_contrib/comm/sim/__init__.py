@@ -49,7 +49,7 @@ def tally() -> DeviceTally:
     """Of this process's device."""
     timeline, counts = device().timeline, device().timeline.counts
     return DeviceTally(
-        tuple(timeline.races), dict(timeline.waits), counts["launch"], counts["copy_in"] + counts["copy_out"],
+        tuple(timeline.races), dict(timeline.waits), counts["launch"], counts["copy"],
         device().memory.most, device().memory.limit,
     )  # fmt: skip
 

@@ -100,14 +100,9 @@ def _to_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _in(to: SimTensor, source: Tensor, non_blocking: bool) -> None:
     """From the host to the device."""
-    here, page = device(), page_of(source)
-    timeline = here.timeline
+    page, timeline, spoils = page_of(source), device().timeline, list[Callable[[], None]]()
     with timeline.lock:
-        stream = here.stream
-        tick = stream.begin()
-        timeline.counts["copy_in"] += 1
-        spoils: list[Callable[[], None]] = []
-        access = Access(stream.number, tick, f"a copy to the device at {site()}", all_of(spoils))
+        stream, access = _begun("to the device", all_of(spoils))
         value = source
         if page is not None:
             _arrive(page, stream)
@@ -118,10 +113,17 @@ def _in(to: SimTensor, source: Tensor, non_blocking: bool) -> None:
         if page is not None and non_blocking:
             check = _once(_unchanged(source, source.clone(), access))
             page.checks.append(check)
-            timeline.late.append((stream.number, tick, check))
+            timeline.late.append((stream.number, access.tick, check))
             return
     if not non_blocking:
-        timeline.wait_on_host({stream.number: tick})
+        timeline.wait_on_host({stream.number: access.tick})
+
+
+def _begun(where: str, spoil: Callable[[], None]) -> tuple[SimStream, Access]:
+    """The current stream, and a copy that it makes next."""
+    here = device()
+    here.timeline.counts["copy"] += 1
+    return here.stream, Access(here.stream.number, here.stream.begin(), f"a copy {where} at {site()}", spoil)
 
 
 def _unchanged(source: Tensor, then: Tensor, access: Access) -> Callable[[], None]:
@@ -149,14 +151,10 @@ def _once(call: Callable[[], None]) -> Callable[[], None]:
 
 def _out(to: Tensor, source: SimTensor, non_blocking: bool) -> None:
     """From the device to the host."""
-    here, page = device(), page_of(to)
+    here, page, wrong = device(), page_of(to), list[bool]()
     timeline = here.timeline
     with timeline.lock:
-        stream = here.stream
-        tick = stream.begin()
-        timeline.counts["copy_out"] += 1
-        wrong: list[bool] = []
-        access = Access(stream.number, tick, f"a copy to the host at {site()}", lambda: wrong.append(True))
+        stream, access = _begun("to the host", lambda: wrong.append(True))
         safe = source.buffer.read(access, span_of(source.numbers), stream.clock) and not here.is_lost
         value = source.numbers.clone() if safe else poison(source.numbers)
         if page is None or not non_blocking:
@@ -170,9 +168,9 @@ def _out(to: Tensor, source: SimTensor, non_blocking: bool) -> None:
             to.copy_(poison(to))
             arrive = _once(lambda: _write(to, poison(value) if wrong else value))
             page.late.append((access, arrive))
-            timeline.late.append((stream.number, tick, arrive))
+            timeline.late.append((stream.number, access.tick, arrive))
             return
-    timeline.wait_on_host({stream.number: tick})
+    timeline.wait_on_host({stream.number: access.tick})
 
 
 def _write(to: Tensor, value: Tensor) -> None:

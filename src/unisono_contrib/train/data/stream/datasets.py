@@ -190,8 +190,9 @@ class PictureStream(ShardDataset[Body]):
                     about.path, about.start + first, partial(body, first, end), draws[row]
                 )
         pixels = self.decoder.decoded([encoded[row] for row in range(len(indices))])
-        inputs = torch.from_numpy(pixels)
-        if inputs.dtype == torch.uint8:
-            inputs = torch.from_numpy(pixels.astype(np.float32))
-            inputs /= 255.0
-        return inputs, torch.from_numpy(self.index.labels[indices + self.offset])
+        if pixels.dtype == np.uint8:
+            pixels = pixels.astype(np.float32)
+            pixels /= (
+                255.0  # by NumPy: torch would start its threads for the one that reads ahead, and they spin
+            )
+        return torch.from_numpy(pixels), torch.from_numpy(self.index.labels[indices + self.offset])
