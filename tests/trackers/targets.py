@@ -38,13 +38,15 @@ class Disk:
     def _run(self, *command: str) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=30)
 
-    def fill(self) -> None:
-        """Leave no room, by pieces of one block at the end."""
+    def fill(self, but: int = 0) -> None:
+        """Leave no room, by pieces of one block at the end; or `but` KiB of it."""
         with self._filler.open("ab", buffering=0) as file:
             for size in (1 << 20, 1 << 10):
                 with suppress(OSError):
                     while True:
                         file.write(bytes(size))
+            os.fsync(file.fileno())  # blocks that were set aside for late writes are free after it
+            file.truncate(max(0, file.tell() - (but << 10)))
 
     def freeze(self) -> None:
         self._run("fsfreeze", "-f", str(self.root))
@@ -114,6 +116,8 @@ class FileTarget:
         match fault:
             case "full":
                 self.disk.fill()
+            case "scarce":
+                self.disk.fill(but=4)
             case "hung":
                 self.disk.freeze()
             case "killed" if follower is not None:
@@ -174,6 +178,8 @@ class ServerTarget:
         match fault:
             case "full":
                 self.disk.fill()
+            case "scarce":
+                self.disk.fill(but=4)
             case "hung" if self._process is not None:
                 os.killpg(self._process.pid, signal.SIGSTOP)
             case "killed" | "500":

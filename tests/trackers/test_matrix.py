@@ -32,7 +32,7 @@ NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "tr
 CELLS = [
     (name, fault, when)
     for name in (*NEEDS, "mlflow-server")
-    for fault in ("killed", "hung", "full", *(["500"] if name == "mlflow-server" else []))
+    for fault in ("killed", "hung", "full", "scarce", *(["500"] if name == "mlflow-server" else []))
     for when in ("start", "during")
 ]
 Target = FileTarget | ServerTarget

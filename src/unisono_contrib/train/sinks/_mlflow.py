@@ -1,7 +1,10 @@
 """A run in MLflow, by its client. The run is found by a tag, so that a resumed one goes on in the same."""
 
+import errno
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from mlflow import MlflowClient  # pyright: ignore
 from mlflow.entities import Metric, Param, Run, RunTag  # pyright: ignore
@@ -10,6 +13,7 @@ from mlflow.environment_variables import MLFLOW_TRACKING_URI  # pyright: ignore
 from unisono_contrib.trackers import Point, TrackedRun, TrackerConnection
 
 MOST_METRICS, MOST_PARAMS, LONGEST = 1000, 100, 500  # in one request; letters of a value (MLflow, REST API)
+ROOM = 4 << 20  # bytes
 _KEY = "unisono.key"
 _STATES = {"running": "RUNNING", "done": "FINISHED", "stopped": "KILLED"}  # else FAILED
 
@@ -20,9 +24,20 @@ class MLflowRun(TrackerConnection):
     def __init__(self, run: TrackedRun, uri: str, experiment: str) -> None:
         uri = uri or (MLFLOW_TRACKING_URI.get() or "") or str(run.folder.parents[1] / "mlruns")
         uri = uri if ":" in uri else Path(uri).absolute().as_uri()
+        self._folder = Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else None
+        self._check_room()
         self._client = MlflowClient(tracking_uri=uri)
         self._run = self._look_up(experiment, run) or self._create(experiment, run)
         self.id: str = self._run.info.run_id
+
+    def _check_room(self) -> None:
+        """Raises OSError where a disk is nearly full: a folder in which MLflow ran out of room in the middle of a
+        request has empty files, which its own reader refuses ever after, for all runs of the experiment."""
+        if self._folder is None:
+            return
+        there = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
+        if shutil.disk_usage(there).free < ROOM:
+            raise OSError(errno.ENOSPC, f"less than {ROOM >> 20} MiB of room", str(self._folder))
 
     def _look_up(self, experiment: str, run: TrackedRun) -> Run | None:
         known = self._client.get_experiment_by_name(experiment)
@@ -46,6 +61,7 @@ class MLflowRun(TrackerConnection):
         return held
 
     def send(self, points: Sequence[Point]) -> None:
+        self._check_room()
         metrics = [
             Metric(name, value, round(point.at * 1e3), point.step)
             for point in points
@@ -55,6 +71,7 @@ class MLflowRun(TrackerConnection):
             self._client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
 
     def describe(self, run: TrackedRun) -> None:
+        self._check_room()
         known = self._run.data.params
         wanted = {key: str(value)[:LONGEST] for key, value in run.recipe.items()}
         params = [Param(key, value) for key, value in wanted.items() if key not in known]
