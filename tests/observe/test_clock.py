@@ -1,5 +1,6 @@
 """One clock for all hosts: offsets and drift from answers that come sooner or later."""
 
+import itertools
 import random
 
 import pytest
@@ -105,3 +106,11 @@ def test_slow_answers_move_the_line_little() -> None:
         fit.add(OffsetSample(second * SECOND, 0, 100 * US))
     fit.add(OffsetSample(10 * SECOND, 1500 * US, 3000 * US))
     assert abs(fit.offset_ns(10 * SECOND)) < 5 * US and fit.error_ns == 50 * US
+
+
+def test_a_process_that_is_put_aside_before_the_first_question_asks_it_all_the_same() -> None:
+    ticks = itertools.count(step=10_000_000)  # 10 ms between any two looks at the clock
+    clock = HostClock(0, lambda: next(ticks))
+    clock.reference = lambda: 7
+    clock.ask()
+    assert clock.fit and clock.fit.error_ns == 5_000_000

@@ -111,8 +111,8 @@ class HostClock:
             return
         self._due_ns = now + int(self._pause_s * 1e9)
         self._pause_s = min(LAST_S, 2 * self._pause_s)
-        samples: list[OffsetSample] = []
         try:
+            samples = [self._sample(self.reference)]  # also where this process was put aside meanwhile
             while len(samples) < BURST and self._clock() - now < _ENOUGH_NS:
                 samples.append(self._sample(self.reference))
         except (OSError, RuntimeError, ValueError):
