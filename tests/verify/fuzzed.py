@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from tests.verify.mutations.entry import CATALOGUE
 from unisono_contrib.verify.fuzz.draw import documents
-from unisono_contrib.verify.fuzz.run import drawn, proofs_of
+from unisono_contrib.verify.fuzz.run import drawn, is_wrong, proofs_of
 
 ENTRY = "tests.verify.mutations.entry:main"
 
@@ -26,7 +26,7 @@ def search(names: list[str], plans: int, seed: int, texts: Path) -> dict[str, in
             tried += 1
             proofs = proofs_of([case] * len(alive), ENTRY, alive)
             for name, proof in zip(list(alive), proofs, strict=True):
-                if proof.verdict == "wrong":
+                if is_wrong(proof):
                     found[name] = tried
                     alive.remove(name)
                     print(f"| {name or 'NO BUG'} | {tried} | {case.plan} | {proof.cause} |", flush=True)

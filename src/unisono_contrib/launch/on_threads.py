@@ -1,7 +1,7 @@
 """Ranks on threads instead of processes, where processes are not the point: a fuzz plays thousands of small worlds.
 
-`ThreadForkServer("module:entry")` does what `launch.fork_server.ForkServer` does, in this process: `entry(ctx, argument,
-shared)` on every rank, `prepare(argument)` before.
+`ThreadForkServer("module:entry")` does what `launch.fork_server.ForkServer` does, in this process:
+`entry(ctx, argument, shared)` on every rank, `prepare(argument)` before.
 """
 
 import importlib

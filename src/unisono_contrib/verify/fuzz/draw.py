@@ -15,8 +15,8 @@ from typing import Any
 
 from unisono.config import Recipe, load
 from unisono.plan.grammar import NAMED, known, member
-from unisono.sync import POLICIES
 from unisono.spec.training import OPTIMISERS
+from unisono.sync import POLICIES
 from unisono_contrib.verify.cover import CHUNKED, OPTIONS, RANGES, SHARDED
 
 Keys = Mapping[str, Any]
@@ -128,12 +128,19 @@ def documents(folder: Path) -> Path:
 def draw_recipe(seed: int, number: int, texts: Path) -> dict[str, Any]:
     """Keys of the recipe with this number. texts: what `documents` wrote."""
     rng = random.Random(f"recipe {seed} {number}")
-    keys: dict[str, Any] = {"seed": rng.randrange(1000), "train.dtype": "float64", "train.lr": 0.01, "train.steps": 8}
+    keys: dict[str, Any] = {
+        "seed": rng.randrange(1000),
+        "train.dtype": "float64",
+        "train.lr": 0.01,
+        "train.steps": 8,
+    }
     model = rng.choices(MODELS, weights=(6, 4, 1, 1))[0]
     keys |= model
     attends = model["model.kind"] in ("gpt", "moe")
     if attends:
-        keys |= _drawn(rng, ATTENDING, always=("model.n_layer", "model.n_head", "model.d_model", "model.context"))
+        keys |= _drawn(
+            rng, ATTENDING, always=("model.n_layer", "model.n_head", "model.d_model", "model.context")
+        )
         if keys.get("data.packing") is not None:
             keys["data.source"] = f"jsonl:{texts}"
     if model["model.kind"] == "moe":
@@ -166,7 +173,9 @@ def draw_plan(seed: int, number: int, turn: int, keys: Keys) -> dict[str, str]:
             words[axis] = str(rng.choice(sizes))
             world *= int(words[axis])
     if keys["model.kind"] == "moe" and rng.random() < 0.6:
-        inside = math.prod(int(words.get(axis, "1")) for axis in ("shard", "cp", "tp"))  # ranks that it takes again
+        inside = math.prod(
+            int(words.get(axis, "1")) for axis in ("shard", "cp", "tp")
+        )  # ranks that it takes again
         fit = [size for size in AXES["ep"] if size > 1 and inside % size == 0]
         words |= {"ep": str(rng.choice(fit))} if fit else {}
     if "tp" in words and rng.random() < OFTEN:
@@ -179,7 +188,11 @@ def draw_plan(seed: int, number: int, turn: int, keys: Keys) -> dict[str, str]:
             words[key] = rng.choice(values)
     if "shard" in words:
         words["zero"] = rng.choice(("3", "1", "2", "3:wire=int8,prefetch=2"))
-    if keys["model.kind"] in ("gpt", "moe") and not {"recompute", "offload"} & words.keys() and rng.random() < 0.1:
+    if (
+        keys["model.kind"] in ("gpt", "moe")
+        and not {"recompute", "offload"} & words.keys()
+        and rng.random() < 0.1
+    ):
         words["blocks"] = rng.choice(RANGES)
     return words
 

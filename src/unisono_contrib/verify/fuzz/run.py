@@ -1,4 +1,4 @@
-"""The fuzz itself: cases proven on ranks that are threads, several processes beside each other; what fails is shrunk."""
+"""The fuzz itself: cases proven on ranks that are threads, in several processes; what fails is shrunk."""
 
 import multiprocessing
 import os
@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from unisono.config import resolve
+from unisono.launch.fork_server import ForkServer
 from unisono.plan import Plan
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.verify.prover import ENTRY, Proof, prove_on
 from unisono_contrib.launch.on_threads import ThreadForkServer
 from unisono_contrib.verify.fuzz.draw import PLANS, FuzzCase, draw_plan, draw_recipe
@@ -35,7 +36,12 @@ class FuzzFailure:
     def as_dict(self) -> dict[str, str]:
         """A row of --json."""
         small = self.small or self.case
-        return {"plan": small.plan, "why": self.why, "command": small.command(STEPS), "drawn": self.case.command(STEPS)}
+        return {
+            "plan": small.plan,
+            "why": self.why,
+            "command": small.command(STEPS),
+            "drawn": self.case.command(STEPS),
+        }
 
 
 @dataclass(slots=True)
@@ -66,7 +72,11 @@ class FuzzResult:
 
 
 def fuzz(
-    most: int, seed: int, texts: Path, said: Callable[[FuzzResult], None] = lambda result: None, jobs: int | None = None
+    most: int,
+    seed: int,
+    texts: Path,
+    said: Callable[[FuzzResult], None] = lambda result: None,
+    jobs: int | None = None,
 ) -> FuzzResult:
     """Prove at least `most` drawn plans; ends early after the first failures, which are shrunk. said: hears what is
     known so far after each recipe. texts: what `documents` wrote. jobs: processes beside each other, as many as
@@ -137,7 +147,7 @@ def prove_recipe(seed: int, number: int, texts: Path) -> FuzzResult:
     cases, refused = drawn(seed, number, texts)
     result = FuzzResult(refused=refused)
     for case, proof in zip(cases, proofs_of(cases), strict=True):
-        if proof.verdict == "refused":
+        if proof.cause == "refused":
             result.refused[f"when it was played: {proof.explanation}"] += 1
         elif proof.passed:
             result.proven += 1
@@ -151,7 +161,7 @@ def prove_recipe(seed: int, number: int, texts: Path) -> FuzzResult:
 
 def _kind(error: UsageError) -> str:
     """Refusals of one kind have one name: code, and what was said without its numbers."""
-    first = error.problems[0] if hasattr(error, "problems") else error
+    first = error.problems[0] if isinstance(error, ConfigProblems) else error
     words = "".join("N" if letter.isdigit() else letter for letter in first.what)
     return f"U-{first.code} {words}"[:90]
 
@@ -162,8 +172,6 @@ def plan_of(case: FuzzCase) -> Plan:
     plan = Plan.parse(f"{case.plan} precision=fp64")
     resolved = resolve(recipe, plan, None).plan
     if problems := resolved.check(recipe):
-        from unisono.spec.errors import ConfigProblems
-
         raise ConfigProblems(problems)
     return resolved
 
@@ -178,16 +186,32 @@ def proofs_of(cases: list[FuzzCase], entry: str = ENTRY, marks: Sequence[str] = 
         return []
     recipe, plans = cases[0].recipe(), [plan_of(case) for case in cases]
     try:
-        return prove_on(ThreadForkServer(entry), recipe, plans, STEPS, keep_going=True, marks=marks)
+        server = cast(ForkServer, ThreadForkServer(entry))  # in all that a proof asks of it
+        return prove_on(server, recipe, plans, STEPS, keep_going=True, marks=marks)
     except Exception as error:  # of the reference, whatever it is: it is this recipe's result
-        verdict = "refused" if isinstance(error, UsageError) else "wrong"
-        return [_unplayed(plan, verdict, f"{type(error).__name__}: {error}") for plan in plans]
+        cause = "refused" if isinstance(error, UsageError) else "raised"
+        return [_unplayed(plan, cause, f"{type(error).__name__}: {error}") for plan in plans]
 
 
-def _unplayed(plan: Plan, verdict: str, why: str) -> Proof:
+def _unplayed(plan: Plan, cause: str, why: str) -> Proof:
     return Proof(
-        str(plan), plan.world, "EXACT", 0.0, False, {}, False, f"raised: {why}", "raised", why.splitlines()[0], verdict
+        str(plan),
+        plan.world,
+        "EXACT",
+        0.0,
+        False,
+        {},
+        False,
+        f"raised: {why}",
+        cause,
+        why.splitlines()[0],
+        "wrong",
     )
+
+
+def is_wrong(proof: Proof) -> bool:
+    """Whether a proof is a failure, and not a refusal that came late."""
+    return proof.verdict == "wrong" and proof.cause != "refused"
 
 
 def why_of(proof: Proof) -> str:
@@ -195,15 +219,16 @@ def why_of(proof: Proof) -> str:
     return f"{proof.first_divergence}; {proof.cause}: {proof.explanation}".replace("\n", " ")
 
 
-def shrink(failure: FuzzFailure) -> FuzzFailure:
-    """The failure with the least case that fails too: no word or key of it can be left out, and no number halved."""
+def shrink(failure: FuzzFailure, entry: str = ENTRY, marks: Sequence[str] = ()) -> FuzzFailure:
+    """The failure with the least case that fails too: no word or key of it can be left out, and no number made less.
+    entry, marks: see `prove_on`."""
     small, is_smaller = failure.case, True
     while is_smaller:
         is_smaller = False
         for case in _smaller(small):
             with suppress(UsageError):  # refused: no smaller case
-                (proof,) = proofs_of([case])
-                if proof.verdict == "wrong":
+                (proof,) = proofs_of([case], entry, marks)
+                if is_wrong(proof):
                     small, is_smaller = case, True
                     break
     return FuzzFailure(failure.case, failure.why, small)
@@ -220,7 +245,13 @@ def _smaller(case: FuzzCase) -> Iterator[FuzzCase]:
     for key in case.keys:
         if key not in KEPT:
             yield FuzzCase({k: v for k, v in case.keys.items() if k != key}, case.words)
-    least = {"model.n_layer": 2, "model.d_model": 8, "model.context": 8, "train.global_batch": 4, "train.micro_batch": 1}
+    least = {
+        "model.n_layer": 2,
+        "model.d_model": 8,
+        "model.context": 8,
+        "train.global_batch": 4,
+        "train.micro_batch": 1,
+    }
     for key, value in least.items():
         if case.keys.get(key, value) > value:
             yield FuzzCase({**case.keys, key: value}, case.words)
@@ -228,6 +259,7 @@ def _smaller(case: FuzzCase) -> Iterator[FuzzCase]:
 
 KEPT = (
     "train.dtype", "train.lr", "train.steps", "train.global_batch", "train.micro_batch", "model.kind", "model.n_layer",
-    "model.n_head", "model.d_model", "model.context", "model.hidden", "model.channels", "data.source", "model.n_experts",
+    "model.n_head", "model.d_model", "model.context", "model.hidden", "model.channels", "data.source",
+    "model.n_experts",
 )  # fmt: skip
 """Without them a case would be larger."""
