@@ -1216,6 +1216,13 @@ DEBUGGING = (
     ),
     prints(
         _G,
+        "Fuzz of plans",
+        "unisono verify --fuzz 8 --seed 3",
+        "recipes and plans drawn from a seed, each as one device",
+        r"drawn plans are as one device, 0 are not$",
+    ),
+    prints(
+        _G,
         "Static check of the parallel program",
         'unisono verify examples/proof.toml --static --plan "dp=8 pp=3 tp=2 micros=3"',
         "every operation of 48 ranks has its partners",

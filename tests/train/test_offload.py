@@ -136,3 +136,16 @@ def test_plans_that_cannot_put_it_away_are_refused() -> None:
     compiled = Recipe(train=TrainConfig(compile=True))
     assert {p.code for p in Plan.parse("offload=optimizer+activations").check(compiled)} == {"P22"}
     assert Plan.parse("offload=optimizer:to=disk").check(compiled) == []
+
+
+@pytest.mark.parametrize("keys", [{"lora_rank": 2}, {"freeze": ("blocks.*.norm*", "head.*")}])
+def test_weights_that_do_not_learn_are_there_when_a_block_is_computed_again(
+    threads: World, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    told = recipe(tmp_path)
+    told = told.model_copy(update={"train": told.train.model_copy(update=keys)})
+    without, away = (
+        threads(played, 1, group=False, told=told, plan=f"recompute=full offload={how}")
+        for how in ("none", "params:to=disk")
+    )
+    assert without == away

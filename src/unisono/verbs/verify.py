@@ -58,6 +58,10 @@ class VerifyVerb(RecipeVerb):
             "--engine", action="append", default=[], metavar="NAME",
             help="one device and the plans by another engine as well: jax, or jax:processes=true",
         )  # fmt: skip
+        parser.add_argument(
+            "--fuzz", type=int, metavar="N",
+            help="at least N plans and recipes drawn from --seed, in float64; what is wrong is shrunk",
+        )  # fmt: skip
         parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
         parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")
 
@@ -70,6 +74,8 @@ class VerifyVerb(RecipeVerb):
             return _conform(call)
         if args.replay is not None or args.step is not None:
             return _replay(call)
+        if args.fuzz is not None:
+            return contributed("unisono.verbs._fuzz").run(call)
         if args.steps < 1:
             raise UsageError(
                 f"--steps {args.steps}: at least one step", where="unisono verify", fix="--steps 3"

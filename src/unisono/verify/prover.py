@@ -228,7 +228,7 @@ class _Prover:
             return work.result
         if work.error is not None or not work.result:
             return {
-                "cause": "raised",
+                "cause": "refused" if isinstance(work.error, UsageError) else "raised",
                 "explanation": f"a rank raised: {work.error.what if work.error else 'nothing'}",
             }
         calm = self._without_dropout(work) if work.result["kind"] in ("loss", "raw") else None

@@ -21,8 +21,14 @@ _AWAY = "unisono_home"  # under which a tensor that is away holds where, and how
 class Lender:
     """The weights of one part of a stage. before, after: its neighbours."""
 
-    def __init__(self, params: Sequence[nn.Parameter], store: Store) -> None:
-        self.params, self.store = tuple(params), store
+    def __init__(self, part: nn.Module, store: Store) -> None:
+        self.params, self.store = tuple(part.parameters()), store
+        self.uses = [
+            (module, name, p)
+            for module in part.modules()
+            for name, p in module._parameters.items()
+            if p is not None
+        ]
         self.before: Lender | None = None
         self.after: Lender | None = None
         self.lent: dict[int, Home] = {}  # by where what was fetched lies; only while it is lent
@@ -32,16 +38,23 @@ class Lender:
         """Weights are there inside, and nobody's afterwards but those of whom backward has kept one."""
         away = [(p, *place) for p in self.params if (place := place_of(p)) is not None]
         empty = [p.data for p, *_ in away]
+        # What is computed again keeps a weight that does not learn as it is, not an alias of it
+        # (torch.utils.checkpoint): another parameter stands for it, whose numbers stay.
+        frozen = [use for use in self.uses if not use[2].requires_grad and place_of(use[2]) is not None]
         try:
             for p, home, layout in away:
                 p.data = layout.of(self.store.fetch(home))
                 self.lent[p.untyped_storage()._cdata] = home
+            for module, name, p in frozen:
+                module._parameters[name] = nn.Parameter(p.data, requires_grad=False)
             backward = torch._C._current_graph_task_id() != -1
             if (neighbour := self.before if backward else self.after) is not None:
                 neighbour.ahead()
             yield
         finally:
             self.lent = {}
+            for module, name, p in frozen:
+                module._parameters[name] = p
             for (p, *_), nothing in zip(away, empty, strict=True):
                 p.data = nothing
 
@@ -94,7 +107,7 @@ def lend(stages: Stages, context: PassContext) -> None:
         for part, away in parts_of(stage, context):
             if not away.params:
                 continue
-            lender = Lender(list(part.parameters()), context.store)
+            lender = Lender(part, context.store)
             lenders.append(lender)
             context.lenders[part] = lender
             part.forward = partial(_lent, lender, part.forward)  # type: ignore[method-assign]
