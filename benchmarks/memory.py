@@ -51,7 +51,9 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: a step, and one that is counted."""
     from live import live_peak
 
-    from unisono.comm.device import begin_peak, tally
+    import torch
+
+    from unisono.comm.device import begin_peak, is_apart
     from unisono.observe.memory import rss_mib
     from unisono.observe.span import Recorder
     from unisono.train.build.build import build, connect, feeds, place_of
@@ -66,11 +68,11 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     leaves = feed.fetch(1, run.leaves)
     begin_peak(place.device)
     seen = live_peak(run, lambda: train_step(run, leaves))
-    on_device = tally(place.device)
+    module = torch.get_device_module(place.device)
     resident = rss_mib()
     feed.close()
     return {
-        "live": seen.most if on_device is None else on_device.most,
+        "live": module.max_memory_allocated(place.device) if is_apart(place.device) else seen.most,
         "at": seen.at,
         "resident": resident,
         "away": run.local.store.most,
