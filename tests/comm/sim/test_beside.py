@@ -116,3 +116,32 @@ def timed(ctx: Any) -> float:
 
 def test_time_passes_between_two_moments(nursery):
     assert on_device(nursery, "timed") > 0.0
+
+
+def written(ctx: Any) -> dict[str, Any]:
+    """What the second rank hears of a tensor that the first one changes as soon as `send` returns."""
+    import torch
+
+    from unisono.comm.device import synchronize, tally
+    from unisono.comm.mesh import Mesh, Shape
+    from unisono.library.exchange import ScalarExchange
+    from unisono.library.ranks import Ranks
+    from unisono.observe.span import Recorder
+
+    place = placed(ctx)
+    group = Mesh(Shape(dp=2), ctx.rank, Recorder(), place.timeout).dp
+    ranks = Ranks(ScalarExchange(group, place.device))
+    x = torch.full((4,), 1.0, device=place.device)
+    if ranks.is_main:
+        ranks.send(x, 1)
+        x.zero_()
+        ranks.recv(x, 1)
+    else:
+        x = ranks.recv(torch.zeros_like(x), 0)
+        ranks.send(x, 0)
+    synchronize(place.device)
+    return {"heard": x.tolist(), "races": len(tally(place.device).races)}
+
+
+def test_what_was_sent_may_change(nursery):
+    assert on_device(nursery, "written", ranks=2) == {"heard": [1.0] * 4, "races": 0}
