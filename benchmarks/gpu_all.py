@@ -25,7 +25,12 @@ SLOWEST = 0.95
 """Of the hand-written loop's tokens per second."""
 APART = 1e-2
 """How far the first losses of the same training may be from each other, in bf16."""
-LARGE = {"n_layer": 8, "n_head": 16, "d_model": 1024, "context": 1024}  # beside which workspaces of libraries are small
+LARGE = {
+    "n_layer": 8,
+    "n_head": 16,
+    "d_model": 1024,
+    "context": 1024,
+}  # beside which workspaces of libraries are small
 STEPS, EVERY, KILLED = 40, 10, 15
 
 
@@ -134,7 +139,9 @@ def speed(row: dict[str, Any], options: argparse.Namespace) -> Found:
     if is_sim(options):
         return same, f"{says}; times mean nothing here"
     mfu = "no peak known" if row["ours_mfu"] is None else f"MFU {row['ours_mfu']:.1%}"
-    says = f"{mfu}, {row['ratio_vs_peer']:.3f} of {row['peer']} ({row['model']}, {row['ranks']} ranks), {says}"
+    says = (
+        f"{mfu}, {row['ratio_vs_peer']:.3f} of {row['peer']} ({row['model']}, {row['ranks']} ranks), {says}"
+    )
     return same and row["ratio_vs_peer"] >= SLOWEST, says
 
 
@@ -151,7 +158,14 @@ def memory(backend: str) -> Found:
 
 def exhausted(sim: bool) -> Found:
     """A run that does not fit ends with exit code 5, the ledger and what would fit."""
-    words = ["--plan", "dp=1", "--launch.backend", f"{SIM}:memory=20MiB" if sim else "nccl", "--train.steps", "1"]
+    words = [
+        "--plan",
+        "dp=1",
+        "--launch.backend",
+        f"{SIM}:memory=20MiB" if sim else "nccl",
+        "--train.steps",
+        "1",
+    ]
     if not sim:
         words += ["--model.d_model", "768", "--model.context", "1024", "--model.vocab", "50304"]
         words += ["--train.global_batch", "2048"]
@@ -163,7 +177,16 @@ def exhausted(sim: bool) -> Found:
 
 def recovery(backend: str) -> Found:
     """A rank is killed in mid-run: all end where the run that nothing happened to ends."""
-    tiny = ["--model.n_layer", "2", "--model.d_model", "64", "--model.context", "64", "--train.global_batch", "8"]
+    tiny = [
+        "--model.n_layer",
+        "2",
+        "--model.d_model",
+        "64",
+        "--model.context",
+        "64",
+        "--train.global_batch",
+        "8",
+    ]
     plan = ["--plan", "dp=2", "--launch.backend", backend, "--train.steps", str(STEPS)]
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", "--json", "--quiet", *plan, *tiny, "--train.save_every", str(EVERY)]
@@ -178,5 +201,7 @@ def recovery(backend: str) -> Found:
     first, second = (json.loads(done.stdout) for done in (whole, killed))
     apart = abs(first["loss"] - second["loss"]) / abs(first["loss"])
     holds = second["restarts"] >= 1 and second["steps"] == STEPS and apart < 1e-3
-    says = f"{second['restarts']} restart, {second['steps']} steps in {took:.0f} s, last loss {apart:.0e} apart"
+    says = (
+        f"{second['restarts']} restart, {second['steps']} steps in {took:.0f} s, last loss {apart:.0e} apart"
+    )
     return holds, says

@@ -16,6 +16,8 @@ NOT_OURS = "comm/sim/"
 OTHER = {
     # what the host waits for is not the device
     "comm/outside.py": "a thread of the host",
+    "comm/gone.py:_linger": "the store of the host",
+    "comm/gone.py:_break_off": "breaks a connection, which the end of the process would break too",
     "comm/mailbox/": "a thread of the host, and files",
     "comm/threads.py": "ranks on threads, which the tests use",
     "comm/thread_group.py": "ranks on threads, which the tests use",

@@ -1,6 +1,7 @@
 """PipeDream: a pipeline without a flush is one device that uses the weights of the versions that its formula says."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,12 +202,20 @@ def test_who_is_stopped_finishes_what_is_in_flight(recipe, micros):
 
 def test_a_number_that_is_none_ends_the_run_on_all_ranks(recipe):
     def sick(run, feed, val):
-        reports = []
+        reports, begun, over = [], [], []
+        start = run.mesh.replica.start_all_reduce
+
+        def counted(x):
+            begun.append(start(x))
+            return SimpleNamespace(wait=lambda pending=begun[-1]: over.append(pending.wait()))
+
+        run.mesh.replica.start_all_reduce = counted
         for report in train(run, feed, 6):
             reports.append(report.finite)
             if run.step == 2 and run.local.holds_loss:
                 run.local.slots[-1].master.data.view(-1)[0] = math.nan
         assert isinstance(run.player, FlowPlayer) and run.player.empty
+        assert len(begun) == len(over), "no sum is left under way"
         evaluate(run, [val.fetch(0, run.leaves)])  # messages are those of this, none is left over
         return reports
 

@@ -156,7 +156,12 @@ def settled(
 
 
 def out_of_memory(
-    error: BaseException, recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None, apart: bool = False
+    error: BaseException,
+    recipe: Recipe,
+    plan: Plan,
+    capacity: float,
+    vocab: int | None = None,
+    apart: bool = False,
 ) -> Infeasible:
     """The error of ours for one of memory: the ledger, and the nearest plan that fits. apart: as of `ledger`."""
     counted = ledger(recipe, plan, vocab, apart)
