@@ -72,19 +72,19 @@ def is_sim(options: argparse.Namespace) -> bool:
 
 def readiness(options: argparse.Namespace, gpus: int, race: Callable[..., Any]) -> Iterator[ReadinessRow]:
     """Row by row. gpus: that torch can use."""
-    one = "" if gpus or is_sim(options) else "no NVIDIA GPU here"
-    several = one or ("" if gpus > 1 else "one device here: NCCL between GPUs needs two")
+    lacking = "" if gpus or is_sim(options) else "no NVIDIA GPU here"
+    several = lacking or ("" if gpus > 1 else "one device here: NCCL between GPUs needs two")
     backend = SIM if is_sim(options) else "nccl" if gpus > 1 else "nccl:shared"
     kind = "suite on the device" if is_sim(options) else "NCCL suite"
     checks: list[tuple[str, str, Callable[[], Found]]] = [
-        ("device", one, lambda: doctor(is_sim(options))),
-        (kind, one, lambda: suite(is_sim(options))),
-        ("speed, one device", one, lambda: speed(race("plain", 1), options)),
+        ("device", lacking, lambda: doctor(is_sim(options))),
+        (kind, lacking, lambda: suite(is_sim(options))),
+        ("speed, one device", lacking, lambda: speed(race("plain", 1), options)),
         ("speed, DDP", several, lambda: speed(race("ddp", gpus), options)),
         ("speed, FSDP", several, lambda: speed(race("fsdp", gpus), options)),
-        ("memory against ledger", one, lambda: memory(backend)),
-        ("out of memory", one, lambda: exhausted(is_sim(options))),
-        ("a killed rank", one, lambda: recovery(backend)),
+        ("memory against ledger", lacking, lambda: memory(backend)),
+        ("out of memory", lacking, lambda: exhausted(is_sim(options))),
+        ("a killed rank", lacking, lambda: recovery(backend)),
     ]
     for what, missing, check in checks:
         yield ReadinessRow(what, "not run", missing) if missing else checked(what, check)
@@ -123,11 +123,11 @@ def suite(sim: bool) -> Found:
         out = Path(folder, "tests.xml")
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={out}", *which]
         subprocess.run(words, cwd=ROOT, capture_output=True, timeout=3000.0, check=False)
-        (found,) = ET.parse(out).getroot().iter("testsuite")
-    count = {key: int(found.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")}
+        (tests,) = ET.parse(out).getroot().iter("testsuite")
+    count = {key: int(tests.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")}
     bad = count["failures"] + count["errors"]
     passed = count["tests"] - bad - count["skipped"]
-    names = [case.get("name", "") for case in found.iter("testcase") if case.find("failure") is not None]
+    names = [case.get("name", "") for case in tests.iter("testcase") if case.find("failure") is not None]
     says = f"{passed} tests passed, {bad} failed, {count['skipped']} skipped"
     return not bad and passed > 0, says + (f": {', '.join(names[:3])}" if names else "")
 
