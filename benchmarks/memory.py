@@ -49,9 +49,8 @@ def prepare(argument: dict[str, Any]) -> Any:
 
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: a step, and one that is counted."""
-    from live import live_peak
-
     import torch
+    from live import live_peak
 
     from unisono.comm.device import begin_peak, is_apart
     from unisono.observe.memory import rss_mib

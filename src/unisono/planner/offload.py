@@ -64,7 +64,7 @@ def verdict(ask: PlanRequest, usual: MemoryVerdict) -> MemoryVerdict:
     if ask.cluster.cores and not away.on_disk:
         plain = at_home(ask.plan)
         rows = [
-            max(memory, alive(model, plain, **sizes, row=row), key=lambda m: m.total)
+            max(memory, alive(model, plain, **sizes, row=row, apart=False), key=lambda m: m.total)
             for row, memory in enumerate(rows)
         ]
     row = max(range(len(rows)), key=lambda r: rows[r].total)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import graph
 
+_KIND: Any = torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]
 _aside: list[BaseException] = []
 _call = ctypes.pythonapi.PyErr_Occurred  # a call by ctypes raises the error that is pending, if there is one
 
@@ -26,7 +27,7 @@ class UnwoundGuard(torch._C._acc.DeviceGuard):  # type: ignore[name-defined,misc
             if torch._C._current_graph_task_id() == -1:
                 raise
             _aside[:] = [error]
-        return torch._C._autograd.DeviceType.PrivateUse1
+        return _KIND
 
 
 def raise_what_backward_raised() -> None:
