@@ -73,15 +73,16 @@ def is_sim(options: argparse.Namespace) -> bool:
 def readiness(options: argparse.Namespace, gpus: int, race: Callable[..., Any]) -> Iterator[ReadinessRow]:
     """Row by row. gpus: that torch can use."""
     lacking = "" if gpus or is_sim(options) else "no NVIDIA GPU here"
-    several = lacking or ("" if gpus > 1 else "one device here: NCCL between GPUs needs two")
+    many = 2 if is_sim(options) else gpus
+    several = lacking or ("" if many > 1 else "one device here: NCCL between GPUs needs two")
     backend = SIM if is_sim(options) else "nccl" if gpus > 1 else "nccl:shared"
     kind = "suite on the device" if is_sim(options) else "NCCL suite"
     checks: list[tuple[str, str, Callable[[], Found]]] = [
         ("device", lacking, lambda: doctor(is_sim(options))),
         (kind, lacking, lambda: suite(is_sim(options))),
         ("speed, one device", lacking, lambda: speed(race("plain", 1), options)),
-        ("speed, DDP", several, lambda: speed(race("ddp", gpus), options)),
-        ("speed, FSDP", several, lambda: speed(race("fsdp", gpus), options)),
+        ("speed, DDP", several, lambda: speed(race("ddp", many), options)),
+        ("speed, FSDP", several, lambda: speed(race("fsdp", many), options)),
         ("memory against ledger", lacking, lambda: memory(backend)),
         ("out of memory", lacking, lambda: exhausted(is_sim(options))),
         ("a killed rank", lacking, lambda: recovery(backend)),
@@ -171,8 +172,10 @@ def exhausted(sim: bool) -> Found:
         words += ["--train.global_batch", "2048"]
     with tempfile.TemporaryDirectory() as folder:
         done = unisono("train", *words, "--out.dir", folder, "--out.report", "false")
-    lines = [line.strip() for line in done.stderr.splitlines() if line.startswith(("error", "  try"))]
-    return done.returncode == 5 and len(lines) == 2, f"exit {done.returncode}; {'; '.join(lines)[:150]}"
+    lines = [
+        " ".join(line.split()) for line in done.stderr.splitlines() if line.startswith(("error", "  try"))
+    ]
+    return done.returncode == 5 and len(lines) == 2, f"exit {done.returncode}; {'; '.join(lines)}"
 
 
 def recovery(backend: str) -> Found:
