@@ -8,12 +8,13 @@ WORKERS ?= 2
 TOGETHER = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 ARGS ?=
 
-.PHONY: help setup demo test test-all test-gpu check fmt bench accuracy docs clean
+.PHONY: help setup demo test test-all test-gpu gpu check fmt bench accuracy docs clean
 
 help:
 	@echo "make demo      train a small GPT on 4 processes; ends with a report"
 	@echo "make test      the tests (ARGS='-k plan' for some)"
 	@echo "make test-all  and the slow ones      make test-gpu  those that need a GPU"
+	@echo "make gpu       all that a GPU has to show, in one table (ARGS='--device sim' rehearses it)"
 	@echo "make check     format, lint, types, floors      make fmt  put the format right"
 	@echo "make docs      the documentation as a site, in build/site; opens from disk"
 	@echo "make bench     tokens per second, beside plain PyTorch"
@@ -41,6 +42,9 @@ test-all: .venv/ready
 
 test-gpu: .venv/ready
 	$(PYTEST) -m gpu $(ARGS)
+
+gpu: .venv/ready
+	.venv/bin/python benchmarks/gpu.py --all $(ARGS)
 
 check: .venv/ready
 	.venv/bin/ruff format --check .

@@ -2,6 +2,8 @@
 
     python benchmarks/gpu.py                          124 M and 1 B parameters, one GPU, and all of them if several
     python benchmarks/gpu.py --size 124M --seconds 60
+    python benchmarks/gpu.py --all                    one table of all that a GPU has to show, see gpu_all.py
+    python benchmarks/gpu.py --all --device sim       the same, rehearsed on a simulated device
     python benchmarks/gpu.py --device cpu --tiny      no GPU: the same code on a small model, its figures mean nothing
 
 Both sides: bf16 autocast over float32 weights, fused AdamW, torch.compile, clipping, the same model, data and schedule.
@@ -48,6 +50,10 @@ TINY = (ModelConfig(n_layer=2, n_head=2, d_model=64, context=32, vocab=512), 4)
 def main() -> int:
     options = arguments()
     gpus = count_gpus() if options.device == "cuda" else 0
+    if options.all:
+        from gpu_all import table
+
+        return table(options, gpus, lambda peer, ranks: raced(peer, ranks, options))
     if options.device == "cuda" and not gpus:
         print("no GPU here: nothing measured (--device cpu --tiny runs the same code on a processor)")
         return 0
@@ -63,6 +69,13 @@ def main() -> int:
     return 0
 
 
+def raced(peer: str, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The row of one race of the first model."""
+    (plan,) = (plan for name, plan, _ in pairs(max(2, ranks), options) if name == peer)
+    with ForkServer("race:main", path=[str(Path(__file__).parent)]) as nursery:
+        return run_pair(nursery, "tiny" if options.tiny else options.size[0], peer, plan, ranks, options)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -72,15 +85,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micros", type=int, default=1, help="micro-batches of one step (default 1)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of racing, per pair (default 30)")
     parser.add_argument("--block", type=float, default=2.0, help="least seconds of one block (default 2)")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--device", choices=["cuda", "cpu", "sim"], default="cuda")
+    parser.add_argument("--all", action="store_true", help="suite, speed, memory and recovery, in one table")
     parser.add_argument("--tiny", action="store_true", help="a very small model, for trying this program")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile on both sides")
     parser.add_argument("--one", action="store_true", help="one GPU even where there are several")
     parser.add_argument("--peak", type=float, help="dense bf16 TFLOP/s of the device, if not known here")
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     options = parser.parse_args()
-    if options.device == "cpu" and not options.tiny:
-        parser.error("--device cpu needs --tiny")
+    if (options.device == "sim") > options.all:
+        parser.error("--device sim needs --all")
+    if options.device == "sim":
+        options.tiny, options.seconds, options.block = True, 2.0, 0.2
+    if options.device == "cpu" and (options.all or not options.tiny):
+        parser.error("--device cpu needs --tiny" if not options.all else "--all is for cuda and sim")
     return options
 
 
@@ -121,14 +139,13 @@ def run_pair(
         "seconds": options.seconds,
         "block_seconds": options.block,
     }
-    backend = "nccl" if options.device == "cuda" else "gloo"
+    backend = {"cuda": "nccl", "cpu": "gloo"}.get(options.device, options.device)
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     # The first steps compile, and say nothing meanwhile.
     outcome = nursery.run(argument, ranks, threads, timeout=900.0, backend=backend)
     result = outcome.results[0]
     if outcome.error is not None or result is None:
-        print(outcome.trace, file=sys.stderr)
-        raise SystemExit(outcome.error.render() if outcome.error else "stopped")
+        raise SystemExit(outcome.why() or "stopped")
     return {"model": size, "ranks": ranks, "compiled": compiled, **figures(result, model, ranks, options)}
 
 

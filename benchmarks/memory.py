@@ -49,9 +49,10 @@ def prepare(argument: dict[str, Any]) -> Any:
 
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     """In each rank: a step, and one that is counted."""
+    import torch
     from live import live_peak
 
-    from unisono.comm.device import begin_peak, tally
+    from unisono.comm.device import begin_peak, is_apart
     from unisono.observe.memory import rss_mib
     from unisono.observe.span import Recorder
     from unisono.train.build.build import build, connect, feeds, place_of
@@ -65,16 +66,20 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     train_step(run, feed.fetch(0, run.leaves))
     leaves = feed.fetch(1, run.leaves)
     begin_peak(place.device)
-    seen = live_peak(run, lambda: train_step(run, leaves))
-    on_device = tally(place.device)
+    if is_apart(place.device):  # which counts by itself
+        train_step(run, leaves)
+        most, at, held = torch.get_device_module(place.device).max_memory_allocated(place.device), "", []
+    else:
+        seen = live_peak(run, lambda: train_step(run, leaves))
+        most, at, held = seen.most, seen.at, seen.sizes
     resident = rss_mib()
     feed.close()
     return {
-        "live": seen.most if on_device is None else on_device.most,
-        "at": seen.at,
+        "live": most,
+        "at": at,
         "resident": resident,
         "away": run.local.store.most,
-        "sizes": seen.sizes,
+        "sizes": held,
     }
 
 
@@ -92,7 +97,8 @@ def row_of(plan: str, sizes: dict[str, Any], batch: int, backend: str = "gloo") 
     found = max((result or {} for result in outcome.results), key=lambda result: result["live"])
     model = replace(transformer(resolved.recipe.model, 256), states=recipe.train.optimiser().kept)
     sum_of = resolved.batch
-    _, ledger = fullest(model, resolved.plan, micro_batch=sum_of.micro_batch, micros=sum_of.micros)
+    sizes_of = {"micro_batch": sum_of.micro_batch, "micros": sum_of.micros}
+    _, ledger = fullest(model, resolved.plan, **sizes_of, apart=backend != "gloo")
     return {
         "plan": str(Plan.parse(plan)), "live": found["live"] / MIB, "ledger": ledger.total / MIB,
         "ratio": ledger.total / found["live"], "resident": found["resident"], "away": found["away"] / MIB,

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from axis_peers import PEERS as AXES
 from peers import Racer, Task, ddp, fsdp, ours, plain
 
+from unisono.comm.device import is_apart, properties
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
 from unisono.train.build.build import connect, place_of
@@ -53,10 +54,10 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """What a rank computed on, and the most of its memory that PyTorch had in use."""
-    if device.type == "cpu":
+    if not is_apart(device):
         return {"device": "cpu"}
-    peak = torch.cuda.max_memory_allocated(device) / 2**30
-    return {"device": torch.cuda.get_device_name(device), "peak_gib": peak}
+    peak = torch.get_device_module(device).max_memory_allocated(device) / 2**30
+    return {"device": properties(device).get("name", device.type), "peak_gib": peak}
 
 
 def by_name(name: str, task: Task) -> Racer:

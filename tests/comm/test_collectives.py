@@ -1,6 +1,7 @@
 """Collectives: each algorithm does what the engine does; what is asked for is what is used; what cannot be is refused."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.collectives.memory import mapping as memory
+from unisono.comm.collectives.messages.live import gather
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
@@ -128,3 +130,21 @@ def test_mpi_that_has_not_started_the_ranks_is_refused_by_all_in_words() -> None
         return error.value.code, "collective=auto" in error.value.fix
 
     assert run(2, refused) == [("P20", True)] * 2
+
+
+def test_a_ring_waits_for_all_that_it_began() -> None:
+    begun: list[str] = []
+    over: list[str] = []
+
+    def message(way: str) -> SimpleNamespace:
+        begun.append(way)
+        return SimpleNamespace(wait=lambda: over.append(way))
+
+    pg = SimpleNamespace(
+        rank=lambda: 1,
+        size=lambda: 3,
+        send=lambda x, peer, tag: message(f"{len(begun)} to {peer}"),
+        recv=lambda x, peer, tag: message(f"{len(begun)} from {peer}"),
+    )
+    gather(torch.zeros(6), torch.zeros(2), pg)  # type: ignore[arg-type]
+    assert sorted(begun) == sorted(over) and len(begun) == 4

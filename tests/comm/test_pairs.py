@@ -38,6 +38,26 @@ def test_what_goes_up_and_what_goes_down_never_share_a_queue(index):
     }
 
 
+@pytest.mark.parametrize("upwards", [True, False])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_each_message_that_opens_a_queue_is_waited_for(index, upwards):
+    begun: list[str] = []
+    over: list[str] = []
+
+    def message(way: str) -> SimpleNamespace:
+        begun.append(way)
+        return SimpleNamespace(wait=lambda: over.append(way))
+
+    way = SimpleNamespace(
+        size=3,
+        index=index,
+        start_send=lambda x, to: message(f"to {to}"),
+        start_recv=lambda x, source: message(f"from {source}"),
+    )
+    _open(way, torch.device("cpu"), upwards)  # type: ignore[arg-type]
+    assert begun == over and len(begun) == 2
+
+
 def opened(ctx) -> list[float]:
     """What a rank hears from both its neighbours in a ring, by queues that were opened before."""
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)

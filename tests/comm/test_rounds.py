@@ -98,6 +98,13 @@ def test_the_ledger_has_what_each_rank_sends(name: str) -> None:
             assert counted.get(("dp", op), 0) == 4 * program.sent(rank, 100)
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_scattered_sum_is_there_when_the_call_returns(name: str) -> None:
+    parts = run(3, lambda rank: dp_of(rank, 3, name).reduce_scatter(drawn(rank, 12)).clone())
+    whole = sum(drawn(rank, 12) for rank in range(3))
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-13, atol=1e-13)
+
+
 def test_a_group_gathers_scatters_and_reduces_to_one() -> None:
     def moved(rank, name):
         dp = dp_of(rank, 3, name)

@@ -1,7 +1,7 @@
 """On GPUs a run computes what it computes on processors, waits for the device once a step, and never forks CUDA.
 
-Plans of several ranks are proven on one GPU too, on which the ranks take turns (`launch.backend=nccl:shared`): their
-messages are NCCL's, over sockets instead of NVLink.
+Plans of several ranks are proven with a GPU for each where there are so many. On fewer the ranks take turns
+(`launch.backend=nccl:shared`): their messages are NCCL's, over sockets instead of NVLink.
 """
 
 import json
@@ -185,7 +185,9 @@ def proven() -> Callable[[str], Proof]:
         if plan not in found:
             plans = next(plans for plans in (ALONE, TWO, FOUR) if plan in plans)
             read = [Plan.parse(one) for one in plans]
-            proofs = prove(recipe, read, steps=2, backend="nccl:shared", keep_going=True)
+            enough = gpus() >= max(one.world for one in read)
+            backend = "nccl" if enough else "nccl:shared"
+            proofs = prove(recipe, read, steps=2, backend=backend, keep_going=True)
             found.update(zip(plans, proofs, strict=True))
         return found[plan]
 

@@ -60,13 +60,15 @@ class _Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of a step on a row. unit, widest: bytes of what `shard` gathers at once, and of the largest gradient."""
+    """Sizes of a step on a row. unit, widest: bytes of what `shard` gathers at once, and of the largest gradient.
+    apart: as of `alive`."""
 
     unit: float
     widest: float
     micro_batch: int
     micros: int
     row: int
+    apart: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,11 @@ def _held(model: Transformer, plan: Plan, share: RowShare, parts: Sequence[tuple
     )
 
 
-def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row: int) -> Memory:
-    """Return the bytes of one rank of a pipeline row at its peak. Slack is 0."""
+def alive(
+    model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row: int, apart: bool = False
+) -> Memory:
+    """Return the bytes of one rank of a pipeline row at its peak. Slack is 0. apart: on a device whose copies go on
+    beside its work, so that backward has what it needs next fetched ahead."""
     share, ways = share_of(model, plan, row, True), in_order(model, plan, row)
     parts = _parts(model, plan, share, row)
     held = _held(model, plan, share, parts)
@@ -149,7 +154,7 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
     widest = _ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
     lent = unit if any(away_of(way).params for way in ways) else 0.0
     lent = max(lent, 2 * widest if away_of(plan).params else 0.0)
-    sizes = _Sizes(unit, widest, micro_batch, micros, row)
+    sizes = _Sizes(unit, widest, micro_batch, micros, row, apart)
     moments = [
         Memory(lying.params, grads, lying.optim, activations, beside + lent)
         for beside, grads, activations in _moments(model, plan, share, held, sizes)
@@ -164,9 +169,12 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
     return max(moments, key=lambda memory: memory.total)
 
 
-def fullest(model: Transformer, plan: Plan, *, micro_batch: int, micros: int) -> tuple[int, Memory]:
-    """Return (row, memory) of the rank that needs most."""
-    rows = [alive(model, plan, micro_batch=micro_batch, micros=micros, row=row) for row in range(plan.pp)]
+def fullest(
+    model: Transformer, plan: Plan, *, micro_batch: int, micros: int, apart: bool = False
+) -> tuple[int, Memory]:
+    """Return (row, memory) of the rank that needs most. apart: as of `alive`."""
+    batch = {"micro_batch": micro_batch, "micros": micros}
+    rows = [alive(model, plan, **batch, row=row, apart=apart) for row in range(plan.pp)]
     row = max(range(plan.pp), key=lambda r: rows[r].total)
     return row, rows[row]
 
@@ -187,7 +195,7 @@ def _moments(
     e, shards = 2 if plan.precision in ("bf16", "fp16") else int(_ITEM), virtual_of(plan)
     (micros, unit), sizes = (shape.micros, shape.unit), (shape.micro_batch, plan.tp, plan.cp, e)
     held = in_flight(plan.schedule, shape.row, plan.pp, micros)
-    blocks = _blocks(model, plan, share, shape.micro_batch, e, shape.row)
+    blocks = _blocks(model, plan, share, shape, e)
     ways = in_order(model, plan, shape.row)
     stem = share.stem * activations.stem_bytes(model, *sizes, shards=shards)
     whole = held * (blocks.kept + stem)
@@ -313,7 +321,8 @@ def _kept(model: Transformer, way: Plan, micro_batch: int, e: int, sparse: float
     )  # fmt: skip
 
 
-def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e: int, row: int) -> _Blocks:
+def _blocks(model: Transformer, plan: Plan, share: RowShare, shape: _Sizes, e: int) -> _Blocks:
+    micro_batch, row = shape.micro_batch, shape.row
     ways, (mean, bottom, top) = in_order(model, plan, row), _sparse(model, plan, row)
     times, low, high = share.layers / len(ways), ways[0], ways[-1]
     each = {way: _kept(model, way, micro_batch, e, mean) for way in set(ways)}
@@ -340,6 +349,11 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
         if away_of(way).activations:
             whole = _kept(model, way, micro_batch, e, mean, "none") + tokens * _ITEM * model.d_model / high.tp
             ahead = max(ahead, whole + before - kept_now)
+        if shape.apart and away_of(way).activations:  # it is there, and the one to which backward comes next
+            there = [w for w in ways[max(0, at - 1) : at + 1] if away_of(w).activations]
+            weights = times * _ITEM * sum(dealt_elements(model, w) for w in ways[at + 1 :])
+            fetched = sum(_kept(model, w, micro_batch, e, mean, "none") for w in there)
+            between.append((weights, before + fetched + working + weight_grads * (plan.dp > 1)))
         if (
             0 < at < len(ways) - 1 and way != ways[at + 1]
         ):  # the last of its kind, to which backward comes first
@@ -366,12 +380,14 @@ def _attending(model: Transformer, plan: Plan) -> float:
     return 4 * model.d_model + 2 * ways * model.kv_width
 
 
-def chosen(model: Transformer, plan: Plan, capacity: float, *, micro_batch: int, micros: int) -> Plan | None:
+def chosen(
+    model: Transformer, plan: Plan, capacity: float, *, micro_batch: int, micros: int, apart: bool = False
+) -> Plan | None:
     """Return the plan with the fewest recomputed blocks that fits into `capacity` bytes a rank; None where nothing
-    fits."""
+    fits. apart: as of `alive`."""
 
     def lacking(tried: Plan) -> int | None:
-        row, memory = fullest(model, tried, micro_batch=micro_batch, micros=micros)
+        row, memory = fullest(model, tried, micro_batch=micro_batch, micros=micros, apart=apart)
         return row if memory.total > capacity else None
 
     return fewest(plan, *stages_in(model, plan), lacking, selective=True)

@@ -29,7 +29,7 @@ def with_homes(got: Price, ask: PlanRequest) -> Price:
         return got
     model, rows = _model(ask), range(ask.plan.pp)
     each = [copied(model, ask.plan, ask.micro_batch, row, ask.stack.composed) for row in rows]
-    if ask.cluster.cores or ask.cluster.device.name == "cpu":
+    if _on_host(ask):
         took = _on_cores(each, ask, 1.0 / (ask.cluster.device.bandwidth * ask.stack.elementwise))
     else:
         took = _on_device(each, ask, got)
@@ -60,15 +60,19 @@ def verdict(ask: PlanRequest, usual: MemoryVerdict) -> MemoryVerdict:
         return usual
     model, slack = _model(ask), usual.memory.slack / usual.memory.allocated
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    rows = [alive(model, ask.plan, **sizes, row=row) for row in range(ask.plan.pp)]
+    rows = [alive(model, ask.plan, **sizes, row=row, apart=not _on_host(ask)) for row in range(ask.plan.pp)]
     if ask.cluster.cores and not away.on_disk:
         plain = at_home(ask.plan)
         rows = [
-            max(memory, alive(model, plain, **sizes, row=row), key=lambda m: m.total)
+            max(memory, alive(model, plain, **sizes, row=row, apart=False), key=lambda m: m.total)
             for row, memory in enumerate(rows)
         ]
     row = max(range(len(rows)), key=lambda r: rows[r].total)
     return replace(usual, row=row, memory=replace(rows[row], slack=slack * rows[row].total))
+
+
+def _on_host(ask: PlanRequest) -> bool:
+    return bool(ask.cluster.cores) or ask.cluster.device.name == "cpu"
 
 
 def _model(ask: PlanRequest) -> Transformer:

@@ -62,6 +62,14 @@ def test_a_plan_computes_what_one_device_computes(plan, proven):
     assert proven(plan).passed, proven(plan)
 
 
+def test_so_does_one_of_experts():
+    model = ModelConfig(kind="moe", n_layer=2, n_head=2, d_model=32, context=32, n_experts=4)
+    (proof,) = prove(
+        SMALL.model_copy(update={"model": model}), [Plan.parse("shard=2 ep=2")], steps=2, backend="sim"
+    )
+    assert proof.passed, proof
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", FOUR)
 def test_so_does_one_of_four_ranks(plan, proven):

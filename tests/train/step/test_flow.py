@@ -1,6 +1,7 @@
 """PipeDream: a pipeline without a flush is one device that uses the weights of the versions that its formula says."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -199,14 +200,27 @@ def test_who_is_stopped_finishes_what_is_in_flight(recipe, micros):
     assert 3 < steps < 16 and all(rank[:2] == (steps, told) for rank in others)
 
 
-def test_a_number_that_is_none_ends_the_run_on_all_ranks(recipe):
+@pytest.mark.parametrize(("micros", "step"), [(4, 2), (1, 0)])
+def test_a_number_that_is_none_ends_the_run_on_all_ranks(recipe, micros, step):
+    """With one micro-batch a step, sums of later steps are under way when the first number comes."""
+    recipe = having(recipe, global_batch=micros)
+
     def sick(run, feed, val):
-        reports = []
-        for report in train(run, feed, 6):
-            reports.append(report.finite)
-            if run.step == 2 and run.local.holds_loss:
+        reports, begun, over = [], [], []
+        start = run.mesh.replica.start_all_reduce
+
+        def counted(x):
+            begun.append(start(x))
+            return SimpleNamespace(wait=lambda pending=begun[-1]: over.append(pending.wait()))
+
+        run.mesh.replica.start_all_reduce = counted
+        steps = train(run, feed, 6)
+        while not reports or reports[-1]:
+            if run.step == step and run.local.holds_loss:
                 run.local.slots[-1].master.data.view(-1)[0] = math.nan
+            reports.append(next(steps).finite)
         assert isinstance(run.player, FlowPlayer) and run.player.empty
+        assert len(begun) == len(over), "no sum is left under way"
         evaluate(run, [val.fetch(0, run.leaves)])  # messages are those of this, none is left over
         return reports
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch._dynamo
 
 from unisono import __version__
-from unisono.comm.device import arithmetic, notes, of_rank, properties
+from unisono.comm.device import arithmetic, is_apart, notes, of_rank, properties
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
@@ -79,7 +79,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             sync = tell(ctx, "sync", lambda: pinned(run_dir, plan.sync, plan.dp, SYNC))
             plan = replace(plan, collective=said, sync=sync)
         room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
-        plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
+        plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus, is_apart(place.device))
         if said and ctx.rank == 0:
             ctx.channel.send("note", text=said)
         training = _order(ctx, order, run_dir, recipe, plan, replace(place, speeds=order.speeds), resume)
@@ -156,7 +156,8 @@ def _train(ctx: RankContext, order: RankOrder, corpus: Corpus, room: float) -> d
     except Exception as error:
         if not is_memory(error):
             raise
-        raise out_of_memory(error, order.recipe, order.plan, room, corpus.vocab) from error
+        apart = is_apart(order.place.device)
+        raise out_of_memory(error, order.recipe, order.plan, room, corpus.vocab, apart) from error
     finally:
         for line in notes(order.place.device):
             ctx.channel.send("note", text=line)
@@ -169,14 +170,14 @@ def _train(ctx: RankContext, order: RankOrder, corpus: Corpus, room: float) -> d
 
 
 def _agree_on_recomputation(
-    ctx: RankContext, recipe: Recipe, plan: Plan, room: float, corpus: Corpus
+    ctx: RankContext, recipe: Recipe, plan: Plan, room: float, corpus: Corpus, apart: bool
 ) -> tuple[Plan, str]:
     """What recompute=auto comes to, by the room of rank 0: ranks that compute again gather again, all or none."""
     if plan.recompute != "auto":
         return plan, ""
 
     def choose_here() -> list[str]:
-        got, said = settled(recipe, plan, room, corpus.vocab)
+        got, said = settled(recipe, plan, room, corpus.vocab, apart)
         return [got.recompute, said]
 
     word, said = tell(ctx, "recompute", choose_here)

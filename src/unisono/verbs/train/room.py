@@ -111,12 +111,15 @@ def room_here(ranks: int, environ: Mapping[str, str]) -> float:
     return where.device.memory
 
 
-def ledger(recipe: Recipe, plan: Plan, vocab: int | None = None) -> tuple[int, Memory] | None:
-    """(pipeline row, bytes) of the fullest rank of a resolved plan; None for a model whose blocks have no count."""
+def ledger(
+    recipe: Recipe, plan: Plan, vocab: int | None = None, apart: bool = False
+) -> tuple[int, Memory] | None:
+    """(pipeline row, bytes) of the fullest rank of a resolved plan; None for a model whose blocks have no count.
+    apart: on a device with copies of its own, which fetches ahead what is offloaded."""
     sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
     if sizes is None or batch is None:
         return None
-    return fullest(sizes, plan, micro_batch=batch.micro_batch, micros=batch.micros)
+    return fullest(sizes, plan, micro_batch=batch.micro_batch, micros=batch.micros, apart=apart)
 
 
 def rank_bytes(recipe: Recipe, plan: Plan) -> tuple[float, bool]:
@@ -126,15 +129,18 @@ def rank_bytes(recipe: Recipe, plan: Plan) -> tuple[float, bool]:
     return PROCESS + (0.0 if counted is None else counted[1].total), counted is not None
 
 
-def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None) -> tuple[Plan, str]:
+def settled(
+    recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None, apart: bool = False
+) -> tuple[Plan, str]:
     """A plan with recompute=auto as it is played, and what to say of it: the fewest blocks computed again that fit into
-    `capacity` bytes. Others as they are, and nothing. Raises Infeasible where all blocks are not enough."""
+    `capacity` bytes. Others as they are, and nothing. Raises Infeasible where all blocks are not enough. apart: as of
+    `ledger`."""
     if plan.recompute != "auto":
         return plan, ""
     sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
     if sizes is None or batch is None:
         return plan, f"recompute auto: none, as a model of kind {recipe.model.kind} has no ledger by blocks"
-    batch_sizes = {"micro_batch": batch.micro_batch, "micros": batch.micros}
+    batch_sizes = {"micro_batch": batch.micro_batch, "micros": batch.micros, "apart": apart}
     got = chosen(sizes, plan, SHARE * capacity, **batch_sizes)
     if got is None:
         need = fullest(sizes, replace(plan, recompute="full"), **batch_sizes)[1].total
@@ -142,7 +148,7 @@ def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = Non
             f"recompute=auto: with every block computed again a rank needs {words.nbytes(need)}, and there are"
             f" {words.nbytes(capacity)}",
             where="plan.recompute, train.micro_batch",
-            fix=_nearest(recipe, replace(plan, recompute="full"), capacity, vocab),
+            fix=_nearest(recipe, replace(plan, recompute="full"), capacity, vocab, apart),
         )
     need = fullest(sizes, got, **batch_sizes)[1].total
     said = grouping.again_in_words(sizes, got)
@@ -150,10 +156,15 @@ def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = Non
 
 
 def out_of_memory(
-    error: BaseException, recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None
+    error: BaseException,
+    recipe: Recipe,
+    plan: Plan,
+    capacity: float,
+    vocab: int | None = None,
+    apart: bool = False,
 ) -> Infeasible:
-    """The error of ours for one of memory: the ledger, and the nearest plan that fits."""
-    counted = ledger(recipe, plan, vocab)
+    """The error of ours for one of memory: the ledger, and the nearest plan that fits. apart: as of `ledger`."""
+    counted = ledger(recipe, plan, vocab, apart)
     said = str(error).strip().splitlines() or [""]
     what = f"out of memory: {said[0][:200]}" if said[0] else "out of memory"
     if counted is None:
@@ -169,7 +180,7 @@ def out_of_memory(
     listed = ", ".join(f"{name} {words.nbytes(size)}" for name, size in parts.items() if size)
     likely = f"a rank of stage row {row} needs {words.nbytes(memory.total)}: {listed}; it has {words.nbytes(capacity)}"
     room = min(capacity, 0.8 * memory.total)  # it did not fit, whatever was thought to be there
-    return Infeasible(what, where=place(error), likely=likely, fix=_nearest(recipe, plan, room, vocab))
+    return Infeasible(what, where=place(error), likely=likely, fix=_nearest(recipe, plan, room, vocab, apart))
 
 
 def with_largest_micro_batch(
@@ -217,7 +228,7 @@ def with_largest_micro_batch(
     )
 
 
-def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None) -> str:
+def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None, apart: bool = False) -> str:
     """The change to a plan that costs least time and fits, in words."""
     sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
     if sizes is None or batch is None:
@@ -228,7 +239,7 @@ def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None) -> str:
     base = (plan, batch.micro_batch, batch.micros)
     ways += _put_away([("", *base), *ways])
     for said, other, micro_batch, micros in ways:
-        if fullest(sizes, other, micro_batch=micro_batch, micros=micros)[1].total > room:
+        if fullest(sizes, other, micro_batch=micro_batch, micros=micros, apart=apart)[1].total > room:
             continue
         train = recipe.train.model_copy(update={"micro_batch": micro_batch})
         if not replace(other, micros=micros).check(recipe.model_copy(update={"train": train})):

@@ -19,6 +19,7 @@ from unisono_contrib.comm.sim.group import register
 from unisono_contrib.comm.sim.module import SimModule
 from unisono_contrib.comm.sim.order import Race
 from unisono_contrib.comm.sim.tensor import NAME, SimDevice, SimTensor, device, run, set_up
+from unisono_contrib.comm.sim.unwound import UnwoundGuard, raise_what_backward_raised
 
 __all__ = ["NAME", "DeviceTally", "SimDevice", "SimTensor", "install", "page_locked", "tally"]
 
@@ -69,7 +70,8 @@ def install(backend: str = NAME) -> SimDevice:
             raise RuntimeError(
                 f"torch {torch.__version__} has no devices in Python; 2.13 has them"
             ) from error
-        _setup_privateuseone_for_python_backend(NAME, SimModule())
+        _setup_privateuseone_for_python_backend(NAME, SimModule(), device_guard=UnwoundGuard())
+        raise_what_backward_raised()
         library = torch.library.Library("_", "IMPL")
         library.fallback(lambda op, *args, **kwargs: run(op, args, kwargs), "PrivateUse1")
         # torch.tensor(..., device=) leaves out what Python dispatches to, and torch 2.13 finds no fallback from there.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -35,6 +36,13 @@ class SimWork(dist.Work):
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
+
+    def get_future(self) -> Any:
+        """For torch's DDP, which asks for it: waits at once."""
+        future, held = torch.futures.Future(), self._held  # type: ignore[var-annotated]
+        self.wait()
+        future.set_result(held[-1:])
+        return future
 
     def synchronize(self) -> None:
         self.wait()

@@ -75,6 +75,10 @@ class SimEvent:
         return over
 
     def elapsed_time(self, end: "SimEvent") -> float:
+        """Milliseconds. Raises RuntimeError, as CUDA does, where a moment is not recorded or not waited for."""
+        over = all(device().timeline.host.get(s, 0) >= t for s, t in end.clock.items())
+        if not (self._at and end._at and over):
+            raise RuntimeError("the device has not come to the end of what is timed")
         return 1000 * (end._at - self._at)
 
 
