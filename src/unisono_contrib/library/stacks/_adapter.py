@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from unisono.library.gradient_check import plain_name
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder
+from unisono_contrib.library.stacks._one_device import alone
 from unisono_contrib.library.stacks._step import TrainingStep, numbers_of, total
 from unisono_contrib.library.stacks._watch import SeenStep, StackWatch, copied
 
@@ -68,6 +69,11 @@ class StackAdapter:
         """Return how many ranks have data of their own. Raises UsageError V09 for numbers that do not fit."""
         return ranks
 
+    @staticmethod
+    def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave in files what one device makes of the step. Returns what of it fits into JSON."""
+        return alone(step, argument)
+
     def play(self, steps: int) -> list[SeenStep]:
         """Build the model and make the steps. Each rank calls it."""
         torch.manual_seed(0)
@@ -95,7 +101,10 @@ class StackAdapter:
         first = self.seat() * place.micros
         weights = [float(self.step.weight(batch)) for batch in every]
         place.step, place.total_weight = number, total(weights)
-        place.batches, place.weights = every[first : first + place.micros], weights[first : first + place.micros]
+        place.batches, place.weights = (
+            every[first : first + place.micros],
+            weights[first : first + place.micros],
+        )
 
     def seat(self) -> int:
         """Return which share of the data is this rank's."""
@@ -105,7 +114,9 @@ class StackAdapter:
         """Wrap the model, and make the optimiser."""
         wrapped = self.step.wrap(self.bare, self.place)
         self.place.model = self.wrapped() if wrapped is None else wrapped
-        self.place.optimizer = self.step.optimizer([p for p in self.place.model.parameters() if p.requires_grad])
+        self.place.optimizer = self.step.optimizer(
+            [p for p in self.place.model.parameters() if p.requires_grad]
+        )
 
     @abstractmethod
     def wrapped(self) -> Any:

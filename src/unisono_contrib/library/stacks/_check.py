@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.tensor import Placement
 
 from unisono.launch.fork_server import ForkServer
 from unisono.library.explain import explained
@@ -17,7 +16,7 @@ from unisono.library.gradient_check import GradientVerdict, home_of, judge, path
 from unisono.library.loop_check import BOUNDS, COARSE, ROUNDINGS
 from unisono.spec.words import listed
 from unisono_contrib.library.stacks._adapter import StackAdapter, found, misfit
-from unisono_contrib.library.stacks._one_device import added
+from unisono_contrib.library.stacks._one_device import added, other_means
 from unisono_contrib.library.stacks._rank import ENTRY
 from unisono_contrib.library.stacks._step import TrainingStep
 
@@ -158,15 +157,24 @@ def _gradients_then_updates(plays: Plays, tokens: int) -> GradientVerdict:
     for step in range(plays.first, plays.steps):
         if all(result["gradients"][step] for result in plays.results):
             judged = _gradients(plays, step, tokens, past)
-            errors = {name: max(error, verdict.errors.get(name, 0.0)) for name, error in judged.errors.items()}
+            errors = {
+                name: max(error, verdict.errors.get(name, 0.0)) for name, error in judged.errors.items()
+            }
             if not judged.passed:
                 return replace(judged, step=step)
-            verdict = replace(judged, errors=errors, updates=verdict.updates, update_bound=verdict.update_bound)
+            verdict = replace(
+                judged, errors=errors, updates=verdict.updates, update_bound=verdict.update_bound
+            )
             past = [added(plays.shares(step))]
-        errors, bound = _update_errors(plays, step)
+        weights = plays.seen("weight", step)
+        if not any(weights):  # of a stack of which gradients are all that is compared
+            continue
+        errors, bound = _update_errors(plays, step, weights)
         wrong = [name for name in reversed(errors) if not errors[name] <= bound]
         if wrong:
-            return replace(verdict, passed=False, first=wrong[0], updates=errors, update_bound=bound, step=step)
+            return replace(
+                verdict, passed=False, first=wrong[0], updates=errors, update_bound=bound, step=step
+            )
         kept = {name: max(error, verdict.updates.get(name, 0.0)) for name, error in errors.items()}
         verdict = replace(verdict, updates=kept, update_bound=max(bound, verdict.update_bound))
     return verdict
@@ -184,17 +192,31 @@ def _gradients(plays: Plays, step: int, tokens: int, past: Sequence[Tensors]) ->
         )
     micros = plays.call["micros"]
     places = {i: (f"rank {i // micros}", i % micros, micros) for i in range(len(parts))}
-    return judge(
-        [{name: part[name] for name in names} for part in parts],
-        [{name: rank[name] for name in names} for rank in seen],
-        {}, plays.ranks, tokens, places, past,
-    )  # fmt: skip
+    parts = [{name: part[name] for name in names} for part in parts]
+    seen = [{name: rank[name] for name in names} for rank in seen]
+
+    def judged(times: Sequence[float]) -> GradientVerdict:
+        scaled = [{n: k * x for n, x in part.items()} for k, part in zip(times, parts, strict=True)]
+        return judge(scaled, seen, {}, plays.ranks, tokens, places, past)
+
+    verdict = judged([1.0] * len(parts))
+    clip = plays.alone["clips"][step]
+    others = (
+        {("not_clipped", f"gradients are not clipped, by {clip:.4g}"): [1 / clip] * len(parts)}
+        if clip < 1
+        else {}
+    )
+    for text, times in other_means(plays.alone["parts"][step], micros).items():
+        others["loss_normalisation", text] = times
+    for (cause, text), times in others.items() if not verdict.passed else ():
+        if judged(times).passed:
+            return replace(verdict, cause=cause, explanation=text)
+    return verdict
 
 
-def _update_errors(plays: Plays, step: int) -> tuple[dict[str, float], float]:
-    """Return each tensor's error over its largest movement in a step, and what it may be."""
+def _update_errors(plays: Plays, step: int, seen: Sequence[Tensors]) -> tuple[dict[str, float], float]:
+    """Return each tensor's error over its largest movement in a step, and what it may be. seen: each rank's weights."""
     before, after, noisy = plays.one("one", step), plays.one("one", step + 1), plays.one("noisy", step + 1)
-    seen = plays.seen("weight", step)
     for rank, held in enumerate(seen):
         if lost := [name for name in after if name not in held or held[name].shape != after[name].shape]:
             fix = "weights by the names and in the shapes of one device, for all that is trained"
@@ -208,7 +230,11 @@ def _update_errors(plays: Plays, step: int) -> tuple[dict[str, float], float]:
     for name in plays.alone["order"]:
         gap = max(_gap(held[name], after[name]) for held in seen)
         room = max(bound * max(moves[name], floor), ROUNDINGS * _gap(noisy[name], after[name]))
-        room += 8 * torch.finfo(after[name].dtype).eps * after[name].abs().max().item() if after[name].numel() else 0
+        room += (
+            8 * torch.finfo(after[name].dtype).eps * after[name].abs().max().item()
+            if after[name].numel()
+            else 0
+        )
         errors[name] = bound * gap / room if room else (0.0 if gap == 0 else float("inf"))
     return errors, bound
 
