@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from unisono.library.gradient_check import plain_name
 from unisono.spec.errors import UsageError
@@ -35,7 +34,7 @@ class StackPlace:
     options: dict[str, Any]
     clip: float = 0.0
     model: Any = None
-    optimizer: Optimizer | None = None
+    optimizer: Any = None
     stack: Any = None
     step: int = 0
     batches: Sequence[Any] = ()
@@ -144,7 +143,6 @@ class StackAdapter:
     def finish(self) -> None:
         """Take the optimiser's step of a plain loop, and forget the gradients."""
         place = self.place
-        assert place.optimizer is not None
         if place.clip:
             torch.nn.utils.clip_grad_norm_(place.model.parameters(), place.clip)
         place.optimizer.step()

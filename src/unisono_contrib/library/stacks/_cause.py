@@ -313,7 +313,8 @@ def _scaled(case: UpdateCase) -> Cause | None:
         return None
     if abs(a - 1) > 1e-3:
         near = size_text(a, case.sizes)
-        text = f"{listed(case.wrong, 3)} moved {a:.6g} times as far as it should{f', as many as {near}' if near else ''}"
+        near = f", as many as {near}" if near else ""
+        text = f"{listed(case.wrong, 3)} moved {a:.6g} times as far as it should{near}"
         return Cause("learning_rate", f"{text}: another learning rate, or gradients times a number")
     rate = next((group["lr"] for group in case.device.optimizer.param_groups if "lr" in group), scale)
     decay = -pull / float(rate)

@@ -47,8 +47,8 @@ def check_stack(
     into JSON. dtype: torch's default one; the adapter's if "", which is float64 wherever the stack has it. tokens: how
     many terms a weight's gradient sums. timeout: seconds that a rank may keep the others waiting.
 
-    Raises UsageError V08 for a stack that is unknown or not installed, V09 for a step that it cannot play, V03 for names
-    or shapes that do not fit; UserCodeError where the step raises, HangError where ranks wait for each other.
+    Raises UsageError V08 for a stack that is unknown or not installed, V09 for a step that it cannot play, V03 for
+    names or shapes that do not fit; UserCodeError where the step raises, HangError where ranks wait for each other.
     """
     kind = found(stack)
     wanted = dict(options or {})
@@ -70,11 +70,11 @@ def check_updates(
     dtype: str = "float64",
     timeout: float = 300.0,
 ) -> GradientVerdict:
-    """Compare the weights that any loop comes to with those of one device; for optimisers, and stacks without gradients.
+    """Compare the weights that any loop comes to with those of one device; for optimisers, and where no gradient shows.
 
-    step: a class at the top of a file that says what one device does, see `TrainingStep`. loop: a function at the top of
-    a file that takes a rank with `rank` and `world`, and returns {name: weight} after `steps` steps, or a list of them,
-    one for each step. torch.distributed is initialised with Gloo. ranks, micros: into how many micro-batches a step's
+    step: a class at the top of a file that says what one device does, see `TrainingStep`. loop: a function at the top
+    of a file that takes a rank with `rank` and `world`, and returns {name: weight} after `steps` steps, or a list of
+    them, one for each step. torch.distributed is initialised with Gloo. ranks, micros: into how many micro-batches a step's
     global batch is cut. steps: how many the loop makes. dtype: torch's default one. timeout: seconds that a rank may
     keep the others waiting.
 

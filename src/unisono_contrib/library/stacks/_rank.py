@@ -1,4 +1,4 @@
-"""What the processes of `check_stack` and `check_updates` run: a stack, a loop, one device, or the search for a cause."""
+"""What processes of `check_stack` and `check_updates` run: a stack, a loop, one device, or the search for a cause."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -21,7 +21,7 @@ class DeepSpeed(StackAdapter):
 
     def begin(self) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        import deepspeed
+        import deepspeed  # pyright: ignore[reportMissingImports]
 
         without_compiler(deepspeed)
         place = self.place
@@ -69,7 +69,7 @@ class DeepSpeed(StackAdapter):
 
     def _gradients(self) -> dict[str, Tensor]:
         """Return whole gradients of this rank, {} where this version does not show them. A collective."""
-        from deepspeed.utils import safe_get_full_grad
+        from deepspeed.utils import safe_get_full_grad  # pyright: ignore[reportMissingImports]
 
         zero = self.place.stack.zero_optimization()
         read = safe_get_full_grad if zero else (lambda p: p.grad)
@@ -80,7 +80,7 @@ class DeepSpeed(StackAdapter):
         return {plain_name(n): p for n, p in self.place.stack.module.named_parameters() if p.requires_grad}
 
     def weights(self) -> dict[str, Tensor]:
-        from deepspeed.utils import safe_get_full_fp32_param
+        from deepspeed.utils import safe_get_full_fp32_param  # pyright: ignore[reportMissingImports]
 
         zero = self.place.stack.zero_optimization()
         return {n: copied(safe_get_full_fp32_param(p) if zero else p) for n, p in self.named().items()}

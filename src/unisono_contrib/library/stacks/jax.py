@@ -30,7 +30,7 @@ class Jax(StackAdapter):
         return self.bare
 
     def play(self, steps: int) -> list[SeenStep]:
-        import jax
+        import jax  # pyright: ignore[reportMissingImports]
 
         place = self.place
         configure(place.groups)
@@ -48,9 +48,9 @@ class Jax(StackAdapter):
 
     def average(self) -> Any:
         """Return the gradient: each device's micro-batches, then one sum over devices."""
-        import jax
-        import jax.numpy as jnp
-        from jax.sharding import PartitionSpec as P
+        import jax  # pyright: ignore[reportMissingImports]
+        import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
+        from jax.sharding import PartitionSpec as P  # pyright: ignore[reportMissingImports]
 
         place, step = self.place, self.step
         shapes = {str(jax.tree.map(np.shape, batch)) for batch in place.batches}
@@ -84,7 +84,7 @@ class Jax(StackAdapter):
     @staticmethod
     def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
         """Leave the shares of each step's gradient, by one device."""
-        import jax
+        import jax  # pyright: ignore[reportMissingImports]
 
         configure(1)
         tree, order, every = step.model(), [], []
@@ -102,7 +102,7 @@ class Jax(StackAdapter):
 
 def configure(devices: int) -> None:
     """CPU devices, before JAX has begun with any."""
-    import jax
+    import jax  # pyright: ignore[reportMissingImports]
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", torch.get_default_dtype() == torch.float64)
@@ -111,7 +111,7 @@ def configure(devices: int) -> None:
 
 def tensors(tree: Any) -> dict[str, Tensor]:
     """The arrays of a tree by their paths."""
-    import jax
+    import jax  # pyright: ignore[reportMissingImports]
 
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {

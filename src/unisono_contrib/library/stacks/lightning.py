@@ -24,7 +24,7 @@ class Lightning(StackAdapter):
     def wrapped(self) -> Any:
         from lightning.pytorch import LightningModule
 
-        step, place, bare = self.step, self.place, self.bare
+        step, bare = self.step, self.bare
 
         class StepModule(LightningModule):
             """The user's step as a LightningModule."""
@@ -43,7 +43,6 @@ class Lightning(StackAdapter):
             def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
                 return batch
 
-        assert place.micros
         return StepModule()
 
     def run(self, steps: int, watch: StackWatch) -> None:

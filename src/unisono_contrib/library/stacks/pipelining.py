@@ -2,6 +2,7 @@
 stages of each rank, and the schedule's keywords. Each rank holds stages; all have the same data."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -22,8 +23,8 @@ class Seized(Exception):
 
 
 class Pipelining(StackAdapter):
-    """Stages of consecutive layers. `wrap` may return a list of modules, the stages in their order; else the model is an
-    `nn.Sequential`, which is cut into equal parts. place.stack: the schedule; place.model: this rank's stages."""
+    """Stages of consecutive layers. `wrap` may return a list of modules, the stages in their order; else the model is
+    an `nn.Sequential`, which is cut into equal parts. place.stack: the schedule; place.model: this rank's stages."""
 
     @classmethod
     def groups(cls, ranks: int, options: Mapping[str, Any]) -> int:
@@ -75,7 +76,6 @@ class Pipelining(StackAdapter):
     def finish_stages(self) -> None:
         """Clip by the norm over all stages, and step."""
         place = self.place
-        assert place.optimizer is not None
         if place.clip:
             params = [p for p in place.model.parameters() if p.grad is not None]
             squares = sum(
@@ -114,7 +114,7 @@ def cut(model: nn.Module, count: int) -> Sequence[nn.Module]:
             "an nn.Sequential of enough layers, or a `wrap` that returns the list of stages",
         )
     bounds = [round(i * len(layers) / count) for i in range(count + 1)]
-    return [nn.Sequential(*layers[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [nn.Sequential(*layers[a:b]) for a, b in pairwise(bounds)]
 
 
 def held_by(schedule: str, rank: int, world: int, chunks: int) -> list[int]:

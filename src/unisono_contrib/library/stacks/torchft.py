@@ -1,4 +1,4 @@
-"""torchft: each rank is a replica group of its own. options: keywords of its Manager, and `ddp` for those of its DDP."""
+"""torchft: each rank is a replica group. options: keywords of its Manager, and `ddp` for those of its DDP."""
 
 from contextlib import nullcontext
 from datetime import timedelta
@@ -16,8 +16,8 @@ class Torchft(StackAdapter):
     library = extra = "torchft"
 
     def begin(self) -> None:
-        from torchft import Manager, ProcessGroupGloo
-        from torchft._torchft import LighthouseServer
+        from torchft import Manager, ProcessGroupGloo  # pyright: ignore[reportMissingImports]
+        from torchft._torchft import LighthouseServer  # pyright: ignore[reportMissingImports]
 
         place, options = self.place, dict(self.place.options)
         self.ddp = options.pop("ddp", {})
@@ -39,7 +39,7 @@ class Torchft(StackAdapter):
         super().begin()
 
     def wrapped(self) -> Any:
-        from torchft import DistributedDataParallel
+        from torchft import DistributedDataParallel  # pyright: ignore[reportMissingImports]
 
         return DistributedDataParallel(self.place.stack, self.bare, **self.ddp)
 

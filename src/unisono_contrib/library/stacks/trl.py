@@ -22,10 +22,10 @@ class Trl(Transformers):
 
     def wrapped(self) -> Any:
         from datasets import Dataset
-        from trl import SFTConfig, SFTTrainer
+        from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
         return in_order(SFTTrainer)(
-            model=self.bare, args=self.arguments(SFTConfig), train_dataset=Dataset.from_list(self.place.batches),
+            model=self.bare, args=self.arguments(SFTConfig), train_dataset=Dataset.from_list(list(self.place.batches)),
             processing_class=tokenizer(), optimizers=self.optimizers(),
         )  # fmt: skip
 
