@@ -152,7 +152,7 @@ class StackAdapter:
 STACKS = Finder("stack", "unisono.library.stacks", StackAdapter, "check_stack", ("V08", "V08"))
 
 
-def found(name: str) -> type[StackAdapter]:
+def stack_named(name: str) -> type[StackAdapter]:
     """Return a stack by its name. Raises UsageError V08 where there is none, or its library is not installed."""
     kind = STACKS.find(name, "check_stack")
     if importlib.util.find_spec(kind.library) is None:

@@ -305,11 +305,11 @@ def _times(gradient: Tensors, factor: float) -> dict[str, Tensor]:
 
 def _scaled(case: UpdateCase) -> Cause | None:
     """All that is wrong went a number of times as far, or decays otherwise."""
-    found = _fits(case, case.after)
-    if not found:
+    pairs = _fits(case, case.after)
+    if not pairs:
         return None
-    (a, pull), scale = found[0], 1.0
-    if not all(math.isclose(other, a, rel_tol=1e-3) for other, _ in found):
+    (a, pull), scale = pairs[0], 1.0
+    if not all(math.isclose(other, a, rel_tol=1e-3) for other, _ in pairs):
         return None
     if abs(a - 1) > 1e-3:
         near = size_text(a, case.sizes)
@@ -359,9 +359,9 @@ def _fits(case: UpdateCase, like: Tensors) -> list[tuple[float, float]]:
                 return []
             continue  # too few numbers to say
         top = got.abs().max().item()
-        made = sum((w * x for w, x in zip(solution.weights, columns, strict=True)), torch.zeros_like(got))
+        fitted = sum((w * x for w, x in zip(solution.weights, columns, strict=True)), torch.zeros_like(got))
         room = 10 * case.near * top + 16 * torch.finfo(like[name].dtype).eps * weight.abs().max().item()
-        if not (got - made).abs().max().item() <= room:
+        if not (got - fitted).abs().max().item() <= room:
             return []
         pairs.append((solution.weights[0], solution.weights[1] if len(columns) > 1 else 0.0))
     return pairs

@@ -69,8 +69,8 @@ class Pipelining(StackAdapter):
         inputs = torch.cat([inputs_of(self.step, batch) for batch in place.batches])
         size = len(inputs) // place.micros
         micros = torch.arange(place.micros).repeat_interleave(size)
-        given = (inputs,) if self.first else ()
-        place.stack.step(*given, **({"target": micros} if self.last else {}))
+        entering = (inputs,) if self.first else ()
+        place.stack.step(*entering, **({"target": micros} if self.last else {}))
         self.finish_stages()
 
     def finish_stages(self) -> None:
