@@ -53,9 +53,10 @@ class OneDevice:
             for (name, p), g in zip(params.items(), grads, strict=True)
         }
 
-    def shares(self, batch: GlobalBatch) -> list[dict[str, Tensor]]:
+    def shares(self, batch: GlobalBatch, coarsest: Coarsest | None = None) -> list[dict[str, Tensor]]:
         """Return what each micro-batch adds to the gradient."""
-        return [self.gradient(x, part) for x, part in zip(batch.batches, batch.parts, strict=True)]
+        with coarsest or nullcontext():
+            return [self.gradient(x, part) for x, part in zip(batch.batches, batch.parts, strict=True)]
 
     def update(self, gradient: Tensors, clip: float | None = None, coarsest: Coarsest | None = None) -> None:
         """Clip, and make a step of the optimiser. clip: in the place of the step's."""
@@ -97,6 +98,11 @@ def added(shares: Sequence[Tensors]) -> dict[str, Tensor]:
     }
 
 
+def scaled(shares: Sequence[Tensors], times: Sequence[float]) -> list[dict[str, Tensor]]:
+    """Shares of a gradient, each multiplied by a number of its own."""
+    return [{name: k * x for name, x in share.items()} for share, k in zip(shares, times, strict=True)]
+
+
 def other_means(parts: Sequence[float], micros: int) -> dict[str, list[float]]:
     """How often micro-batches count where a mean is taken over other things than their targets, in words. parts: of the
     mean over all targets, of each micro-batch, those of one rank one after the other."""
@@ -123,13 +129,13 @@ def clipped_share(shares: Sequence[Tensors], clip: float) -> float:
 
 def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
     """Leave shares of each step's gradient, weights around each step, and weights had gradients carried noise."""
-    folder, coarsest = Path(argument["folder"]), Coarsest()
+    folder, backward, coarsest = Path(argument["folder"]), Coarsest(), Coarsest()
     right, noisy = (OneDevice(step, argument["groups"], argument["micros"], noise) for noise in (False, True))
     save_file(right.weights(), folder / "one-weight-0")
     clips, parts = [], []
     for number in range(argument["steps"]):
         batch = right.batch(number)
-        shares = right.shares(batch)
+        shares = right.shares(batch, backward)
         parts.append(list(batch.parts))
         clips.append(clipped_share(shares, step.clip) if argument["clipped"] else 1.0)
         for index, share in enumerate(shares):
@@ -139,4 +145,11 @@ def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
         noisy.update(added(noisy.shares(noisy.batch(number))))
         save_file(right.weights(), folder / f"one-weight-{number + 1}")
         save_file(noisy.weights(), folder / f"noisy-weight-{number + 1}")
-    return {"order": list(right.weights()), "coarsest": coarsest.name, "clips": clips, "parts": parts}
+    return {
+        "order": list(right.weights()),
+        "backward": backward.name,
+        "coarsest": coarsest.name,
+        "clips": clips,
+        "parts": parts,
+        "clip": step.clip if argument["clipped"] else 0.0,
+    }
