@@ -241,8 +241,12 @@ def _gradients(plays: Plays, step: int, tokens: int, past: Sequence[Tensors]) ->
     parts = [{name: part[name] for name in names} for part in parts]
     seen = [{name: rank[name] for name in names} for rank in seen]
 
+    # After a coarse update, weights and gradients differ as coarsely.
+    inside = [dtype_of(plays.alone[key]) for key in ("backward", "coarsest")][: 1 + (step > 0)]
+    coarse = max(inside, key=lambda dtype: torch.finfo(dtype).eps)
+
     def judged(shares: Sequence[Tensors]) -> GradientVerdict:
-        return judge(shares, seen, {}, plays.ranks, tokens, places, past, dtype_of(plays.alone["backward"]))
+        return judge(shares, seen, {}, plays.ranks, tokens, places, past, coarse)
 
     verdict = judged(parts)
     if verdict.passed:
@@ -275,12 +279,13 @@ def _update_errors(plays: Plays, step: int, seen: Sequence[Tensors]) -> tuple[di
         dtype_of(plays.alone[key]) for key in ("backward", "coarsest")
     }
     bound = max(BOUNDS.get(dtype, COARSE) for dtype in dtypes)
+    roundings = 4.0 if bound >= COARSE else ROUNDINGS  # noise of that size is as large as rounding
     moves = {name: _gap(after[name], before[name]) for name in after}
     floor = 1e-3 * max(moves.values(), default=0.0)
     errors = {}
     for name in plays.alone["order"]:
         gap = max(_gap(held[name], after[name]) for held in seen)
-        room = max(bound * max(moves[name], floor), ROUNDINGS * _gap(noisy[name], after[name]))
+        room = max(bound * max(moves[name], floor), roundings * _gap(noisy[name], after[name]))
         room += (
             8 * torch.finfo(after[name].dtype).eps * after[name].abs().max().item()
             if after[name].numel()

@@ -58,12 +58,15 @@ class OneDevice:
         with coarsest or nullcontext():
             return [self.gradient(x, part) for x, part in zip(batch.batches, batch.parts, strict=True)]
 
-    def update(self, gradient: Tensors, clip: float | None = None, coarsest: Coarsest | None = None) -> None:
-        """Clip, and make a step of the optimiser. clip: in the place of the step's."""
+    def update(
+        self, gradient: Tensors, clip: float | None = None, coarsest: Coarsest | None = None, eps: float = 0.0
+    ) -> None:
+        """Clip, and make a step of the optimiser. clip: in the place of the step's. eps: how coarsely a step computes
+        inside, which noise has to reach to show what rounding does."""
         params = trainable(self.model)
         for name, p in params.items():
             p.grad = gradient[name].clone()
-        self._perturb([p.grad for p in params.values() if p.grad is not None])
+        self._perturb([p.grad for p in params.values() if p.grad is not None], eps)
         limit = self.step.clip if clip is None else clip
         if limit:
             torch.nn.utils.clip_grad_norm_(params.values(), limit)
@@ -81,13 +84,14 @@ class OneDevice:
         twin.model, twin.optimizer = copy.deepcopy((self.model, self.optimizer))
         return twin
 
-    def _perturb(self, grads: Sequence[Tensor]) -> None:
+    def _perturb(self, grads: Sequence[Tensor], eps: float) -> None:
         if self._noise is None:
             return
         largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
         for g in grads:
             drawn = 2 * torch.rand(g.shape, generator=self._noise, dtype=torch.float64) - 1
-            g.add_((NOISE * torch.finfo(g.dtype).eps * largest * drawn).to(g))
+            inside = eps * float(g.abs().max()) if g.numel() and eps > torch.finfo(g.dtype).eps else 0.0
+            g.add_((max(NOISE * torch.finfo(g.dtype).eps * largest, inside) * drawn).to(g))
 
 
 def added(shares: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -142,7 +146,7 @@ def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
             kept = {name: (clips[-1] * x).contiguous() for name, x in share.items()}
             save_file(kept, folder / f"share-{number}-{index}")
         right.update(added(shares), coarsest=coarsest)
-        noisy.update(added(noisy.shares(noisy.batch(number))))
+        noisy.update(added(noisy.shares(noisy.batch(number))), eps=coarsest.eps)
         save_file(right.weights(), folder / f"one-weight-{number + 1}")
         save_file(noisy.weights(), folder / f"noisy-weight-{number + 1}")
     return {

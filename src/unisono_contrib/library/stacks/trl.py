@@ -22,7 +22,11 @@ class Trl(Transformers):
 
     def habits(self) -> dict[str, Any]:
         # Autocast to bfloat16 is SFTConfig's default, and hides mistakes of a percent.
-        return {"completion_only_loss": "completion_mask" in self.place.batches[0], "bf16": False}
+        return {
+            "completion_only_loss": "completion_mask" in self.place.batches[0],
+            "bf16": False,
+            "max_length": None,
+        }
 
     def wrapped(self) -> Any:
         from datasets import Dataset
