@@ -1,7 +1,6 @@
 """How a step is played on a rank under a stack. A stack is a subclass of `StackAdapter` in a file of its own."""
 
 import importlib.util
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -119,14 +118,12 @@ class StackAdapter:
             [p for p in self.place.model.parameters() if p.requires_grad]
         )
 
-    @abstractmethod
     def wrapped(self) -> Any:
         """Return the model under the stack."""
-        raise NotImplementedError
+        return self.bare
 
-    @abstractmethod
     def train(self) -> None:
-        """Make one step as the stack's documentation says."""
+        """Make one step as the stack's documentation says. A stack that owns the loop has a `run` instead."""
         raise NotImplementedError
 
     def settle(self, watch: StackWatch) -> None:

@@ -1,7 +1,5 @@
 """Hugging Face Accelerate. options: keywords of `Accelerator`."""
 
-from typing import Any
-
 from unisono_contrib.library.stacks._adapter import StackAdapter
 
 
@@ -20,9 +18,6 @@ class Accelerate(StackAdapter):
         model = self.bare if wrapped is None else wrapped
         optimizer = self.step.optimizer([p for p in model.parameters() if p.requires_grad])
         place.model, place.optimizer = place.stack.prepare(model, optimizer)
-
-    def wrapped(self) -> Any:
-        return self.bare
 
     def train(self) -> None:
         place, accelerator = self.place, self.place.stack

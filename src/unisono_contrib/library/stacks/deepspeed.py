@@ -1,6 +1,5 @@
 """DeepSpeed on CPUs. options: its config; an `optimizer` section there takes the place of the step's optimiser."""
 
-import os
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -20,10 +19,9 @@ class DeepSpeed(StackAdapter):
     shows_clipped: ClassVar[bool] = False
 
     def begin(self) -> None:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed  # pyright: ignore[reportMissingImports]
 
-        without_compiler(deepspeed)
+        on_processors_alone(deepspeed)
         place = self.place
         wrapped = self.step.wrap(self.bare, place)
         params = [p for p in self.bare.parameters() if p.requires_grad]
@@ -45,9 +43,6 @@ class DeepSpeed(StackAdapter):
             )
         place.stack = place.model = wrapped
         place.optimizer = wrapped.optimizer
-
-    def wrapped(self) -> Any:
-        return self.place.model
 
     def run(self, steps: int, watch: StackWatch) -> None:
         engine, step = self.place.stack, self.place.stack.step
@@ -89,8 +84,11 @@ class DeepSpeed(StackAdapter):
         return {n: copied(safe_get_full_fp32_param(p) if zero else p) for n, p in self.named().items()}
 
 
-def without_compiler(deepspeed: Any) -> None:
-    """Have collectives go through Gloo. DeepSpeed would compile an operation of its own at its first start, which takes
-    a minute or more, and a build that is cut off leaves a lock, on which all later ones wait without an end. The memory
-    that it shares is named by user and port alone, so that two jobs at a time meet in it."""
+def on_processors_alone(deepspeed: Any) -> None:
+    """Compute on CPUs, and have collectives go through Gloo. DeepSpeed would compile an operation of its own at its
+    first start, which takes a minute or more, and a build that is cut off leaves a lock, on which all later ones wait
+    without an end. The memory that it shares is named by user and port alone, so that two jobs at a time meet in it."""
+    from deepspeed.accelerator import cpu_accelerator, set_accelerator  # pyright: ignore[reportMissingImports]
+
+    set_accelerator(cpu_accelerator.CPU_Accelerator())
     deepspeed.ops.__compatible_ops__[SHM] = False

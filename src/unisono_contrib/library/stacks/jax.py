@@ -26,9 +26,6 @@ class Jax(StackAdapter):
     extra = "'unisono[jax]'"
     processes = False
 
-    def wrapped(self) -> Any:
-        return self.bare
-
     def play(self, steps: int) -> list[SeenStep]:
         import jax  # pyright: ignore[reportMissingImports]
 
@@ -77,9 +74,6 @@ class Jax(StackAdapter):
 
         spread = jax.shard_map(device, mesh=place.stack, in_specs=(P(), P("data"), P("data")), out_specs=P())
         return jax.jit(spread)(place.model, batches, parts)
-
-    def train(self) -> None:
-        raise NotImplementedError
 
     @staticmethod
     def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:

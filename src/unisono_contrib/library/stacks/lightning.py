@@ -67,9 +67,6 @@ class Lightning(StackAdapter):
         place.stack = Trainer(**options)
         place.stack.fit(place.model, DataLoader(rows, batch_size=None, shuffle=False))  # type: ignore[arg-type]
 
-    def train(self) -> None:
-        raise NotImplementedError
-
     def named(self) -> dict[str, Tensor]:
         model: nn.Module = self.place.model
         return {self.by_id[id(p)]: p for p in model.parameters() if id(p) in self.by_id}

@@ -61,9 +61,6 @@ class Pipelining(StackAdapter):
         place.stack = kind(mine if several else mine[0], place.micros, loss_fn=loss, **options)
         self.first, self.last = 0 in held, len(stages) - 1 in held
 
-    def wrapped(self) -> Any:
-        return self.place.model
-
     def train(self) -> None:
         place = self.place
         inputs = torch.cat([inputs_of(self.step, batch) for batch in place.batches])

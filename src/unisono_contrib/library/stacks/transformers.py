@@ -79,9 +79,6 @@ class Transformers(StackAdapter):
     def run(self, steps: int, watch: StackWatch) -> None:
         self.place.stack.train()
 
-    def train(self) -> None:
-        raise NotImplementedError
-
     def named(self) -> dict[str, Tensor]:
         return {plain_name(name): p for name, p in self.bare.named_parameters() if p.requires_grad}
 
