@@ -310,15 +310,12 @@ def _with_calls(verdict: GradientVerdict, plays: Plays) -> GradientVerdict:
     """Name the number of the optimiser's calls as the cause where something is wrong and they are not one a step."""
     calls = [result["calls"] for result in plays.results if result["calls"]]
     counts = {count for ranks in calls for count in ranks}
-    wanted, steps = plays.call["steps"], {result["steps"] for result in plays.results}
-    micros = plays.call["micros"]
-    if steps != {wanted}:
-        text = f"ranks make {listed(sorted(steps))} steps where one device makes {wanted}"
-        return replace(verdict, passed=False, cause="steps", explanation=text)
-    if verdict.passed or counts <= {0, 1}:
+    wanted, micros = plays.call["steps"], plays.call["micros"]
+    steps = max(result["steps"] for result in plays.results)
+    if steps == wanted and (verdict.passed or counts <= {0, 1}):
         return verdict
-    most = max(counts)
-    name = "steps_per_micro_batch" if most == micros else "steps"
-    each = "one for each micro-batch, " if most == micros else ""
-    text = f"the optimiser makes {most} steps, {each}where one device makes 1"
-    return replace(verdict, cause=name, explanation=text)
+    most, right = (max(counts), 1) if steps == wanted else (steps, wanted)
+    each = most == right * micros
+    text = f"the optimiser makes {most} steps, {'one for each micro-batch, ' * each}where one device makes {right}"
+    name = "steps_per_micro_batch" if each else "steps"
+    return replace(verdict, passed=False, first=verdict.first or "the steps", cause=name, explanation=text)
