@@ -95,6 +95,11 @@ def test_a_healthy_stack_passes(stack, step, ranks, options, check):
     [
         (steps.StepsEachMicroBatch, "steps_per_micro_batch", "2 steps, one for each micro-batch"),
         (steps.NeverClips, "not_clipped", "are not clipped"),
+        (
+            steps.ForgetsTheMean,
+            "factor_of_axis",
+            "before clipping, which hides most of it, gradients are 2 times",
+        ),
         (steps.NeverSynced, "not_reduced", "each rank keeps its own"),
         (steps.MeansOfMeans, "loss_normalisation", "as if all had as many targets"),
         (steps.NeverZeroed, "carried_over", "what the step before had counts 1 times"),

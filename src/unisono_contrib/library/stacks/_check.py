@@ -19,6 +19,7 @@ from unisono.library.gradient_check import GradientVerdict, home_of, judge, path
 from unisono.library.loop_check import BOUNDS, COARSE, ROUNDINGS
 from unisono.spec.errors import UnisonoError
 from unisono.spec.words import listed
+from unisono.verify.evidence import Cause
 from unisono_contrib.library.stacks._adapter import misfit, stack_named
 from unisono_contrib.library.stacks._one_device import added, clipped_share, other_means, scaled
 from unisono_contrib.library.stacks._rank import ENTRY
@@ -251,17 +252,30 @@ def _gradients(plays: Plays, step: int, tokens: int, past: Sequence[Tensors]) ->
     verdict = judged(parts)
     if verdict.passed:
         return verdict
-    factor, limit = plays.alone["clips"][step], plays.alone["clip"]
-    others = {}
+    fitting = (c for c, times in _mistakes(plays, step, parts) if judged(scaled(parts, times)).passed)
+    cause = next(fitting, Cause(verdict.cause or "gradient", verdict.explanation or ""))
+    return replace(verdict, cause=cause.name, explanation=cause.text)
+
+
+def _mistakes(plays: Plays, step: int, parts: Sequence[Tensors]) -> Iterator[tuple[Cause, list[float]]]:
+    """What clipping and means may do to a gradient: a cause, and how often each share of the right one then counts."""
+    factor, limit, many = plays.alone["clips"][step], plays.alone["clip"], len(parts)
+
+    def clipped(times: Sequence[float]) -> list[float]:
+        """As often as these, before clipping."""
+        bare = [k / factor for k in times]
+        return [clipped_share(scaled(parts, bare), limit) * k for k in bare]
+
     if factor < 1:
         text = f"gradients are not clipped, which would multiply them by {factor:.4g}"
-        others["not_clipped", text] = [1 / factor] * len(parts)
+        yield Cause("not_clipped", text), [1 / factor] * many
+    micros = plays.call["micros"]
     for text, times in other_means(plays.alone["parts"][step], micros).items():
-        bare = scaled(parts, [k / factor for k in times])
-        others["loss_normalisation", text] = [clipped_share(bare, limit) * k / factor for k in times]
-    fitting = (cause for cause, times in others.items() if judged(scaled(parts, times)).passed)
-    cause, text = next(fitting, (verdict.cause, verdict.explanation))
-    return replace(verdict, cause=cause, explanation=text)
+        yield Cause("loss_normalisation", text), clipped(times)
+    for size in {plays.call["groups"], micros, many} - {1} if factor < 1 else ():
+        for k in (float(size), 1 / size):
+            text = f"before clipping, which hides most of it, gradients are {k:g} times the right ones"
+            yield Cause("factor_of_axis", text), clipped([k] * many)
 
 
 def _update_errors(plays: Plays, step: int, seen: Sequence[Tensors]) -> tuple[dict[str, float], float]:
