@@ -54,7 +54,7 @@ MUON = {
 
 HEALTHY = [
     case("ddp", steps.Decaying, slow=False),
-    case("ddp", steps.Momentum, static_graph=True),
+    case("ddp", steps.Momentum, gradient_as_bucket_view=True),
     case("ddp", steps.Uneven, ranks=3),
     case("fsdp2", steps.Uneven, slow=False),
     case("fsdp2", steps.Decaying, ranks=4, reshard_after_forward=False),

@@ -1,7 +1,7 @@
 """How a step is played on a rank under a stack. A stack is a subclass of `StackAdapter` in a file of its own."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
@@ -14,38 +14,8 @@ from unisono.spec.errors import UsageError
 from unisono.spec.finder import names_in
 from unisono.spec.words import meant
 from unisono_contrib.library.stacks._one_device import alone
-from unisono_contrib.library.stacks._step import TrainingStep, numbers_of, total
+from unisono_contrib.library.stacks._step import StackPlace, TrainingStep, numbers_of, total
 from unisono_contrib.library.stacks._watch import SeenStep, StackWatch, copied
-
-
-@dataclass(slots=True)
-class StackPlace:
-    """Where a rank is in a user's training under a stack.
-
-    rank, world: of all ranks. groups: ranks with data of their own. micros: micro-batches of a rank in a step.
-    options: the stack's, as they were passed to `check_stack`. model: as the stack has wrapped it. stack: the stack's
-    object, where it has one. step: which, counted from 0. batches, weights: this rank's micro-batches of the step, and
-    how much each counts. total_weight: of the global batch. clip: the largest norm, 0 for none.
-    """
-
-    rank: int
-    world: int
-    groups: int
-    micros: int
-    options: dict[str, Any]
-    clip: float = 0.0
-    model: Any = None
-    optimizer: Any = None
-    stack: Any = None
-    step: int = 0
-    batches: Sequence[Any] = ()
-    weights: Sequence[float] = ()
-    total_weight: float = 1.0
-
-    def part(self, micro: int) -> float:
-        """Return the factor of a micro-batch's loss where the stack takes the mean over ranks, and no mean over
-        micro-batches."""
-        return self.weights[micro] * self.groups / self.total_weight
 
 
 @dataclass(slots=True)

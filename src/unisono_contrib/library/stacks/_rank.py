@@ -13,10 +13,10 @@ from unisono.launch.context import RankContext
 from unisono.library import proof_rank
 from unisono.library.gradient_check import plain_name
 from unisono.spec.errors import UserCodeError
-from unisono_contrib.library.stacks._adapter import StackPlace, stack_named
+from unisono_contrib.library.stacks._adapter import stack_named
 from unisono_contrib.library.stacks._cause import cause_of_update
 from unisono_contrib.library.stacks._one_device import alone
-from unisono_contrib.library.stacks._step import TrainingStep
+from unisono_contrib.library.stacks._step import StackPlace, TrainingStep
 from unisono_contrib.library.stacks._watch import SeenStep, copied
 
 ENTRY = "unisono_contrib.library.stacks._rank:main"

@@ -1,15 +1,43 @@
 """What a user writes to have a stack proven: one step of training, without any stack."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from unisono_contrib.library.stacks._adapter import StackPlace
+
+@dataclass(slots=True)
+class StackPlace:
+    """Where a rank is in a user's training under a stack.
+
+    rank, world: of all ranks. groups: ranks with data of their own. micros: micro-batches of a rank in a step.
+    options: the stack's, as they were passed to `check_stack`. model: as the stack has wrapped it. stack: the stack's
+    object, where it has one. step: which, counted from 0. batches, weights: this rank's micro-batches of the step, and
+    how much each counts. total_weight: of the global batch. clip: the largest norm, 0 for none.
+    """
+
+    rank: int
+    world: int
+    groups: int
+    micros: int
+    options: dict[str, Any]
+    clip: float = 0.0
+    model: Any = None
+    optimizer: Any = None
+    stack: Any = None
+    step: int = 0
+    batches: Sequence[Any] = ()
+    weights: Sequence[float] = ()
+    total_weight: float = 1.0
+
+    def part(self, micro: int) -> float:
+        """Return the factor of a micro-batch's loss where the stack takes the mean over ranks, and no mean over
+        micro-batches."""
+        return self.weights[micro] * self.groups / self.total_weight
 
 
 class TrainingStep:
@@ -48,11 +76,11 @@ class TrainingStep:
         """Return the optimiser."""
         return torch.optim.SGD(params, lr=0.1)
 
-    def wrap(self, model: Any, place: "StackPlace") -> Any:
+    def wrap(self, model: Any, place: StackPlace) -> Any:
         """Return the model as the stack wants it; None to leave it to the adapter."""
         return None
 
-    def train(self, place: "StackPlace") -> Any:
+    def train(self, place: StackPlace) -> Any:
         """Make one step on the stack. NotImplemented leaves it to the adapter."""
         return NotImplemented
 
