@@ -1223,6 +1223,15 @@ DEBUGGING = (
     ),
     prints(
         _G,
+        "Proof of a training step on another stack",
+        "python examples/stack_step.py ddp fsdp2",
+        "gradients and updates of DDP and FSDP2; of a wrong step the cause",
+        r"^ddp right: ok: 4 gradients.*4 updates",
+        r"^fsdp2 right: ok: 4 gradients.*4 updates",
+        r"^ddp, hasty: WRONG.*steps_per_micro_batch",
+    ),
+    prints(
+        _G,
         "Static check of the parallel program",
         'unisono verify examples/proof.toml --static --plan "dp=8 pp=3 tp=2 micros=3"',
         "every operation of 48 ranks has its partners",
