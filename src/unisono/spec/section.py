@@ -19,8 +19,8 @@ class Section(BaseModel):
     one do not have.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
-    one or more of these functions: `batches(section, recipe, dataset, device, dtype, kept)`, the feed of training, or
-    None for the usual one, where `kept` is the run's `Update.keeps`; `around(section, recipe, samples)`, a function of
+    one or more of these functions: `batches(section, recipe, plan, dataset, device, kept)`, the feed of training, or
+    None for the usual one, where `kept` is the run's `Update.keeps`; `around(section, recipe, corpus)`, a function of
     each live run when its ranks have met, which returns the run; `judge(section, run, values)`, a `ValidationVerdict`
     of the numbers of each validation, and with it `judged(section, run)`, that of a run that is resumed;
     `observer(section, run)`, an `Observer` on rank 0, where `run` is the `RunFacts`.

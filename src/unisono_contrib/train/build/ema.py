@@ -11,6 +11,7 @@ from unisono.config import Recipe
 from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot
 from unisono.sync import Verdict
+from unisono.train.data.dataset import Corpus
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.ema import EmaConfig
 
@@ -18,7 +19,7 @@ UPDATES = "ema_updates"
 """The number of updates that an average has seen, among what an update keeps."""
 
 
-def around(section: EmaConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
+def around(section: EmaConfig, recipe: Recipe, corpus: Corpus) -> Callable[[Run], Run]:
     """The run keeps the averages, also when its ranks meet anew."""
     return WeightAverages(section).attach
 
