@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.offload.param_streaming import at_home
+from unisono.parallel.shard import forget_gathered
 from unisono.parallel.player import Leaf
 from unisono.spec.training import Metric
 from unisono.train.step.run import Run
@@ -92,3 +93,4 @@ def fill(run: Run, values: Mapping[str, Tensor]) -> None:
     for slot in run.local.slots:
         if slot.name in values:
             at_home(slot.master).copy_(values[slot.name])
+    forget_gathered(run.local.stages.values())

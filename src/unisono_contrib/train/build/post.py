@@ -77,7 +77,7 @@ class PostTraining:
                 self._first, _ = copies_of(run)
         if isinstance(self.work, Drawing):
             wide = torch.promote_types(run.replica.dtype, torch.float32)
-            self.work.sampler = HereSampler(PlayedModel(run, self.corpus, wide), self._sampling())
+            self.work.sampler = HereSampler(PlayedModel(run, self.corpus, wide, run.player), self._sampling())
         self.desk.attach(run)
         run.player = PostPlayer(run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves))
         averages = self._first if self.section.refers else run.update.averages
@@ -105,12 +105,10 @@ class PostTraining:
         """Packed where the recipe packs documents; a pipeline's messages have one size."""
         if self.work is None:
             raise RuntimeError("no run has been joined yet")
-        made = self.work.leaves(run, player, leaves)
         plan, data = run.replica.plan, self.corpus.train
-        several = isinstance(data, PackedWindows) and data.several
-        if not several or POLICIES.read(plan.sync).leafwise:
-            return made
-        return [leaf.packed(fixed=plan.pp > 1) for leaf in made]
+        several = isinstance(data, PackedWindows) and data.several and not POLICIES.read(plan.sync).leafwise
+        pack = lambda made: [leaf.packed(fixed=plan.pp > 1) for leaf in made] if several else made
+        return self.work.leaves(run, player, leaves, pack)
 
     def _tell(self, run: Run, verdict: Verdict) -> Mapping[str, Any]:
         """After an update, on every rank."""
