@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.offload.param_streaming import at_home
-from unisono.parallel.shard import forget_gathered
 from unisono.parallel.player import Leaf
+from unisono.parallel.shard import forget_gathered
 from unisono.spec.training import Metric
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import targets_of

@@ -79,7 +79,9 @@ class PostTraining:
             wide = torch.promote_types(run.replica.dtype, torch.float32)
             self.work.sampler = HereSampler(PlayedModel(run, self.corpus, wide, run.player), self._sampling())
         self.desk.attach(run)
-        run.player = PostPlayer(run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves))
+        run.player = PostPlayer(
+            run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves)
+        )
         averages = self._first if self.section.refers else run.update.averages
         tell = lambda verdict: self._tell(run, verdict)
         run.update = replace(run.update, averages=averages, after=(*run.update.after, tell))
@@ -97,9 +99,7 @@ class PostTraining:
     def _sampling(self) -> Sampling:
         how, recipe = self.section, self.recipe
         end = Documents.of(self.corpus.train, False, recipe.data.source).question(0).answer[-1]
-        return Sampling(
-            how.group, how.temperature, how.max_new_tokens, end, recipe.seed, recipe.model.window
-        )
+        return Sampling(how.group, how.temperature, how.max_new_tokens, end, recipe.seed, recipe.model.window)
 
     def _leaves(self, run: Run, player: Player, leaves: Sequence[Leaf]) -> Sequence[PostLeaf]:
         """Packed where the recipe packs documents; a pipeline's messages have one size."""

@@ -1,10 +1,10 @@
-"""What post-training makes small: sums over the tokens, or the pairs, of one micro-batch. Means are over the global batch.
+"""What post-training makes small: sums over tokens, or pairs, of one micro-batch. Means are over the global batch.
 
 Shapes: B rows, T positions, V vocabulary, m sequences of the micro-batch.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +20,15 @@ Sides = Mapping[str, Tensor]
 class PostLoss(Protocol):
     """A loss on log-probabilities lp [B, T] of targets, which it weighs by what is known of tokens and of sequences."""
 
-    measures: tuple[str, ...]
+    measures: ClassVar[tuple[str, ...]]
 
     def known(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> Tensor:
         """What is to be kept of the reference model's log-probabilities."""
         ...
 
-    def summed(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> tuple[Tensor, Tensor]:
+    def summed(
+        self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
+    ) -> tuple[Tensor, Tensor]:
         """(the loss summed over the micro-batch, its measures summed, float64)."""
         ...
 
@@ -47,7 +49,7 @@ class PolicyLoss:
     2020). Where nothing was drawn, as in supervised steps, it is -log p.
     """
 
-    measures = ("tokens", "apart", "kl", "truncated")
+    measures: ClassVar[tuple[str, ...]] = ("tokens", "apart", "kl", "truncated")
 
     def __init__(self, section: PostConfig) -> None:
         self._how = section
@@ -56,7 +58,9 @@ class PolicyLoss:
         """Each token's."""
         return lp
 
-    def summed(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> tuple[Tensor, Tensor]:
+    def summed(
+        self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
+    ) -> tuple[Tensor, Tensor]:
         """by_token: weight; of drawn tokens advantage and sampled, the sampler's log-probability; and reference."""
         how, weight = self._how, by_token["weight"].to(lp.dtype)
         if "advantage" not in by_token:
@@ -82,7 +86,7 @@ class PreferenceLoss:
     """DPO (Rafailov et al., 2023): -log σ(beta · (what the chosen answer has gained on the reference - what the rejected
     one has)). Sequences 2k and 2k + 1 of a micro-batch are a pair."""
 
-    measures = ("pairs", "right", "margin")
+    measures: ClassVar[tuple[str, ...]] = ("pairs", "right", "margin")
 
     def __init__(self, section: PostConfig) -> None:
         self._beta = section.beta
@@ -92,7 +96,9 @@ class PreferenceLoss:
         sequence = by_token["sequence"][counted]
         return lp.new_zeros(len(by_sequence["length"])).index_add(0, sequence, lp[counted])
 
-    def summed(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> tuple[Tensor, Tensor]:
+    def summed(
+        self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
+    ) -> tuple[Tensor, Tensor]:
         """by_token: sequence, its number; by_sequence: reference."""
         reference = by_sequence["reference"].to(lp.dtype)
         sequence = by_token["sequence"][counted]

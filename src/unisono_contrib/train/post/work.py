@@ -19,7 +19,6 @@ from unisono_contrib.train.post.rewards import advantages
 from unisono_contrib.train.post.sampler import Prompt, Rollouts, Sampler
 from unisono_contrib.train.post.sequences import PostLeaf, Question, Sequences
 
-
 Pack = Callable[[list[PostLeaf]], list[PostLeaf]]
 """Lays sequences of each micro-batch into as few windows as they fit in, or leaves them."""
 
@@ -219,9 +218,7 @@ def _answers(
         places = torch.arange(1, window + 1, device=counted.device)
         lengths = torch.where(counted, places, 0).amax(1)
         weight = torch.ones(counted.shape, dtype=torch.float64, device=counted.device)
-        made.append(
-            PostLeaf(leaf.inputs, leaf.targets, leaf.samples, scale, lengths, {"weight": weight}, {})
-        )
+        made.append(PostLeaf(leaf.inputs, leaf.targets, leaf.samples, scale, lengths, {"weight": weight}, {}))
     return made
 
 
@@ -240,6 +237,6 @@ def _cut(
     for leaf in leaves:
         rows, device = (leaf.samples - step * size).cpu(), leaf.inputs.device
         each, whole = ({n: x[rows].to(device) for n, x in part.items()} for part in (by_token, by_sequence))
-        cut = (x[rows].to(device) for x in (tokens, targets))
-        made.append(PostLeaf(*cut, leaf.samples, scale, lengths[rows].to(device), each, whole))
+        inputs, wanted, length = (x[rows].to(device) for x in (tokens, targets, lengths))
+        made.append(PostLeaf(inputs, wanted, leaf.samples, scale, length, each, whole))
     return made
