@@ -1,5 +1,7 @@
 """A small model, samplers of it that have a bug, and what ranks and samplers of these tests do."""
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -150,3 +152,28 @@ def play(ctx: RankContext, holder: str = "WeightHolder", bound: int = 0, steps: 
     finally:
         pool.close()
     return {"versions": versions, "equal": equal}
+
+
+def lose(ctx: RankContext, how: str, losses: int = 1) -> dict[str, Any]:
+    """A trainer and a sampler, of which something becomes in the middle of its request."""
+    if ctx.role is Role.SAMPLER:
+        holder = WeightHolder(model(50), TIES)
+        if how == "never":
+            raise ValueError("no model for this sampler")
+        return serve(ctx, holder, lambda *request: _dying(ctx, how, losses, *request))
+    pool = SamplerPool(beside(ctx), 1, 0, WeightHolder(model(51), TIES), 3.0, 2.5)
+    drawn = list[int]()
+    for step in range(3):
+        pool.publish(step, weights_of(step))
+        pool.ask(step, [({}, [torch.arange(4)[None]])] * 2)
+        drawn += [each.version for each in pool.collect(step)]
+    return {"versions": drawn, "births": ctx.store.across().add("sampler/0/births", 0)}
+
+
+def _dying(ctx: RankContext, how: str, losses: int, compute: Any, said: Any, tensors: Sequence[Tensor]) -> Any:
+    number = ctx.store.across().add("requests", 1)
+    if 3 <= number < 3 + losses:
+        if how == "raises":
+            raise ValueError("a reward that does not parse")
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[how])
+    return echo(compute, said, tensors)

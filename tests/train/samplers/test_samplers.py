@@ -7,6 +7,7 @@ import pytest
 from tests.train.samplers import standing
 from unisono.launch.fork_server import ForkServer
 from unisono.launch.run.membership import Role, RunSpread
+from unisono.spec.errors import UnisonoError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -62,3 +63,28 @@ def test_an_acknowledgement_of_an_older_version_is_an_error(nursery: ForkServer)
     result = played(nursery, holder="SaysOldVersion")
     assert (result["code"], result["version"], result["step"]) == ("O05", 1, 1)
     assert "it says version 0" in result["text"]
+
+
+def test_a_killed_sampler_is_replaced_and_nothing_is_lost(nursery: ForkServer) -> None:
+    """The new process gets the weights and the requests that were not answered."""
+    result = played(nursery, 1, 1, "lose", how="killed")
+    assert result == {"versions": [0, 0, 1, 1, 2, 2], "births": 2}
+
+
+def test_a_sampler_that_is_killed_again_and_again_ends_the_run_with_one_error(nursery: ForkServer) -> None:
+    with pytest.raises(UnisonoError) as caught:
+        played(nursery, 1, 1, "lose", how="killed", losses=99)
+    assert caught.value.code == "L15" and "sampler 0 is lost" in caught.value.what
+
+
+def test_a_stopped_sampler_ends_the_run_with_one_error(nursery: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnisonoError) as caught:
+        played(nursery, 1, 1, "lose", how="stopped")
+    assert caught.value.code == "L15" and "it says nothing for" in caught.value.what
+
+
+@pytest.mark.parametrize("how, text", [("raises", "a reward that does not parse"), ("never", "no model for this")])
+def test_a_sampler_that_raises_ends_the_run_with_its_own_error(nursery: ForkServer, how: str, text: str) -> None:
+    with pytest.raises(UnisonoError) as caught:
+        played(nursery, 1, 1, "lose", how=how)
+    assert caught.value.code == "R01" and text in caught.value.what

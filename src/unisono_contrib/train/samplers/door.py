@@ -23,13 +23,14 @@ def births(beside: BesideRanks, number: int) -> int:
     return beside.store.add(_births(number), 0)
 
 
-def call(beside: BesideRanks, number: int, birth: int, patience: float) -> Connection:
-    """A connection to the process that came as the `birth`-th of this sampler, waiting so many seconds for it. Raises
+def call(beside: BesideRanks, number: int, birth: int, patience: float, silence: float) -> Connection:
+    """A connection to the process that came as the `birth`-th of this sampler, waiting `patience` seconds for it. silence: see
+    `SamplerPool`. Raises
     RuntimeError where it does not come, OSError and EOFError where it has gone since."""
     beside.store.wait([_port(number, birth)], timedelta(seconds=patience))
     port = int(beside.store.get(_port(number, birth)))
     try:
-        return wire.call("127.0.0.1", port, beside.token.encode(), {}, SILENCE)
+        return wire.call("127.0.0.1", port, beside.token.encode(), {}, silence)
     except (AuthenticationError, ValueError) as error:  # another program has the port by now
         raise ConnectionError(str(error)) from error
 

@@ -51,12 +51,20 @@ class _CalledSampler:
 
 class SamplerPool:
     """count: of samplers. bound: versions that a sample may be behind the step that trains it. holder: the trainer's
-    own copy of the model, by which it knows what samplers have to compute. patience: see `PATIENCE`."""
+    own copy of the model, by which it knows what samplers have to compute. patience: see `PATIENCE`. silence: seconds
+    for which a sampler may say nothing."""
 
     def __init__(
-        self, beside: BesideRanks, count: int, bound: int, holder: WeightHolder, patience: float = PATIENCE
+        self,
+        beside: BesideRanks,
+        count: int,
+        bound: int,
+        holder: WeightHolder,
+        patience: float = PATIENCE,
+        silence: float = SILENCE,
     ) -> None:
-        self._beside, self._bound, self._holder, self._patience = beside, bound, holder, patience
+        self._beside, self._bound, self._holder = beside, bound, holder
+        self._patience, self._silence = patience, silence
         self._samplers = [_CalledSampler(number) for number in range(count)]
         self._weights: Mapping[str, Tensor] = {}
         self._wanted: dict[int, HeldWeights] = {}
@@ -178,7 +186,7 @@ class SamplerPool:
         """Its place is taken by a new process, which gets the newest weights and what was not answered yet. Raises
         SamplerLost where none comes, or it is silent."""
         if isinstance(error, BlockingIOError | TimeoutError):
-            raise SamplerLost(sampler.name, f"it says nothing for {SILENCE:g} s") from error
+            raise SamplerLost(sampler.name, f"it says nothing for {self._silence:g} s") from error
         self._beside.note(f"{sampler.name} is lost ({str(error) or type(error).__name__}): a new process takes its place")
         if sampler.connection is not None:
             with suppress(OSError):
@@ -191,7 +199,7 @@ class SamplerPool:
         while sampler.connection is None:
             sampler.birth = max(sampler.birth + 1, door.births(self._beside, sampler.number))
             try:
-                sampler.connection = door.call(self._beside, sampler.number, sampler.birth, self._patience)
+                sampler.connection = door.call(self._beside, sampler.number, sampler.birth, self._patience, self._silence)
                 again = [what for what in sampler.sent if not isinstance(what, int)]
                 sampler.sent = deque([self._holder.version, *again])
                 for what in sampler.sent:
