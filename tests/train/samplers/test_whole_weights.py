@@ -9,24 +9,21 @@ from torch import Tensor
 from tests.ranks import World
 from tests.train.small import recipe, started
 from unisono.launch.context import RankContext
+from unisono.train.data.load import load
 from unisono.train.step.train_step import next_step
-from unisono_contrib.train.samplers.weights import WeightHolder, digest_of, expected, whole_weights
+from unisono_contrib.train.samplers.weights import digest_of, expected, holder_of, whole_weights
 
 pytestmark = pytest.mark.timeout(120)
 
 
 def gathered(ctx: RankContext, folder: str, plan: str) -> dict[str, Any]:
-    from unisono.train.build.build import model_of
-    from unisono.train.data.load import load
-
     told = recipe(Path(folder) / str(ctx.rank), dtype="float32")
     run, feed, _ = started(ctx, told, plan)
     weights = whole_weights(run)
     begun = {name: digest_of(x) for name, x in weights.items()}
     next_step(run, feed)
     after: dict[str, Tensor] = whole_weights(run)
-    model = model_of(told, load(told.data, told.model))
-    holder = WeightHolder(model, model.anatomy.ties)
+    holder = holder_of(told, load(told.data, told.model), run.replica.dtype)
     holder.put(1, after)
     complete = dict(holder.held().digests) == expected(after, holder.ties)
     moved = {name: digest_of(x) for name, x in after.items()}
@@ -37,7 +34,7 @@ def gathered(ctx: RankContext, folder: str, plan: str) -> dict[str, Any]:
 def test_every_rank_has_the_whole_weights_of_one_device(world: World, tmp_path: Path, plan: str) -> None:
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
-    alone = world(gathered, 1, folder=str(tmp_path), plan="dp=1")[0]
+    alone = world(gathered, 1, folder=str(tmp_path), plan="dp=1 sync=canonical")[0]
     ranks = world(gathered, 2, folder=str(tmp_path), plan=plan)
     assert all(rank == ranks[0] for rank in ranks) and ranks[0]["complete"]
     assert ranks[0]["begun"] == alone["begun"]

@@ -174,14 +174,14 @@ def replica_of(
     return Replica(
         plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps,
         recipe.launch.servers or 1, _mailbox_of(recipe.launch),
-        _changes_of(recipe, len(corpus.train)), place.beside,
+        _changes_of(recipe, corpus), place.beside,
     )  # fmt: skip
 
 
-def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...]:
+def _changes_of(recipe: Recipe, corpus: Corpus) -> tuple[Callable[[Run], Run], ...]:
     """What sections of the recipe and its optimiser change of a live run."""
     changes = [
-        live.around(section, recipe, samples)
+        live.around(section, recipe, corpus)
         for section, live in _live_sections(recipe)
         if hasattr(live, "around")
     ]
@@ -298,7 +298,7 @@ def feeds(
         of, corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place
     )
     special = (
-        live.batches(section, recipe, corpus.train, device, dtype_of(plan.precision), kept)
+        live.batches(section, recipe, plan, corpus.train, device, kept)
         for section, live in _live_sections(recipe)
         if hasattr(live, "batches")
     )

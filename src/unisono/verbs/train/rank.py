@@ -18,6 +18,7 @@ from unisono.launch.context import RankContext
 from unisono.launch.inspect_folder import ALIVE
 from unisono.launch.pace import margin
 from unisono.launch.run.membership import Role
+from unisono.parallel.precision import dtype_of
 from unisono.plan import Batch, Plan
 from unisono.spec.beside import BesideRanks
 from unisono.spec.finder import contributed
@@ -57,7 +58,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     """Train; returns the summary, with the run folder."""
     order = TrainOrder.read(argument)
     if ctx.role is Role.SAMPLER:
-        return contributed("unisono.train.samplers.process").main(ctx, order.recipe, corpus)
+        return contributed("unisono.train.samplers.process").main(ctx, order.recipe, corpus, _dtype(order))
     if ctx.rendezvous is not None:
         return _join(ctx, order, corpus)
     resolved = agree(ctx, "order", lambda: _resolved(order, ctx.world), lambda it: facts_of(ctx, it, corpus))
@@ -116,6 +117,12 @@ def _join(ctx: RankContext, order: TrainOrder, corpus: Corpus) -> dict[str, Any]
             held.enter_context(locked(run_dir, _AFTER_A_KILL))
         ctx.appear(run_dir / ALIVE)
         return _train(ctx, training, corpus, room)
+
+
+def _dtype(order: TrainOrder) -> torch.dtype:
+    """In which the ranks of an order compute."""
+    resolved = resolve(order.recipe, order.plan, order.plan.world)
+    return dtype_of(resolved.plan.precision)
 
 
 def _place(ctx: RankContext, recipe: Recipe) -> Place:

@@ -14,16 +14,16 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unisono.config import Recipe
 from unisono.launch.context import RankContext
 from unisono.spec.finder import sister
-from unisono.train.build.build import model_of
 from unisono.train.data.dataset import Corpus
 from unisono_contrib.sync._servers import wire
 from unisono_contrib.train.samplers.door import announce
-from unisono_contrib.train.samplers.weights import Compute, WeightHolder
+from unisono_contrib.train.samplers.weights import Compute, WeightHolder, holder_of
 
 Draws = Callable[[Compute, Mapping[str, Any], Sequence[Tensor]], Sequence[Tensor]]
 """Samples of one request: (the model, what is said of them, tensors) → tensors."""
@@ -33,15 +33,14 @@ BEAT = 1.0
 _LOOK = 0.2  # seconds between two looks for the end
 
 
-def main(ctx: RankContext, recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+def main(ctx: RankContext, recipe: Recipe, corpus: Corpus, dtype: torch.dtype) -> dict[str, Any]:
     """Be a sampler of a run until that is over. The live part of a section of the recipe says how samples are drawn:
-    `draws(section, recipe, corpus)`. Raises LookupError where none does."""
-    model = model_of(recipe, corpus)
+    `draws(section, recipe, corpus)`. dtype: in which ranks compute. Raises LookupError where none does."""
     live = ((section, sister(f"unisono.train.build.{section.name}")) for section in recipe.sections())
     how = next((module.draws(section, recipe, corpus) for section, module in live if hasattr(module, "draws")), None)
     if how is None:
         raise LookupError("no section of the recipe says how samples are drawn")
-    return serve(ctx, WeightHolder(model, getattr(getattr(model, "anatomy", None), "ties", ())), how)
+    return serve(ctx, holder_of(recipe, corpus, dtype), how)
 
 
 def serve(ctx: RankContext, holder: WeightHolder, draws: Draws) -> dict[str, Any]:

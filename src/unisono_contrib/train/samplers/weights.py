@@ -11,6 +11,9 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
+from unisono.config import Recipe
+from unisono.train.build.build import model_of
+from unisono.train.data.dataset import Corpus
 from unisono.train.state.run_state import pieces_of
 from unisono.train.step.run import Run
 from unisono_contrib.sync._whole import Boxes, BoxShape
@@ -77,6 +80,21 @@ class WeightHolder:
     def _tensors(self) -> dict[str, Tensor]:
         kept = self.model.state_dict(keep_vars=True)
         return {name: x.detach() for name, x in kept.items() if isinstance(x, Tensor)}
+
+
+def holder_of(recipe: Recipe, corpus: Corpus, dtype: torch.dtype) -> WeightHolder:
+    """The recipe's model, whole, with room for weights that are still to come. dtype: of what is computed; weights are
+    in float32, or wider where it is."""
+    model = model_of(recipe, corpus)
+    ties = tuple(getattr(getattr(model, "anatomy", None), "ties", ()))
+    wide = torch.promote_types(dtype, torch.float32)
+    kept = model.state_dict()
+    room = {n: torch.zeros(x.shape, dtype=wide if x.is_floating_point() else x.dtype) for n, x in kept.items()}
+    model.load_state_dict(room, assign=True)
+    for alias, owner in ties:  # each name has got a tensor of its own
+        module, _, leaf = alias.rpartition(".")
+        setattr(model.get_submodule(module), leaf, model.get_parameter(owner))
+    return WeightHolder(model, ties)
 
 
 def expected(weights: Mapping[str, Tensor], ties: Mapping[str, str]) -> dict[str, str]:
