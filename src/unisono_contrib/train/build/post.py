@@ -81,7 +81,7 @@ class PostTraining:
             if self.section.refers:
                 self._first, _ = copies_of(run)
         if isinstance(self.work, Drawing):
-            self.work.sampler = self._sampler(run)
+            self.work.rejoined(self._sampler(run))
         self.desk.attach(run)
         run.player = PostPlayer(run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves))
         averages = self._first if self.section.refers else run.update.averages

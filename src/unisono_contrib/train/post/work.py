@@ -48,6 +48,12 @@ class Drawing:
         self.sampler: Sampler | None = None
         self._says: dict[str, float] = {}
 
+    def rejoined(self, sampler: Sampler) -> None:
+        """The ranks have met, with this sampler. A new process knows of no sequences that others have, so that all ask
+        for them anew."""
+        self.sampler = sampler
+        self._queue.clear()
+
     def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf]) -> list[PostLeaf]:
         """The sequences that stand in the places of these leaves. Every rank calls it, or it hangs."""
         step, how = run.step, self._how
