@@ -89,9 +89,7 @@ class ForkServer:
         spread = spread or RunSpread("", ranks)
         pace, room = StepPace(timeout), remote.room if remote else max(ranks, len(spread.roles))
         choice = remote.choice if remote else None
-        terms = RunTerms(
-            self._host.name, spread, choice, recovers, grace, silence=pace.silence()
-        )
+        terms = RunTerms(self._host.name, spread, choice, recovers, grace, silence=pace.silence())
         order = {
             "backend": backend,
             "serves": serves,

@@ -42,7 +42,11 @@ class StandIn(ThreadingHTTPServer):
             case "weight_info":
                 return 200, {"weight_version": self.version}
             case "weight_checker" if body == {"action": "checksum"}:
-                return 200, {"checksums": {n: hashlib.sha256(x.numpy().tobytes()).hexdigest() for n, x in self.model.items()}}
+                return 200, {
+                    "checksums": {
+                        n: hashlib.sha256(x.numpy().tobytes()).hexdigest() for n, x in self.model.items()
+                    }
+                }
             case "init_weight_transfer_engine" if "init_info" in body:
                 self._meet(**body["init_info"])
             case "start_weight_update":
@@ -59,7 +63,9 @@ class StandIn(ThreadingHTTPServer):
                 return 422, {"detail": f"{route} {body}"}
         return 200, {"message": "done"}
 
-    def _meet(self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, packed: bool) -> None:
+    def _meet(
+        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, packed: bool
+    ) -> None:
         store = TCPStore(master_address, master_port, world_size, False, TIMEOUT)
         self.group = ProcessGroupGloo(store, rank_offset, world_size, TIMEOUT)
 
@@ -68,7 +74,7 @@ class StandIn(ThreadingHTTPServer):
             x = torch.empty(shape, dtype=getattr(torch, dtype))
             self.group.broadcast(x, 0).wait()
             first = name not in self.model
-            if self.bug == "noop" and not first or self.bug == "one" and name == names[0] and not first:
+            if (self.bug == "noop" and not first) or (self.bug == "one" and name == names[0] and not first):
                 continue
             self.model[name] = x
 

@@ -131,7 +131,11 @@ def play(ctx: RankContext, holder: str = "WeightHolder", bound: int = 0, steps: 
     if ctx.rank:
         return {}
     samplers, mine = 2, WeightHolder(model(51), TIES)
-    pool, versions, equal = SamplerPool(beside(ctx), samplers, bound, mine, patience=20.0), list[int](), list[bool]()
+    pool, versions, equal = (
+        SamplerPool(beside(ctx), samplers, bound, mine, patience=20.0),
+        list[int](),
+        list[bool](),
+    )
     try:
         asked = 0
         for step in range(steps):
@@ -145,7 +149,9 @@ def play(ctx: RankContext, holder: str = "WeightHolder", bound: int = 0, steps: 
                 versions.append(drawn.version)
                 wanted = WeightHolder(model(52), TIES)
                 wanted.put(drawn.version, weights_of(drawn.version))
-                equal.append(torch.equal(drawn.tensors[0], echo(wanted.compute, {}, [probe_of(mine.model)])[0]))
+                equal.append(
+                    torch.equal(drawn.tensors[0], echo(wanted.compute, {}, [probe_of(mine.model)])[0])
+                )
     except UnisonoError as error:
         facts = {"version": getattr(error, "version", None), "tensors": getattr(error, "tensors", ())}
         return {"code": error.code, "text": error.render(), "step": step, **facts}
@@ -170,7 +176,9 @@ def lose(ctx: RankContext, how: str, losses: int = 1) -> dict[str, Any]:
     return {"versions": drawn, "births": ctx.store.across().add("sampler/0/births", 0)}
 
 
-def _dying(ctx: RankContext, how: str, losses: int, compute: Any, said: Any, tensors: Sequence[Tensor]) -> Any:
+def _dying(
+    ctx: RankContext, how: str, losses: int, compute: Any, said: Any, tensors: Sequence[Tensor]
+) -> Any:
     number = ctx.store.across().add("requests", 1)
     if 3 <= number < 3 + losses:
         if how == "raises":

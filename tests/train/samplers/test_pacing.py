@@ -25,7 +25,13 @@ def ks(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
 def played(seed: int, bound: int, paced: bool) -> tuple[PlayedSamples, np.ndarray]:
     drawn = lengths(seed)
     result = play(
-        lambda number: int(drawn[number]), steps=STEPS, batch=BATCH, slots=32, update=40.0, bound=bound, paced=paced
+        lambda number: int(drawn[number]),
+        steps=STEPS,
+        batch=BATCH,
+        slots=32,
+        update=40.0,
+        bound=bound,
+        paced=paced,
     )
     return result, drawn
 

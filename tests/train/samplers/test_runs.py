@@ -92,6 +92,12 @@ def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_samplers_need_a_supervisor_of_ours(folder: Path) -> None:
-    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environ = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     done = unisono(folder, "train", "sums.toml", "--post.samplers", "1", environ=environ)
     assert done.code == 2 and "U-L16" in done.err, done.err

@@ -12,7 +12,9 @@ from unisono.spec.errors import UnisonoError
 pytestmark = pytest.mark.timeout(120)
 
 
-def played(nursery: ForkServer, trainers: int = 1, samplers: int = 2, function: str = "play", **kwargs: Any) -> Any:
+def played(
+    nursery: ForkServer, trainers: int = 1, samplers: int = 2, function: str = "play", **kwargs: Any
+) -> Any:
     """What rank 0 returns; samplers stand beside the ranks."""
     argument = {
         "module": standing.__name__, "file": standing.__file__, "function": function, "group": False, "kwargs": kwargs,
@@ -45,14 +47,18 @@ def test_samples_are_of_the_version_that_the_bound_says(nursery: ForkServer, bou
         ("Unapplied", []),
     ],
 )  # fmt: skip
-def test_a_sampler_with_other_weights_is_found_in_one_sync(nursery: ForkServer, holder: str, tensors: list[str]) -> None:
+def test_a_sampler_with_other_weights_is_found_in_one_sync(
+    nursery: ForkServer, holder: str, tensors: list[str]
+) -> None:
     result = played(nursery, holder=holder)
     assert (result["code"], result["version"], result["tensors"]) == ("O05", 0, tensors), result
     assert result["step"] == 0 and "sampler 0" in result["text"]
 
 
 @pytest.mark.parametrize("bound", [0, 1])
-def test_a_sampler_that_keeps_old_weights_later_is_found_at_that_version(nursery: ForkServer, bound: int) -> None:
+def test_a_sampler_that_keeps_old_weights_later_is_found_at_that_version(
+    nursery: ForkServer, bound: int
+) -> None:
     """Before any sample of that version is trained, whatever the bound."""
     result = played(nursery, holder="FrozenAfter", bound=bound, steps=5)
     assert (result["code"], result["version"]) == ("O05", 2), result
@@ -77,14 +83,20 @@ def test_a_sampler_that_is_killed_again_and_again_ends_the_run_with_one_error(nu
     assert caught.value.code == "L15" and "sampler 0 is lost" in caught.value.what
 
 
-def test_a_stopped_sampler_ends_the_run_with_one_error(nursery: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_sampler_ends_the_run_with_one_error(
+    nursery: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UnisonoError) as caught:
         played(nursery, 1, 1, "lose", how="stopped")
     assert caught.value.code == "L15" and "it says nothing for" in caught.value.what
 
 
-@pytest.mark.parametrize("how, text", [("raises", "a reward that does not parse"), ("never", "no model for this")])
-def test_a_sampler_that_raises_ends_the_run_with_its_own_error(nursery: ForkServer, how: str, text: str) -> None:
+@pytest.mark.parametrize(
+    "how, text", [("raises", "a reward that does not parse"), ("never", "no model for this")]
+)
+def test_a_sampler_that_raises_ends_the_run_with_its_own_error(
+    nursery: ForkServer, how: str, text: str
+) -> None:
     with pytest.raises(UnisonoError) as caught:
         played(nursery, 1, 1, "lose", how=how)
     assert caught.value.code == "R01" and text in caught.value.what

@@ -18,7 +18,9 @@ def test_weights_arrive_by_the_four_calls_in_their_order() -> None:
             sampler.publish(version, weights_of(version))
         assert all(server.model[name].equal(x) for name, x in weights.items())
         assert server.version == "1"
-        calls = [(route, body) for route, body in server.asked if "weight_" in route and "checker" not in route]
+        calls = [
+            (route, body) for route, body in server.asked if "weight_" in route and "checker" not in route
+        ]
     init = calls[0][1]["init_info"]
     assert calls[0][0] == "init_weight_transfer_engine"
     assert (init.pop("master_port") > 0) and init == {
@@ -55,7 +57,10 @@ def test_a_server_that_answers_and_loads_nothing_is_found(bug: str, count: int) 
 def test_what_a_server_refuses_is_told_in_its_words() -> None:
     with standing() as server, pytest.raises(SamplerLost) as caught:
         VllmCalls(server.url).finish_weight_update(3)
-    assert "/finish_weight_update answers 500" in caught.value.what and "no update is active" in caught.value.what
+    assert (
+        "/finish_weight_update answers 500" in caught.value.what
+        and "no update is active" in caught.value.what
+    )
 
 
 def test_nobody_there_is_one_error() -> None:

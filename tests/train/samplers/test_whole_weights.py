@@ -27,7 +27,12 @@ def gathered(ctx: RankContext, folder: str, plan: str) -> dict[str, Any]:
     holder.put(1, after)
     complete = dict(holder.held().digests) == expected(after, holder.ties)
     moved = {name: digest_of(x) for name, x in after.items()}
-    return {"begun": begun, "moved": moved, "changed": sum(moved[n] != begun[n] for n in moved), "complete": complete}
+    return {
+        "begun": begun,
+        "moved": moved,
+        "changed": sum(moved[n] != begun[n] for n in moved),
+        "complete": complete,
+    }
 
 
 @pytest.mark.parametrize("plan", ["dp=2 sync=canonical", "shard=2", "shard=2 zero=1", "tp=2", "pp=2"])

@@ -129,8 +129,12 @@ def _place(ctx: RankContext, recipe: Recipe) -> Place:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     beside = None
     if hasattr(ctx.store, "across"):  # of our own supervisor, who can start processes beside the ranks
-        beside = BesideRanks(ctx.store.across(), ctx.run_token, lambda text: ctx.channel.send("note", text=text))
-    return replace(place, host=ctx.rank - ctx.local_rank, beside=beside)  # ranks of one host follow each other
+        beside = BesideRanks(
+            ctx.store.across(), ctx.run_token, lambda text: ctx.channel.send("note", text=text)
+        )
+    return replace(
+        place, host=ctx.rank - ctx.local_rank, beside=beside
+    )  # ranks of one host follow each other
 
 
 def _order(

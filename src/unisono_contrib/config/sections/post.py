@@ -101,7 +101,9 @@ class PostConfig(Section):
 
     def _size_problems(self, train: Any) -> Iterator[Problem]:
         if train.global_batch % self.sequences:
-            what = f"a global batch of {train.global_batch} sequences is no number of groups of {self.sequences}"
+            what = (
+                f"a global batch of {train.global_batch} sequences is no number of groups of {self.sequences}"
+            )
             yield Problem("C06", what, "train.global_batch, post.group", "a multiple of the group")
         elif self.kind == "dpo" and train.micro_batch and train.micro_batch % 2:
             what = f"a micro-batch of {train.micro_batch} sequences cuts a pair in two"

@@ -83,7 +83,9 @@ class PostTraining:
         if isinstance(self.work, Drawing):
             self.work.rejoined(self._sampler(run))
         self.desk.attach(run)
-        run.player = PostPlayer(run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves))
+        run.player = PostPlayer(
+            run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves)
+        )
         averages = self._first if self.section.refers else run.update.averages
         tell = lambda verdict: self._tell(run, verdict)
         run.update = replace(run.update, averages=averages, after=(*run.update.after, tell))

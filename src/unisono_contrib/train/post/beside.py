@@ -49,10 +49,12 @@ class MicroBatches:
         self._compute, self._micro, self.device = compute, micro, device
 
     @torch.no_grad()
-    def __call__(self, tokens: Tensor, at: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor, at: Tensor) -> Tensor:
         """Tokens [n, T], one position of each [n] → logits [n, V]."""
-        parts = zip(tokens.split(self._micro), at.split(self._micro), strict=True)
-        logits = [self._compute(rows)[torch.arange(len(rows), device=rows.device), where] for rows, where in parts]
+        parts = zip(inputs.split(self._micro), at.split(self._micro), strict=True)
+        logits = [
+            self._compute(rows)[torch.arange(len(rows), device=rows.device), where] for rows, where in parts
+        ]
         whole = torch.cat(logits)
         return whole.to(torch.promote_types(whole.dtype, torch.float32))
 

@@ -26,7 +26,9 @@ class PostLoss(Protocol):
         """What is to be kept of the reference model's log-probabilities."""
         ...
 
-    def summed(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> tuple[Tensor, Tensor]:
+    def summed(
+        self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
+    ) -> tuple[Tensor, Tensor]:
         """(the loss summed over the micro-batch, its measures summed, float64)."""
         ...
 
@@ -56,7 +58,9 @@ class PolicyLoss:
         """Each token's."""
         return lp
 
-    def summed(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> tuple[Tensor, Tensor]:
+    def summed(
+        self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
+    ) -> tuple[Tensor, Tensor]:
         """by_token: weight; of drawn tokens advantage and sampled, the sampler's log-probability; and reference."""
         how, weight = self._how, by_token["weight"].to(lp.dtype)
         if "advantage" not in by_token:
@@ -92,7 +96,9 @@ class PreferenceLoss:
         sequence = by_token["sequence"][counted]
         return lp.new_zeros(len(by_sequence["length"])).index_add(0, sequence, lp[counted])
 
-    def summed(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> tuple[Tensor, Tensor]:
+    def summed(
+        self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
+    ) -> tuple[Tensor, Tensor]:
         """by_token: sequence, its number; by_sequence: reference."""
         reference = by_sequence["reference"].to(lp.dtype)
         sequence = by_token["sequence"][counted]

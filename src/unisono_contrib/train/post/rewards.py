@@ -22,11 +22,17 @@ def rewards_of(said: str, decode: Decode | None) -> Callable[[Question, list[int
         return lambda question, drawn: float(drawn == question.answer)
     if ".py:" not in said:
         raise UsageError(
-            f"there is no reward {said!r}", where="post.reward", fix='"exact", or FILE.py:FUNCTION', code="C06"
+            f"there is no reward {said!r}",
+            where="post.reward",
+            fix='"exact", or FILE.py:FUNCTION',
+            code="C06",
         )
     if decode is None:
         raise UsageError(
-            "a reward function reads text, and the data has none", where="post.reward", fix="exact", code="C06"
+            "a reward function reads text, and the data has none",
+            where="post.reward",
+            fix="exact",
+            code="C06",
         )
     path, _, name = said.rpartition(":")
     function = function_in(said, f"unisono_reward_{Path(path).stem}", "post.reward")

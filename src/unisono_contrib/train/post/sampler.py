@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.train.step.played_model import PlayedModel
 from unisono_contrib.train.post.draw import draw, log_probs, uniforms
 
 
@@ -64,11 +63,19 @@ class Sampler(Protocol):
         ...
 
 
+class Logits(Protocol):
+    """Tokens [n, T] and one position of each [n] → the logits there, [n, V]."""
+
+    device: torch.device
+
+    def __call__(self, inputs: Tensor, at: Tensor) -> Tensor: ...
+
+
 class HereSampler:
     """Samples with the run's own weights, under its plan, in the shapes of its own micro-batches: so its
     log-probabilities have the bits of the trainer's. It has nothing to take over."""
 
-    def __init__(self, model: PlayedModel, how: Sampling) -> None:
+    def __init__(self, model: Logits, how: Sampling) -> None:
         self._model, self._how = model, how
 
     def sync(self, version: int, weights: Mapping[str, Tensor]) -> str:

@@ -226,9 +226,7 @@ def _answers(
         places = torch.arange(1, window + 1, device=counted.device)
         lengths = torch.where(counted, places, 0).amax(1)
         weight = torch.ones(counted.shape, dtype=torch.float64, device=counted.device)
-        made.append(
-            PostLeaf(leaf.inputs, leaf.targets, leaf.samples, scale, lengths, {"weight": weight}, {})
-        )
+        made.append(PostLeaf(leaf.inputs, leaf.targets, leaf.samples, scale, lengths, {"weight": weight}, {}))
     return made
 
 

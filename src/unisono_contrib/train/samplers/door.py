@@ -24,9 +24,8 @@ def births(beside: BesideRanks, number: int) -> int:
 
 
 def call(beside: BesideRanks, number: int, birth: int, patience: float, silence: float) -> Connection:
-    """A connection to the process that came as the `birth`-th of this sampler, waiting `patience` seconds for it. silence: see
-    `SamplerPool`. Raises
-    RuntimeError where it does not come, OSError and EOFError where it has gone since."""
+    """A connection to the process that came as the `birth`-th of this sampler, waiting `patience` seconds for it.
+    silence: see `SamplerPool`. Raises RuntimeError where it does not come, OSError and EOFError where it has gone."""
     beside.store.wait([_port(number, birth)], timedelta(seconds=patience))
     port = int(beside.store.get(_port(number, birth)))
     try:

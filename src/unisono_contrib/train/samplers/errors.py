@@ -15,7 +15,8 @@ class WeightsNotHeld(UnisonoError):
     def __init__(self, sampler: str, version: int, tensors: Sequence[str], how: str) -> None:
         named = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
         super().__init__(
-            f"{sampler} does not compute with version {version} of the weights: {how}" + (f": {named}" if named else ""),
+            f"{sampler} does not compute with version {version} of the weights: {how}"
+            + (f": {named}" if named else ""),
             where=f"the acknowledgement of version {version}",
             likely="it kept old weights, or loads them in another way than the trainers hold them",
             fix="samples drawn from here on would be of another model; look at how the sampler loads weights",
@@ -31,7 +32,8 @@ class SampleTooOld(UnisonoError):
 
     def __init__(self, sampler: str, version: int, step: int, bound: int) -> None:
         super().__init__(
-            f"{sampler} drew the samples of step {step} from version {version}, {step - version} behind; the bound is {bound}",
+            f"{sampler} drew the samples of step {step} from version {version}, {step - version} behind, with a bound of"
+            f" {bound}",
             where=f"the samples of step {step}",
             likely="it sampled before it took the weights that it had acknowledged",
             fix="a larger bound if samples may be so old",

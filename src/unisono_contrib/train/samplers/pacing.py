@@ -26,7 +26,9 @@ class PlayedSamples:
     seconds: float = 0.0
 
 
-def play(length: Length, *, steps: int, batch: int, slots: int, update: float, bound: int, paced: bool) -> PlayedSamples:
+def play(
+    length: Length, *, steps: int, batch: int, slots: int, update: float, bound: int, paced: bool
+) -> PlayedSamples:
     """slots: sequences that samplers draw at once. update: seconds of a trainer's step. bound: largest staleness.
     paced: prompts wait for admission, and a step for its own prompts; else every free slot takes the next prompt, and a
     step takes the first that have come of those which the bound admits."""
@@ -54,7 +56,9 @@ def play(length: Length, *, steps: int, batch: int, slots: int, update: float, b
     return played
 
 
-def _batch(ready: Sequence[tuple[int, int]], version: int, batch: int, bound: int, paced: bool) -> list[tuple[int, int]]:
+def _batch(
+    ready: Sequence[tuple[int, int]], version: int, batch: int, bound: int, paced: bool
+) -> list[tuple[int, int]]:
     """(prompt, version of its weights) of each that the next step trains; nothing while some are missing."""
     if paced:
         wanted = range(version * batch, (version + 1) * batch)

@@ -78,7 +78,9 @@ class SamplerPool:
         held = self._holder.held()
         digests = expected(weights, self._holder.ties)
         if odd := differing(digests, held.digests):
-            raise WeightsNotHeld("the trainer's own copy", version, odd, "tensors differ from those of the run")
+            raise WeightsNotHeld(
+                "the trainer's own copy", version, odd, "tensors differ from those of the run"
+            )
         self._weights, self._wanted[version] = weights, HeldWeights(version, digests, held.logits)
         for sampler in self._samplers:
             self._send_weights(sampler)
@@ -87,7 +89,9 @@ class SamplerPool:
         """Ask for the samples that `step` will train, dealt to samplers in turn. Raises ValueError where the bound does
         not admit them yet; SamplerLost."""
         if not self._weights or not admits(self._holder.version, step, self._bound):
-            raise ValueError(f"step {step} is asked for at version {self._holder.version}, bound {self._bound}")
+            raise ValueError(
+                f"step {step} is asked for at version {self._holder.version}, bound {self._bound}"
+            )
         self._steps[step] = []
         for i, request in enumerate(requests):
             self._number += 1
@@ -162,7 +166,9 @@ class SamplerPool:
                 self._acknowledged(sampler, due, said)
                 return 0
             if said.get("number") != due[0]:
-                raise WeightsNotHeld(sampler.name, self._holder.version, (), f"it answered {sorted(said)} to a request")
+                raise WeightsNotHeld(
+                    sampler.name, self._holder.version, (), f"it answered {sorted(said)} to a request"
+                )
             drawn = DrawnSamples(int(said["version"]), [x for x in tensors if x is not None])
             self._answers[due[0]] = sampler, drawn
             return due[0]
@@ -177,7 +183,9 @@ class SamplerPool:
         if odd := differing(wanted.digests, said["digests"]):
             raise WeightsNotHeld(sampler.name, version, odd, f"{len(odd)} tensors differ")
         if said["logits"] != wanted.logits:
-            raise WeightsNotHeld(sampler.name, version, (), "all tensors are equal, and its logits are others")
+            raise WeightsNotHeld(
+                sampler.name, version, (), "all tensors are equal, and its logits are others"
+            )
 
     def _due_versions(self, version: int) -> list[int]:
         return [version, *(sent for s in self._samplers for sent in s.sent if isinstance(sent, int))]
@@ -187,7 +195,9 @@ class SamplerPool:
         SamplerLost where none comes, or it is silent."""
         if isinstance(error, BlockingIOError | TimeoutError):
             raise SamplerLost(sampler.name, f"it says nothing for {self._silence:g} s") from error
-        self._beside.note(f"{sampler.name} is lost ({str(error) or type(error).__name__}): a new process takes its place")
+        self._beside.note(
+            f"{sampler.name} is lost ({str(error) or type(error).__name__}): a new process takes its place"
+        )
         if sampler.connection is not None:
             with suppress(OSError):
                 sampler.connection.close()
@@ -199,7 +209,9 @@ class SamplerPool:
         while sampler.connection is None:
             sampler.birth = max(sampler.birth + 1, door.births(self._beside, sampler.number))
             try:
-                sampler.connection = door.call(self._beside, sampler.number, sampler.birth, self._patience, self._silence)
+                sampler.connection = door.call(
+                    self._beside, sampler.number, sampler.birth, self._patience, self._silence
+                )
                 again = [what for what in sampler.sent if not isinstance(what, int)]
                 sampler.sent = deque([self._holder.version, *again])
                 for what in sampler.sent:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from unisono.config import Recipe
-from unisono.launch.context import RankContext
 from unisono.spec.finder import sister
 from unisono.train.data.dataset import Corpus
 from unisono_contrib.sync._servers import wire
@@ -28,22 +27,45 @@ from unisono_contrib.train.samplers.weights import Compute, WeightHolder, holder
 Draws = Callable[[Compute, Mapping[str, Any], Sequence[Tensor]], Sequence[Tensor]]
 """Samples of one request: (the model, what is said of them, tensors) → tensors."""
 
+
+class SamplerPlace(Protocol):
+    """A sampler's place in a run, as `launch.context.RankContext` is one. rank: from `world` on."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    @property
+    def store(self) -> Any: ...
+
+    @property
+    def channel(self) -> Any: ...
+
+    @property
+    def run_token(self) -> str: ...
+
+
 BEAT = 1.0
 """Seconds between two signs of life."""
 _LOOK = 0.2  # seconds between two looks for the end
 
 
-def main(ctx: RankContext, recipe: Recipe, corpus: Corpus, dtype: torch.dtype) -> dict[str, Any]:
+def main(ctx: SamplerPlace, recipe: Recipe, corpus: Corpus, dtype: torch.dtype) -> dict[str, Any]:
     """Be a sampler of a run until that is over. The live part of a section of the recipe says how samples are drawn:
     `draws(section, recipe, corpus)`. dtype: in which ranks compute. Raises LookupError where none does."""
     live = ((section, sister(f"unisono.train.build.{section.name}")) for section in recipe.sections())
-    how = next((module.draws(section, recipe, corpus) for section, module in live if hasattr(module, "draws")), None)
+    found = (
+        (section, module.draws) for section, module in live if module is not None and hasattr(module, "draws")
+    )
+    how = next((draws(section, recipe, corpus) for section, draws in found), None)
     if how is None:
         raise LookupError("no section of the recipe says how samples are drawn")
     return serve(ctx, holder_of(recipe, corpus, dtype), how)
 
 
-def serve(ctx: RankContext, holder: WeightHolder, draws: Draws) -> dict[str, Any]:
+def serve(ctx: SamplerPlace, holder: WeightHolder, draws: Draws) -> dict[str, Any]:
     """Serve whoever proves to be of the run, one after the other, until the supervisor says that the run is over."""
     served = _Served(holder, draws, ctx.channel.stop_requested)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -75,7 +97,9 @@ class _Served:
         """Do what comes over a connection, until it ends or the run does."""
         queue, ended = SimpleQueue[wire.Message | None](), threading.Event()
         threading.Thread(target=_read, args=(connection, queue), name="unisono-hear", daemon=True).start()
-        beats = threading.Thread(target=self._beat, args=(connection, ended), name="unisono-beat", daemon=True)
+        beats = threading.Thread(
+            target=self._beat, args=(connection, ended), name="unisono-beat", daemon=True
+        )
         beats.start()
         try:
             self._say(connection, {"welcome": True})

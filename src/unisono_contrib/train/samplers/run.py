@@ -56,7 +56,11 @@ class RunSamplers:
         said = [[each.version, len(each.tensors)] for each in drawn]
         data = wire.packed({"drawn": said}, [x for each in drawn for x in each.tensors]) if drawn else b""
         size = world.broadcast(torch.tensor([len(data)], device=device))
-        letters = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(int(size), dtype=torch.uint8)
+        letters = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if data
+            else torch.empty(int(size), dtype=torch.uint8)
+        )
         whole, tensors = wire.unpacked(world.broadcast(letters.to(device)).cpu().numpy().tobytes())
         return whole["drawn"], [x.to(device) for x in tensors if x is not None]
 

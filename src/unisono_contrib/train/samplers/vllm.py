@@ -7,7 +7,6 @@ while the server is in `update_weights`. That a server answers 200 does not say 
 """
 
 import json
-import socket
 import threading
 import urllib.error
 import urllib.request
@@ -16,10 +15,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from unisono.models.gpt import GPTConfig
+from unisono.models.gpt.export import entries_of
 from unisono_contrib.train.samplers.errors import SamplerLost, WeightsNotHeld
 from unisono_contrib.train.samplers.weights import digest_of
 
@@ -81,18 +81,20 @@ class VllmSampler:
     """A server that gets weights by version. named(weights): under the names and in the layout of the server's
     checkpoints. address: of this host, as the server sees it."""
 
-    def __init__(self, url: str, named: Named = dict, address: str = "127.0.0.1", timeout: float = 300.0) -> None:
+    def __init__(
+        self, url: str, named: Named = dict, address: str = "127.0.0.1", timeout: float = 300.0
+    ) -> None:
         self._calls, self._named, self._timeout = VllmCalls(url, timeout), named, timedelta(seconds=timeout)
         self._sent: dict[str, str] = {}
         self._version = -1
         world = 1 + self._calls.world_size()
-        with _free_port(address) as port:
-            info = {
-                "master_address": address, "master_port": port, "rank_offset": 1, "world_size": world, "packed": False,
-            }  # fmt: skip
+        self._store = TCPStore(address, 0, world, True, self._timeout, wait_for_workers=False)
+        info = {
+            "master_address": address, "master_port": self._store.port, "rank_offset": 1, "world_size": world,
+            "packed": False,
+        }  # fmt: skip
         with _beside(lambda: self._calls.init_weight_transfer_engine(info)):
-            store = TCPStore(address, port, world, True, self._timeout, wait_for_workers=False)
-            self._group = ProcessGroupGloo(store, 0, world, self._timeout)
+            self._group: Any = ProcessGroupGloo(self._store, 0, world, self._timeout)
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Send whole weights, and look whether they are there. Raises WeightsNotHeld, SamplerLost."""
@@ -118,18 +120,19 @@ class VllmSampler:
         said = self._calls.weight_version()
         if said and said != str(version):
             raise WeightsNotHeld(self._calls.url, version, (), f"it says version {said}")
-        changed = {name for name, digest in digests.items() if self._sent and self._sent.get(name) != digest}
-        same = {name for name in after if after[name] == before.get(name)}
-        if odd := sorted(changed & same):  # under the server's own names, some of which are a checkpoint's
+        changed = {name for name, digest in digests.items() if self._sent.get(name, "") != digest}
+        same = {
+            name.rpartition(":")[2] for name in after if after[name] == before.get(name)
+        }  # `tp0:lm_head.weight`
+        if odd := sorted(changed & same if self._sent else ()):
             raise WeightsNotHeld(self._calls.url, version, odd, f"{len(odd)} tensors have not changed there")
-        if changed and after and len(same) == len(after):
-            raise WeightsNotHeld(self._calls.url, version, sorted(changed), "no tensor has changed there")
 
 
-@contextmanager
-def _free_port(address: str) -> Iterator[int]:
-    with socket.create_server((address, 0)) as taken:
-        yield taken.getsockname()[1]
+def hugging_face_names(model: GPTConfig) -> Named:
+    """Our GPT's weights under the names, and in the layout, of the model that `unisono export` writes. Raises UsageError
+    F01 where no layout fits."""
+    layout = model.layout()
+    return lambda weights: {entry.name: entry.make() for entry in entries_of(weights, model, layout)}
 
 
 @contextmanager

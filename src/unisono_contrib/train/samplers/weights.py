@@ -7,6 +7,7 @@ them. So weights that were received and not loaded, a tied weight that was misse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ def digest_of(x: Tensor) -> str:
     """32 hex digits of a tensor's dtype, shape and elements."""
     hashed = blake2b(f"{x.dtype}{tuple(x.shape)}".encode(), digest_size=16)
     flat = x.detach().cpu().contiguous().view(-1)
-    hashed.update(flat.view(torch.uint8).numpy())
+    hashed.update(flat.view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
 
 
@@ -59,7 +60,9 @@ class WeightHolder:
     """A model whose weights come in versions. ties: alias → owner, of which the owner alone is sent. compute: by which
     samples are drawn; the model itself if None."""
 
-    def __init__(self, model: nn.Module, ties: Sequence[tuple[str, str]] = (), compute: Compute | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, ties: Sequence[tuple[str, str]] = (), compute: Compute | None = None
+    ) -> None:
         self.model, self.ties, self.version = model.eval(), dict(ties), -1
         self.compute: Compute = compute or model
 
@@ -86,10 +89,13 @@ def holder_of(recipe: Recipe, corpus: Corpus, dtype: torch.dtype) -> WeightHolde
     """The recipe's model, whole, with room for weights that are still to come. dtype: of what is computed; weights are
     in float32, or wider where it is."""
     model = model_of(recipe, corpus)
-    ties = tuple(getattr(getattr(model, "anatomy", None), "ties", ()))
+    anatomy: Any = getattr(model, "anatomy", None)
+    ties: Sequence[tuple[str, str]] = getattr(anatomy, "ties", ())
     wide = torch.promote_types(dtype, torch.float32)
     kept = model.state_dict()
-    room = {n: torch.zeros(x.shape, dtype=wide if x.is_floating_point() else x.dtype) for n, x in kept.items()}
+    room = {
+        n: torch.zeros(x.shape, dtype=wide if x.is_floating_point() else x.dtype) for n, x in kept.items()
+    }
     model.load_state_dict(room, assign=True)
     for alias, owner in ties:  # each name has got a tensor of its own
         module, _, leaf = alias.rpartition(".")
