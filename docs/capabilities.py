@@ -229,6 +229,15 @@ ARCHITECTURES = (
         "of tables, the rows that a batch has read are pushed: less than the tables' bytes",
         lambda ran: 0 < _pushed(ran.metrics()[-1:]) < 4 * 10_000,
     ),
+    reads(
+        _G,
+        "Rollout workers with acknowledged weights",
+        'unisono train examples/grpo.toml --no-out.report --plan "dp=2 sync=canonical" --train.micro_batch 8'
+        " --train.steps 44 --post.samplers 2",
+        "processes beside the ranks draw, from weights whose digests they acknowledge: `logprob_gap` of trainer and"
+        " sampler is 0.0",
+        lambda ran: {step["logprob_gap"] for step in ran.metrics() if "logprob_gap" in step} == {0.0},
+    ),
     prints(
         _G,
         "RPC with distributed autograd",

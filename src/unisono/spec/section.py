@@ -59,6 +59,11 @@ class Section(BaseModel):
         """Keys of the recipe that must be as they were when a run goes on."""
         return ()
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The roles of the processes that it wants beside the ranks, as `launch.run.membership.Role` names them."""
+        return ()
+
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:
         """What of a recipe and a plan cannot be played with it."""
         yield from ()

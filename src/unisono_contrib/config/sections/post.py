@@ -14,7 +14,7 @@ from unisono.spec.training import Count, Natural, NotNegative, Positive
 _ONLY = {
     "grpo": (
         "group", "reward", "kl", "clip", "truncate", "max_staleness", "temperature", "max_new_tokens", "over",
-        "advantage", "sft_steps",
+        "advantage", "sft_steps", "samplers",
     ),
     "dpo": ("beta",),
 }  # fmt: skip
@@ -48,6 +48,9 @@ class PostConfig(Section):
     max_staleness: Natural = Field(
         default=0, description="grpo: updates that weights may be ahead of those that drew a sequence"
     )
+    samplers: Natural = Field(
+        default=0, description="grpo: processes beside the ranks that draw; 0: the ranks draw themselves"
+    )
     temperature: Positive = Field(default=1.0, description="grpo: by which logits are divided")
     max_new_tokens: Count = Field(default=16, description="grpo: tokens drawn after a prompt at most")
     over: Literal["tokens", "sequences"] = Field(
@@ -61,6 +64,10 @@ class PostConfig(Section):
         default=0, description="grpo: first steps, which learn from the data's own answers"
     )
     beta: Positive = Field(default=0.1, description="dpo: how fast a gain on the reference is enough")
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return ("sampler",) * (self.samplers if self.kind == "grpo" else 0)
 
     @property
     def kept(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,16 @@ from unisono.train.step.played_model import PlayedModel
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.post import PostConfig
 from unisono_contrib.train.build.ema import copies_of
+from unisono_contrib.train.post.beside import BesideSampler, draw_asked
 from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss
 from unisono_contrib.train.post.player import LossDesk, PostPlayer
 from unisono_contrib.train.post.rewards import rewards_of
-from unisono_contrib.train.post.sampler import HereSampler, Sampling
+from unisono_contrib.train.post.sampler import HereSampler, Sampler, Sampling
 from unisono_contrib.train.post.sequences import Documents, PostLeaf, Sequences
 from unisono_contrib.train.post.work import Drawing, Preferring
+from unisono_contrib.train.samplers.process import Draws
+from unisono_contrib.train.samplers.run import RunSamplers
+from unisono_contrib.train.samplers.weights import holder_of
 
 
 def batches(
@@ -76,8 +81,7 @@ class PostTraining:
             if self.section.refers:
                 self._first, _ = copies_of(run)
         if isinstance(self.work, Drawing):
-            wide = torch.promote_types(run.replica.dtype, torch.float32)
-            self.work.sampler = HereSampler(PlayedModel(run, self.corpus, wide, run.player), self._sampling())
+            self.work.rejoined(self._sampler(run, self.work.micro_batch))
         self.desk.attach(run)
         run.player = PostPlayer(
             run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves)
@@ -96,10 +100,15 @@ class PostTraining:
         reward = rewards_of(section.reward, corpus.decode)
         return Drawing(section, sequences, reward, self.desk, recipe.train.steps)
 
-    def _sampling(self) -> Sampling:
-        how, recipe = self.section, self.recipe
-        end = Documents.of(self.corpus.train, False, recipe.data.source).question(0).answer[-1]
-        return Sampling(how.group, how.temperature, how.max_new_tokens, end, recipe.seed, recipe.model.window)
+    def _sampler(self, run: Run, micro_batch: int) -> Sampler:
+        """Of these ranks, or of processes beside them."""
+        section, how = self.section, sampling_of(self.section, self.recipe, self.corpus)
+        if not section.samplers:
+            wide = torch.promote_types(run.replica.dtype, torch.float32)
+            return HereSampler(PlayedModel(run, self.corpus, wide, run.player), how)
+        holder = lambda: holder_of(self.recipe, self.corpus, run.replica.dtype)
+        samplers = RunSamplers(run, section.samplers, section.max_staleness, holder)
+        return BesideSampler(samplers, how, micro_batch)
 
     def _leaves(self, run: Run, player: Player, leaves: Sequence[Leaf]) -> Sequence[PostLeaf]:
         """Packed where the recipe packs documents; a pipeline's messages have one size."""
@@ -116,3 +125,16 @@ class PostTraining:
             return {}
         found = run.mesh.world.all_reduce(self.desk.found).tolist()
         return self.work.says(dict(zip(self.desk.loss.measures, found, strict=True)))
+
+
+def draws(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Draws:
+    """How a process beside the ranks draws sequences."""
+    return partial(draw_asked, sampling_of(section, recipe, corpus))
+
+
+def sampling_of(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Sampling:
+    """How sequences are drawn, wherever that is."""
+    end = Documents.of(corpus.train, False, recipe.data.source).question(0).answer[-1]
+    return Sampling(
+        section.group, section.temperature, section.max_new_tokens, end, recipe.seed, recipe.model.window
+    )

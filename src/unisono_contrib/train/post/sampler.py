@@ -3,7 +3,7 @@
 Shapes: n sequences, T positions of a window, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.train.step.played_model import PlayedModel
 from unisono_contrib.train.post.draw import draw, log_probs, uniforms
 
 
@@ -59,12 +58,24 @@ class Sampler(Protocol):
         """A group for each of these prompts. Every rank calls it with the same ones, or it hangs."""
         ...
 
+    def begin(self, prompts: Sequence[Prompt], version: int, step: int) -> Callable[[], Rollouts]:
+        """As `generate`, of sequences that `step` will train: they may be drawn until what is returned is called."""
+        ...
+
+
+class Logits(Protocol):
+    """Tokens [n, T] and one position of each [n] → the logits there, [n, V]."""
+
+    device: torch.device
+
+    def __call__(self, inputs: Tensor, at: Tensor) -> Tensor: ...
+
 
 class HereSampler:
     """Samples with the run's own weights, under its plan, in the shapes of its own micro-batches: so its
     log-probabilities have the bits of the trainer's. It has nothing to take over."""
 
-    def __init__(self, model: PlayedModel, how: Sampling) -> None:
+    def __init__(self, model: Logits, how: Sampling) -> None:
         self._model, self._how = model, how
 
     def sync(self, version: int, weights: Mapping[str, Tensor]) -> str:
@@ -97,3 +108,8 @@ class HereSampler:
         if logprobs is None:
             logprobs = torch.zeros(tokens.shape, device=device)
         return Rollouts(tokens.cpu(), begins, ends, logprobs.cpu(), version)
+
+    def begin(self, prompts: Sequence[Prompt], version: int, step: int) -> Callable[[], Rollouts]:
+        """Drawn at once: the ranks themselves draw."""
+        rollouts = self.generate(prompts, version)
+        return lambda: rollouts

@@ -47,9 +47,20 @@ class Drawing:
     ) -> None:
         self._how, self._sequences, self._reward, self._desk = section, sequences, reward, desk
         self._steps, self.heard = steps, heard
-        self._queue: dict[int, DrawnBatch] = {}
+        self._queue: dict[int, Callable[[], DrawnBatch]] = {}
         self.sampler: Sampler | None = None
         self._says: dict[str, float] = {}
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a leaf."""
+        return self._sequences.micro_batch
+
+    def rejoined(self, sampler: Sampler) -> None:
+        """The ranks have met, with this sampler. A new process knows of no sequences that others have, so that all ask
+        for them anew."""
+        self.sampler = sampler
+        self._queue.clear()
 
     def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf], pack: Pack) -> list[PostLeaf]:
         """The sequences that stand in the places of these leaves. Every rank calls it, or it hangs."""
@@ -84,24 +95,29 @@ class Drawing:
         }
 
     def _batch(self, run: Run, step: int) -> DrawnBatch:
-        """The batch of this step, and those after it that may be drawn by now."""
+        """The batch of this step. Those after it that the bound admits are asked for, and no others."""
         last = max(step, min(step + self._how.max_staleness, self._steps - 1))
         for number in range(step, last + 1):
             if number not in self._queue:
-                self._queue[number] = self._drawn(run, number, step)
+                self._queue[number] = self._begun(run, number, step)
         for past in [number for number in self._queue if number < step]:
             del self._queue[past]
-        return self._queue[step]
+        batch = self._queue[step]()
+        self._queue[step] = lambda: batch  # for a step that is played again
+        return batch
 
-    def _drawn(self, run: Run, number: int, version: int) -> DrawnBatch:
-        sequences, group = self._sequences, self._how.group
+    def _begun(self, run: Run, number: int, version: int) -> Callable[[], DrawnBatch]:
+        sequences = self._sequences
         asked = [sequences.documents.question(n) for n in sequences.numbers(number).tolist()]
         places = sequences.positions(number).tolist()
         prompts = [Prompt(place, question.prompt) for place, question in zip(places, asked, strict=True)]
         if self.sampler is None:
             raise RuntimeError("no run has been joined yet")
         self.sampler.sync(version, {})
-        rollouts = self.sampler.generate(prompts, version)
+        begun = self.sampler.begin(prompts, version, number)
+        return lambda: self._drawn(run, asked, begun())
+
+    def _drawn(self, run: Run, asked: Sequence[Question], rollouts: Rollouts) -> DrawnBatch:
         if bool((rollouts.ends == rollouts.begins).any()):
             window = rollouts.tokens.shape[1]
             raise UsageError(
@@ -110,7 +126,7 @@ class Drawing:
                 fix="a larger model.context, or shorter prompts",
                 code="D21",
             )
-        return DrawnBatch(rollouts, self._rewards(run, asked, rollouts, group))
+        return DrawnBatch(rollouts, self._rewards(run, asked, rollouts, self._how.group))
 
     def _rewards(self, run: Run, asked: Sequence[Question], rollouts: Rollouts, group: int) -> Tensor:
         """Each rank judges the sequences of its own leaves, and all hear of all."""
