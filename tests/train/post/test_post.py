@@ -33,7 +33,7 @@ def score(prompt, drawn, answer):
 
 
 def recipe(
-    folder: Path, packing: str = "none", micro: int = 4, dtype: str = "float64", **post: Any
+    folder: Path, packing: Any = "none", micro: int = 4, dtype: str = "float64", **post: Any
 ) -> Recipe:
     (folder / "reward.py").write_text(REWARD)
     pairs = post.get("kind") == "dpo"

@@ -83,8 +83,8 @@ class PolicyLoss:
 
 
 class PreferenceLoss:
-    """DPO (Rafailov et al., 2023): -log σ(beta · (what the chosen answer has gained on the reference - what the rejected
-    one has)). Sequences 2k and 2k + 1 of a micro-batch are a pair."""
+    """DPO (Rafailov et al., 2023): -log σ(beta · (what the chosen answer has gained on the reference - what the
+    rejected one has)). Sequences 2k and 2k + 1 of a micro-batch are a pair."""
 
     measures: ClassVar[tuple[str, ...]] = ("pairs", "right", "margin")
 

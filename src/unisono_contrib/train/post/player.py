@@ -17,8 +17,8 @@ from unisono_contrib.train.post.sequences import PostLeaf
 
 
 class LossDesk:
-    """Knows, where the loss of a micro-batch is computed, what there is to know of its sequences. found: measures of the
-    last step, summed over this rank's micro-batches, float64."""
+    """Knows, where the loss of a micro-batch is computed, what there is to know of its sequences. found: measures of
+    the last step, summed over this rank's micro-batches, float64."""
 
     def __init__(self, loss: PostLoss, temperature: float) -> None:
         self.loss, self._temperature = loss, temperature
