@@ -88,8 +88,11 @@ class PostConfig(Section):
         return ("post",)
 
     def problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
+        chosen = {
+            key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default
+        }
         for kind, keys in _ONLY.items():
-            for key in self.model_fields_set & set(keys) if kind != self.kind else ():
+            for key in sorted(chosen & set(keys)) if kind != self.kind else ():
                 what = f"post.{key} says nothing where post.kind is {self.kind}"
                 yield Problem("C06", what, f"post.{key}, post.kind", f"leave it out, or post.kind = {kind}")
         if self.kind == "grpo" and self.group < 2:
