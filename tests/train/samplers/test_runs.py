@@ -68,6 +68,7 @@ def test_samplers_change_no_bit(folder: Path) -> None:
         assert {(step["logprob_gap"], step["staleness"]) for step in beside[30:]} == {(0.0, 0.0)}
 
 
+@pytest.mark.slow
 def test_a_bound_lets_samplers_draw_ahead_and_no_further(folder: Path) -> None:
     """Stale samples have the same bits wherever they are drawn."""
     keys = ("--post.max_staleness", "2")
@@ -77,6 +78,7 @@ def test_a_bound_lets_samplers_draw_ahead_and_no_further(folder: Path) -> None:
     assert [step["staleness"] for step in beside[30:]] == [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
     _, weights = trained(folder, "unharmed", "dp=1 sync=canonical", "--train.steps", "60")
     (tmp_path / "sums.toml").write_text(RECIPE)
