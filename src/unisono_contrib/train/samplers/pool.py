@@ -181,7 +181,7 @@ class SamplerPool:
             how = f"it says version {said['holds']}" if "holds" in said else "it did not acknowledge them"
             raise WeightsNotHeld(sampler.name, version, (), how)
         if odd := differing(wanted.digests, said["digests"]):
-            raise WeightsNotHeld(sampler.name, version, odd, f"{len(odd)} tensors differ")
+            raise WeightsNotHeld(sampler.name, version, odd, f"{len(odd)} of its tensors differ")
         if said["logits"] != wanted.logits:
             raise WeightsNotHeld(
                 sampler.name, version, (), "all tensors are equal, and its logits are others"

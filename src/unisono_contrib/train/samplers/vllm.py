@@ -131,12 +131,12 @@ class VllmSampler:
             if checksum == before.get(name) and often[checksum] == 1
         }
         if odd := sorted(changed & same if self._sent else ()):
-            raise WeightsNotHeld(self._calls.url, version, odd, f"{len(odd)} tensors have not changed there")
+            raise WeightsNotHeld(self._calls.url, version, odd, f"{len(odd)} of its tensors have not changed")
 
 
 def hugging_face_names(model: GPTConfig) -> Named:
-    """Our GPT's weights under the names, and in the layout, of the model that `unisono export` writes. Raises UsageError
-    F01 where no layout fits."""
+    """Our GPT's weights under the names, and in the layout, of the model that `unisono export` writes. Raises
+    UsageError F01 where no layout fits."""
     layout = model.layout()
     return lambda weights: {entry.name: entry.make() for entry in entries_of(weights, model, layout)}
 
