@@ -14,8 +14,8 @@ class Section(BaseModel):
     """The keys of one such section, each with its default and a line of help. A recipe without it has None there.
 
     verb: the command that plays a recipe with it, where `train` does not. by_sample: a step computes gradients of
-    single samples, and holds those of a micro-batch at a time. one_run: it acts on steps, validations or weights of one run, which clients of a federated
-    one do not have.
+    single samples, and holds those of a micro-batch at a time. one_run: it acts on
+    steps, validations or weights of one run, which clients of a federated one do not have.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
     one or more of these functions: `batches(section, recipe, plan, dataset, device, kept)`, the feed of training, or

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.player import Leaf
+from unisono.parallel.shard import forget_gathered
 from unisono.spec.training import Metric
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import targets_of
@@ -92,3 +93,4 @@ def fill(run: Run, values: Mapping[str, Tensor]) -> None:
     for slot in run.local.slots:
         if slot.name in values:
             at_home(slot.master).copy_(values[slot.name])
+    forget_gathered(run.local.stages.values())

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.parallel.player import Player
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.spec.finder import function_in
 from unisono.spec.frames import of_user
@@ -24,10 +25,13 @@ class PlayedModel:
     Every rank of the run calls it at once, with the same inputs, or it hangs; each gets the outputs of all samples, on
     its own device. step: updates made. window: positions of a sample, 0 where there are none. encode, decode: text to
     tokens and back, None where there is no text. rank: to print on one. dtype: of logits.
+    player: the run's own, if it has got another one around it.
     """
 
-    def __init__(self, run: Run, corpus: Corpus, dtype: torch.dtype = torch.float32) -> None:
-        self._run, self._dtype = run, dtype
+    def __init__(
+        self, run: Run, corpus: Corpus, dtype: torch.dtype = torch.float32, player: Player | None = None
+    ) -> None:
+        self._run, self._dtype, self._player = run, dtype, player or run.player
         self._inputs, self._targets = corpus.train.fetch(np.zeros(1, dtype=np.int64))
         self.step, self.rank, self.device = run.step, run.mesh.rank, run.local.device
         self.encode, self.decode = corpus.encode, corpus.decode
@@ -71,7 +75,7 @@ class PlayedModel:
         parts = [slice(leaf * micro, (leaf + 1) * micro) for leaf in run.leaves]
         leaves = [Micro(rows[part], places[part], order[part]) for part in parts]
         with _caught(run) as caught:
-            run.player.play(run.eval_row, leaves, 1.0, None)
+            self._player.play(run.eval_row, leaves, 1.0, None)
         last = [y.shape[-1] for y, _ in caught[:1]] or [0]
         widths = torch.tensor(last, dtype=torch.float64, device=rows.device)
         classes = int(run.mesh.world.all_reduce(widths, dist.ReduceOp.MAX))

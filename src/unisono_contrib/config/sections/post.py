@@ -31,8 +31,8 @@ class PostConfig(Section):
     group: Count = Field(default=8, description="grpo: sequences drawn for each prompt")
     reward: str = Field(
         default="exact",
-        description="grpo: exact, 1 for the data's own answer and else 0; or FILE.py:FUNCTION, of prompt, drawn text and"
-        " answer",
+        description="grpo: exact, 1 for the data's own answer and else 0; or FILE.py:FUNCTION, of prompt, drawn text"
+        " and answer",
     )
     kl: NotNegative = Field(
         default=0.0, description="grpo: what leaving the first weights costs; 0: they are not kept"

@@ -64,8 +64,8 @@ class WeightAverages:
 
 
 def copies_of(run: Run) -> tuple[dict[str, Tensor], list[tuple[Tensor, Slot]]]:
-    """(copies of this rank's masters by a slot's name, in float32 or wider; each copy once, with whose it is). Both uses
-    of a tied weight that lie in one storage have one copy."""
+    """(copies of this rank's masters by a slot's name, in float32 or wider; each once, with whose it is). Both uses of
+    a tied weight that lie in one storage have one copy."""
     by_name, slots, shared = dict[str, Tensor](), list[tuple[Tensor, Slot]](), dict[tuple[int, int], Tensor]()
     for slot in (slot for slot in run.local.slots if slot.live.requires_grad):
         weights = at_home(slot.master)

@@ -81,7 +81,7 @@ class PostTraining:
             if self.section.refers:
                 self._first, _ = copies_of(run)
         if isinstance(self.work, Drawing):
-            self.work.rejoined(self._sampler(run))
+            self.work.rejoined(self._sampler(run, self.work.micro_batch))
         self.desk.attach(run)
         run.player = PostPlayer(
             run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves)
@@ -100,26 +100,24 @@ class PostTraining:
         reward = rewards_of(section.reward, corpus.decode)
         return Drawing(section, sequences, reward, self.desk, recipe.train.steps)
 
-    def _sampler(self, run: Run) -> Sampler:
+    def _sampler(self, run: Run, micro_batch: int) -> Sampler:
         """Of these ranks, or of processes beside them."""
         section, how = self.section, sampling_of(self.section, self.recipe, self.corpus)
         if not section.samplers:
             wide = torch.promote_types(run.replica.dtype, torch.float32)
-            return HereSampler(PlayedModel(run, self.corpus, wide), how)
+            return HereSampler(PlayedModel(run, self.corpus, wide, run.player), how)
         holder = lambda: holder_of(self.recipe, self.corpus, run.replica.dtype)
         samplers = RunSamplers(run, section.samplers, section.max_staleness, holder)
-        return BesideSampler(samplers, how, run.replica.global_batch // run.of_leaves)
+        return BesideSampler(samplers, how, micro_batch)
 
     def _leaves(self, run: Run, player: Player, leaves: Sequence[Leaf]) -> Sequence[PostLeaf]:
         """Packed where the recipe packs documents; a pipeline's messages have one size."""
         if self.work is None:
             raise RuntimeError("no run has been joined yet")
-        made = self.work.leaves(run, player, leaves)
         plan, data = run.replica.plan, self.corpus.train
-        several = isinstance(data, PackedWindows) and data.several
-        if not several or POLICIES.read(plan.sync).leafwise:
-            return made
-        return [leaf.packed(fixed=plan.pp > 1) for leaf in made]
+        several = isinstance(data, PackedWindows) and data.several and not POLICIES.read(plan.sync).leafwise
+        pack = lambda made: [leaf.packed(fixed=plan.pp > 1) for leaf in made] if several else made
+        return self.work.leaves(run, player, leaves, pack)
 
     def _tell(self, run: Run, verdict: Verdict) -> Mapping[str, Any]:
         """After an update, on every rank."""

@@ -22,7 +22,7 @@ def log_probs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
 
 
 def uniforms(seed: int, numbers: np.ndarray, members: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Uniform in [0, 1), float64 [n], of prompts with these numbers, members of their groups, and places in sequences."""
+    """Uniform in [0, 1), float64 [n], of prompts with these numbers, members of groups, and places in sequences."""
     with np.errstate(over="ignore"):
         key = mix(np.full(len(numbers), seed, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))
         for part in (numbers, members, places):

@@ -1,10 +1,10 @@
-"""What post-training makes small: sums over the tokens, or the pairs, of one micro-batch. Means are over the global batch.
+"""What post-training makes small: sums over tokens, or pairs, of one micro-batch. Means are over the global batch.
 
 Shapes: B rows, T positions, V vocabulary, m sequences of the micro-batch.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ Sides = Mapping[str, Tensor]
 class PostLoss(Protocol):
     """A loss on log-probabilities lp [B, T] of targets, which it weighs by what is known of tokens and of sequences."""
 
-    measures: tuple[str, ...]
+    measures: ClassVar[tuple[str, ...]]
 
     def known(self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> Tensor:
         """What is to be kept of the reference model's log-probabilities."""
@@ -49,7 +49,7 @@ class PolicyLoss:
     2020). Where nothing was drawn, as in supervised steps, it is -log p.
     """
 
-    measures = ("tokens", "apart", "kl", "truncated")
+    measures: ClassVar[tuple[str, ...]] = ("tokens", "apart", "kl", "truncated")
 
     def __init__(self, section: PostConfig) -> None:
         self._how = section
@@ -83,10 +83,10 @@ class PolicyLoss:
 
 
 class PreferenceLoss:
-    """DPO (Rafailov et al., 2023): -log σ(beta · (what the chosen answer has gained on the reference - what the rejected
-    one has)). Sequences 2k and 2k + 1 of a micro-batch are a pair."""
+    """DPO (Rafailov et al., 2023): -log σ(beta · (what the chosen answer has gained on the reference - what the
+    rejected one has)). Sequences 2k and 2k + 1 of a micro-batch are a pair."""
 
-    measures = ("pairs", "right", "margin")
+    measures: ClassVar[tuple[str, ...]] = ("pairs", "right", "margin")
 
     def __init__(self, section: PostConfig) -> None:
         self._beta = section.beta

@@ -1,4 +1,4 @@
-"""A run's player with sequences in the place of documents: it hands leaves to the loss, and compares with a reference."""
+"""A run's player with sequences in the place of documents: it hands them to the loss, and asks a reference."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +17,8 @@ from unisono_contrib.train.post.sequences import PostLeaf
 
 
 class LossDesk:
-    """Knows of each micro-batch, where its loss is computed, what is known of its sequences. found: measures of the last
-    step, summed over this rank's micro-batches, float64."""
+    """Knows, where the loss of a micro-batch is computed, what there is to know of its sequences. found: measures of
+    the last step, summed over this rank's micro-batches, float64."""
 
     def __init__(self, loss: PostLoss, temperature: float) -> None:
         self.loss, self._temperature = loss, temperature

@@ -16,8 +16,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def rewards_of(said: str, decode: Decode | None) -> Callable[[Question, list[int]], float]:
-    """A function of a question and the tokens drawn for it. said: `[post] reward`. Raises UsageError C03, C06, and, when
-    it is called, UserCodeError."""
+    """A function of a question and the tokens drawn for it. said: `[post] reward`. Raises UsageError C03, C06; when it
+    is called, UserCodeError."""
     if said == "exact":
         return lambda question, drawn: float(drawn == question.answer)
     if ".py:" not in said:
@@ -55,8 +55,8 @@ def rewards_of(said: str, decode: Decode | None) -> Callable[[Question, list[int
 
 
 def advantages(rewards: Tensor, group: int, divided: bool) -> Tensor:
-    """Of rewards float64 [n], group by group: less the group's mean, divided by its standard deviation where asked; 0 in
-    a group whose rewards are all alike."""
+    """Of rewards float64 [n], group by group: less the group's mean, divided by its standard deviation where asked; 0
+    in a group whose rewards are all alike."""
     apart = rewards.view(-1, group)
     centred = apart - apart.mean(1, keepdim=True)
     if divided:

@@ -10,7 +10,7 @@ from torch import Tensor
 from unisono.comm.device import numbered
 from unisono.spec.errors import UsageError
 from unisono.spec.training import IGNORED
-from unisono.train.data.dataset import Dataset, require_samples
+from unisono.train.data.dataset import Dataset, Thinned, require_samples
 from unisono.train.data.feed import Feed, Micro
 from unisono.train.data.order import samples_at
 from unisono.train.data.packing import PackedWindows
@@ -34,6 +34,8 @@ class Documents:
     def of(cls, dataset: Dataset, pairs: bool, origin: str) -> "Documents":
         """From windows of any packing. Raises UsageError D21 where nobody knows what is an answer, D22 where documents
         are no pairs."""
+        while isinstance(dataset, Thinned):  # a prompt is known by its place in the whole data
+            dataset = dataset.inner
         if not isinstance(dataset, PackedWindows) or dataset.marks is None:
             raise UsageError(
                 "the data does not say which of its tokens are an answer",

@@ -19,6 +19,9 @@ from unisono_contrib.train.post.rewards import advantages
 from unisono_contrib.train.post.sampler import Prompt, Rollouts, Sampler
 from unisono_contrib.train.post.sequences import PostLeaf, Question, Sequences
 
+Pack = Callable[[list[PostLeaf]], list[PostLeaf]]
+"""Lays sequences of each micro-batch into as few windows as they fit in, or leaves them."""
+
 
 class DrawnBatch(NamedTuple):
     """The sequences of a step, and the reward of each, float64 [B]."""
@@ -48,20 +51,25 @@ class Drawing:
         self.sampler: Sampler | None = None
         self._says: dict[str, float] = {}
 
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a leaf."""
+        return self._sequences.micro_batch
+
     def rejoined(self, sampler: Sampler) -> None:
         """The ranks have met, with this sampler. A new process knows of no sequences that others have, so that all ask
         for them anew."""
         self.sampler = sampler
         self._queue.clear()
 
-    def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf]) -> list[PostLeaf]:
+    def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf], pack: Pack) -> list[PostLeaf]:
         """The sequences that stand in the places of these leaves. Every rank calls it, or it hangs."""
         step, how = run.step, self._how
         self._says = {}
         if step < how.sft_steps:
-            return _answers(leaves, self._sequences, step)
+            return pack(_answers(leaves, self._sequences, step))
         batch = self._batch(run, step)
-        made = self._trained(run, batch, leaves)
+        made = pack(self._trained(run, batch, leaves))
         if how.kl > 0.0:
             self._desk.references = self._desk.known(run, player, made)
         if self.heard is not None:
@@ -88,7 +96,7 @@ class Drawing:
 
     def _batch(self, run: Run, step: int) -> DrawnBatch:
         """The batch of this step. Those after it that the bound admits are asked for, and no others."""
-        last = min(step + self._how.max_staleness, self._steps - 1)
+        last = max(step, min(step + self._how.max_staleness, self._steps - 1))
         for number in range(step, last + 1):
             if number not in self._queue:
                 self._queue[number] = self._begun(run, number, step)
@@ -158,13 +166,13 @@ class Preferring:
         self._sequences, self._desk = sequences, desk
         self._table: Tensor | None = None
 
-    def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf]) -> list[PostLeaf]:
+    def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf], pack: Pack) -> list[PostLeaf]:
         """The pairs of these leaves. Every rank calls it, or it hangs."""
         if self._table is None:
-            self._table = self._references(run, player)
+            self._table = self._references(run, player, pack)
         sequences, step = self._sequences, run.step
         rows = sequences.documents.rows(sequences.numbers(step), 2)
-        return self._pairs(leaves, step, self._table[torch.from_numpy(rows)])
+        return pack(self._pairs(leaves, step, self._table[torch.from_numpy(rows)]))
 
     def says(self, found: Mapping[str, float]) -> Mapping[str, float]:
         """Share of pairs whose chosen answer has gained more, and by how much, times beta."""
@@ -183,7 +191,7 @@ class Preferring:
             leaf.by_sequence["reference"] = reference[first : first + m].to(leaf.inputs.device)
         return made
 
-    def _references(self, run: Run, player: Player) -> Tensor:
+    def _references(self, run: Run, player: Player, pack: Pack) -> Tensor:
         """[sequences of the data], float64: of each the reference's log-probability."""
         sequences, documents = self._sequences, self._sequences.documents
         table = torch.zeros(2 * len(documents), dtype=torch.float64, device=run.local.device)
@@ -194,7 +202,7 @@ class Preferring:
             inputs, targets = inputs.to(table.device), targets.to(table.device)
             cut = [slice(leaf * m, (leaf + 1) * m) for leaf in run.leaves]
             asked = [_Rows(inputs[part], targets[part], rows[part] - first) for part in cut]
-            known = self._desk.known(run, player, self._pairs(asked, 0, torch.zeros(size)))
+            known = self._desk.known(run, player, pack(self._pairs(asked, 0, torch.zeros(size))))
             for micro, sums in known.items() if run.mesh.tp.index == 0 else ():
                 there = rows[cut[micro]]
                 inside = there < len(table)
@@ -245,6 +253,6 @@ def _cut(
     for leaf in leaves:
         rows, device = (leaf.samples - step * size).cpu(), leaf.inputs.device
         each, whole = ({n: x[rows].to(device) for n, x in part.items()} for part in (by_token, by_sequence))
-        cut = (x[rows].to(device) for x in (tokens, targets))
-        made.append(PostLeaf(*cut, leaf.samples, scale, lengths[rows].to(device), each, whole))
+        inputs, wanted, length = (x[rows].to(device) for x in (tokens, targets, lengths))
+        made.append(PostLeaf(inputs, wanted, leaf.samples, scale, length, each, whole))
     return made

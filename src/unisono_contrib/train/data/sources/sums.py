@@ -17,8 +17,8 @@ LETTERS = "\n+0123456789="
 
 
 class Sums(DataSource):
-    """All sums of two numbers of so many digits at most, in a mixed order. What counts is the answer and the line's end.
-    With `pairs`, each is followed by a wrong answer to the same sum."""
+    """All sums of two numbers of so many digits at most, in a mixed order. What counts is the answer and the end of the
+    line. With `pairs`, each is followed by a wrong answer to the same sum."""
 
     name: ClassVar[str] = "sums"
     main: ClassVar[str] = "digits"
