@@ -93,6 +93,20 @@ def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in files] == weights
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_meets_the_samplers_again(tmp_path: Path, victim: int) -> None:
+    """Sequences that were asked for before are asked for anew."""
+    (tmp_path / "sums.toml").write_text(RECIPE)
+    argv = ("--json", "--plan", "dp=2 sync=canonical", "--train.steps", "80", "--post.samplers", "1")
+    with started(tmp_path, "train", "sums.toml", *argv, "--post.max_staleness", "1") as job:
+        job.steps(33)
+        os.kill(sorted(job.ranks())[victim], signal.SIGKILL)
+        done = job.done()
+    assert done.code == 0 and done.left == (), done.err
+    assert done.object["restarts"] == 1 and done.object["steps"] == 80, done.err
+
+
 def test_samplers_need_a_supervisor_of_ours(folder: Path) -> None:
     environ = {
         "RANK": "0",
