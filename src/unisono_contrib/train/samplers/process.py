@@ -96,11 +96,12 @@ class _Served:
     def all_of(self, connection: Connection) -> None:
         """Do what comes over a connection, until it ends or the run does."""
         queue, ended = SimpleQueue[wire.Message | None](), threading.Event()
-        threading.Thread(target=_read, args=(connection, queue), name="unisono-hear", daemon=True).start()
-        beats = threading.Thread(
-            target=self._beat, args=(connection, ended), name="unisono-beat", daemon=True
-        )
-        beats.start()
+        beside = [
+            threading.Thread(target=_read, args=(connection, queue), name="unisono-hear", daemon=True),
+            threading.Thread(target=self._beat, args=(connection, ended), name="unisono-beat", daemon=True),
+        ]
+        for thread in beside:
+            thread.start()
         try:
             self._say(connection, {"welcome": True})
             while not self.over():
@@ -113,7 +114,8 @@ class _Served:
         finally:
             ended.set()
             wire.hang_up(connection)
-            beats.join()
+            for thread in beside:  # else one may read what comes over the next connection, in the same place
+                thread.join()
 
     def _do(self, connection: Connection, said: Mapping[str, Any], tensors: Sequence[Tensor | None]) -> None:
         whole = [x for x in tensors if x is not None]
