@@ -68,6 +68,7 @@ def test_samplers_change_no_bit(folder: Path) -> None:
         assert {(step["logprob_gap"], step["staleness"]) for step in beside[30:]} == {(0.0, 0.0)}
 
 
+@pytest.mark.slow
 def test_a_bound_lets_samplers_draw_ahead_and_no_further(folder: Path) -> None:
     """Stale samples have the same bits wherever they are drawn."""
     keys = ("--post.max_staleness", "2")
@@ -77,6 +78,7 @@ def test_a_bound_lets_samplers_draw_ahead_and_no_further(folder: Path) -> None:
     assert [step["staleness"] for step in beside[30:]] == [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
     _, weights = trained(folder, "unharmed", "dp=1 sync=canonical", "--train.steps", "60")
     (tmp_path / "sums.toml").write_text(RECIPE)
@@ -89,6 +91,20 @@ def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
     assert "sampler 0 is lost" in done.err
     files = sorted((tmp_path / done.object["checkpoint"]).glob("*.safetensors"))
     assert [path.read_bytes() for path in files] == weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_meets_the_samplers_again(tmp_path: Path, victim: int) -> None:
+    """Sequences that were asked for before are asked for anew."""
+    (tmp_path / "sums.toml").write_text(RECIPE)
+    argv = ("--json", "--plan", "dp=2 sync=canonical", "--train.steps", "80", "--post.samplers", "1")
+    with started(tmp_path, "train", "sums.toml", *argv, "--post.max_staleness", "1") as job:
+        job.steps(33)
+        os.kill(sorted(job.ranks())[victim], signal.SIGKILL)
+        done = job.done()
+    assert done.code == 0 and done.left == (), done.err
+    assert done.object["restarts"] == 1 and done.object["steps"] == 80, done.err
 
 
 def test_samplers_need_a_supervisor_of_ours(folder: Path) -> None:

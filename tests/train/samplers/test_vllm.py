@@ -54,6 +54,16 @@ def test_a_server_that_answers_and_loads_nothing_is_found(bug: str, count: int) 
         assert (caught.value.code, caught.value.version, len(caught.value.tensors)) == ("O05", 1, count)
 
 
+def test_weights_that_a_server_packs_are_not_taken_for_old_ones() -> None:
+    """vLLM on CPUs keeps empty tensors in their place, as version 0.32 was seen to do."""
+    with standing() as server:
+        server.packed = {"square.weight", "square.bias"}
+        sampler = VllmSampler(server.url)
+        for version in range(3):
+            sampler.publish(version, weights_of(version))
+        assert server.version == "2"
+
+
 def test_what_a_server_refuses_is_told_in_its_words() -> None:
     with standing() as server, pytest.raises(SamplerLost) as caught:
         VllmCalls(server.url).finish_weight_update(3)

@@ -113,7 +113,7 @@ class SocketStore(Store):
 
     def across(self) -> "SocketStore":
         """Keys that are the same in all meetings of the run, for those who stand beside the ranks and meet nobody."""
-        return SocketStore(self._line, self._limit)
+        return SocketStore(self._line, self._limit, store.ACROSS.decode())
 
     def end(self) -> None:
         """Answer nobody from now on. Who waits already is answered at once; by the supervisor, who knows them all."""

@@ -101,9 +101,10 @@ class PostTraining:
         return Drawing(section, sequences, reward, self.desk, recipe.train.steps)
 
     def _sampler(self, run: Run, micro_batch: int) -> Sampler:
-        """Of these ranks, or of processes beside them."""
+        """Of these ranks, or of processes beside them; where none can stand there, as in a proof, it makes no
+        difference."""
         section, how = self.section, sampling_of(self.section, self.recipe, self.corpus)
-        if not section.samplers:
+        if not section.samplers or run.replica.beside is None:
             wide = torch.promote_types(run.replica.dtype, torch.float32)
             return HereSampler(PlayedModel(run, self.corpus, wide, run.player), how)
         holder = lambda: holder_of(self.recipe, self.corpus, run.replica.dtype)

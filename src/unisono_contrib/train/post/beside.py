@@ -36,6 +36,10 @@ class BesideSampler:
         self._samplers.ask(step, [({"micro": self._micro}, _as_tensors(cut)) for cut in cuts])
         return lambda: self._taken(step)
 
+    def close(self) -> None:
+        """Processes wait for the next one that calls."""
+        self._samplers.close()
+
     def _taken(self, step: int) -> Rollouts:
         drawn = self._samplers.collect(step)
         parts = (torch.cat(each).cpu() for each in zip(*(answer.tensors for answer in drawn), strict=True))

@@ -62,6 +62,10 @@ class Sampler(Protocol):
         """As `generate`, of sequences that `step` will train: they may be drawn until what is returned is called."""
         ...
 
+    def close(self) -> None:
+        """Another one takes its place."""
+        ...
+
 
 class Logits(Protocol):
     """Tokens [n, T] and one position of each [n] → the logits there, [n, V]."""
@@ -113,3 +117,6 @@ class HereSampler:
         """Drawn at once: the ranks themselves draw."""
         rollouts = self.generate(prompts, version)
         return lambda: rollouts
+
+    def close(self) -> None:
+        """It holds nothing."""

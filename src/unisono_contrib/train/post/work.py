@@ -59,6 +59,8 @@ class Drawing:
     def rejoined(self, sampler: Sampler) -> None:
         """The ranks have met, with this sampler. A new process knows of no sequences that others have, so that all ask
         for them anew."""
+        if self.sampler is not None:
+            self.sampler.close()
         self.sampler = sampler
         self._queue.clear()
 

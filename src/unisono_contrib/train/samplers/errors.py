@@ -32,8 +32,8 @@ class SampleTooOld(UnisonoError):
 
     def __init__(self, sampler: str, version: int, step: int, bound: int) -> None:
         super().__init__(
-            f"{sampler} drew the samples of step {step} from version {version}, {step - version} behind, with a bound of"
-            f" {bound}",
+            f"{sampler} drew the samples of step {step} from version {version}, {step - version} behind, with a"
+            f" bound of {bound}",
             where=f"the samples of step {step}",
             likely="it sampled before it took the weights that it had acknowledged",
             fix="a larger bound if samples may be so old",

@@ -4,6 +4,7 @@ Weights are sent without waiting. The acknowledgement of a version is read befor
 that a sampler which holds other weights is found at the next answer, and in `settle` at the latest.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,8 @@ from unisono_contrib.train.samplers.weights import HeldWeights, WeightHolder, di
 PATIENCE = 60.0
 """Seconds in which the process that takes a lost sampler's place has to come."""
 
+_AGAIN = 0.1  # seconds between two calls of one that has gone
+
 Request = tuple[Mapping[str, Any], Sequence[Tensor]]
 
 
@@ -40,7 +43,6 @@ class _CalledSampler:
     request."""
 
     number: int
-    birth: int = 0
     connection: Connection | None = None
     sent: deque[int | tuple[int, Request]] = field(default_factory=deque)
 
@@ -181,7 +183,7 @@ class SamplerPool:
             how = f"it says version {said['holds']}" if "holds" in said else "it did not acknowledge them"
             raise WeightsNotHeld(sampler.name, version, (), how)
         if odd := differing(wanted.digests, said["digests"]):
-            raise WeightsNotHeld(sampler.name, version, odd, f"{len(odd)} tensors differ")
+            raise WeightsNotHeld(sampler.name, version, odd, f"{len(odd)} of its tensors differ")
         if said["logits"] != wanted.logits:
             raise WeightsNotHeld(
                 sampler.name, version, (), "all tensors are equal, and its logits are others"
@@ -205,20 +207,27 @@ class SamplerPool:
         self._call(sampler, str(error) or "its connection ended")
 
     def _call(self, sampler: _CalledSampler, why: str) -> None:
-        """Connect, and send again what is not answered. why: it was lost; "" for the first time."""
+        """Connect to the newest process that came as this sampler, and send again what is not answered. why: it was
+        lost; "" for the first time. Raises SamplerLost."""
+        until = time.monotonic() + self._patience
         while sampler.connection is None:
-            sampler.birth = max(sampler.birth + 1, door.births(self._beside, sampler.number))
+            left = until - time.monotonic()
             try:
-                sampler.connection = door.call(
-                    self._beside, sampler.number, sampler.birth, self._patience, self._silence
-                )
+                if left <= 0.0:
+                    raise RuntimeError("nobody has come")
+                birth = max(1, door.births(self._beside, sampler.number))
+                sampler.connection = door.call(self._beside, sampler.number, birth, left, self._silence)
                 again = [what for what in sampler.sent if not isinstance(what, int)]
                 sampler.sent = deque([self._holder.version, *again])
                 for what in sampler.sent:
                     self._write(sampler.connection, what)
-            except (OSError, EOFError) as error:
-                sampler.connection, why = None, str(error)
-            except RuntimeError as error:  # of the store: nobody has come
+            except (BlockingIOError, TimeoutError) as error:
+                how = f"it does not answer within {self._silence:g} s"
+                raise SamplerLost(sampler.name, how) from error
+            except (OSError, EOFError) as error:  # it has gone, or serves the connection before yet
+                sampler.connection, why = None, str(error) or type(error).__name__
+                time.sleep(_AGAIN)
+            except RuntimeError as error:  # of the store too: nobody has come
                 raise SamplerLost(sampler.name, why or "it has never come") from error
 
 
