@@ -120,7 +120,7 @@ def test_every_plan_is_one_device(tmp_path: Path, kind: str, packing: str) -> No
     """In float64, by the prover: gradients, weights, optimiser."""
     plans = ["dp=2", "dp=4", "tp=2", "shard=2", "pp=2", "dp=2 tp=2", "dp=2 shard=2 sync=canonical"]
     plans += ["cp=2"] if kind == "grpo" else []
-    extra: dict[str, Any] = {"kind": kind} if kind == "dpo" else {"kl": 0.1, "max_new_tokens": 8}
+    extra: dict[str, Any] = {"kind": kind} if kind == "dpo" else {"kl": 0.1, "max_new_tokens": 12}
     proofs = prove(recipe(tmp_path, packing, **extra), [Plan.parse(plan) for plan in plans], 3)
     assert [(proof.plan, proof.first_divergence) for proof in proofs if not proof.passed] == []
     assert len(proofs) == len(plans)
