@@ -229,6 +229,33 @@ ARCHITECTURES = (
         "of tables, the rows that a batch has read are pushed: less than the tables' bytes",
         lambda ran: 0 < _pushed(ran.metrics()[-1:]) < 4 * 10_000,
     ),
+    reads(
+        _G,
+        "Post-training by rewards (GRPO)",
+        'unisono train examples/grpo.toml --no-out.report --plan "dp=2 sync=canonical" --post.sft_steps 2'
+        " --train.steps 6 --post.max_staleness 1",
+        "weights of at most one update before draw the sequences, and their version is there: `staleness` is 0, then"
+        " 1",
+        lambda ran: (
+            [step["staleness"] for step in ran.metrics() if "staleness" in step] == [0.0, 1.0, 1.0, 1.0]
+        ),
+    ),
+    reads(
+        _G,
+        "Post-training by preferences (DPO)",
+        "unisono train examples/dpo.toml --no-out.report --plan dp=2 --train.steps 30",
+        "the share of pairs whose right answer has gained more than the wrong one on the reference rises above 0.6",
+        lambda ran: max(step["preferred_share"] for step in ran.metrics()[-5:]) > 0.6,
+    ),
+    reads(
+        _G,
+        "Rollout workers with acknowledged weights",
+        'unisono train examples/grpo.toml --no-out.report --plan "dp=2 sync=canonical" --train.micro_batch 8'
+        " --post.sft_steps 2 --train.steps 6 --post.samplers 2",
+        "processes beside the ranks draw, from weights whose digests they acknowledge: `logprob_gap` of trainer and"
+        " sampler is 0.0",
+        lambda ran: {step["logprob_gap"] for step in ran.metrics() if "logprob_gap" in step} == {0.0},
+    ),
     prints(
         _G,
         "RPC with distributed autograd",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from unisono.launch.run.membership import Role
 from unisono.spec.errors import UnisonoError
 from unisono.spec.rendezvous import Rendezvous
 
@@ -85,6 +86,7 @@ class RankContext:
     now on, who asks from outside finds this rank in the given folder. epoch: how often ranks have met before.
     `rendezvous`: in which this rank takes a lost one's place among others that train.
     shelf: files in memory that outlive this rank, as whoever takes its place will find them; none where nobody does.
+    role: what this process does; one that stands beside the ranks has a rank from `world` on.
     """
 
     rank: int
@@ -102,6 +104,7 @@ class RankContext:
     epoch: int = 0
     rendezvous: Rendezvous | None = None
     shelf: tuple[int, ...] = ()
+    role: Role = Role.TRAINER
 
 
 def flush_and_leave(code: int) -> NoReturn:

@@ -86,11 +86,10 @@ class ForkServer:
         """
         if ranks < 1:
             raise UsageError(f"cannot start {ranks} ranks", fix="launch.ranks of 1 or more", code="L02")
-        pace, room = StepPace(timeout), remote.room if remote else ranks
+        spread = spread or RunSpread("", ranks)
+        pace, room = StepPace(timeout), remote.room if remote else max(ranks, len(spread.roles))
         choice = remote.choice if remote else None
-        terms = RunTerms(
-            self._host.name, spread or RunSpread("", ranks), choice, recovers, grace, silence=pace.silence()
-        )
+        terms = RunTerms(self._host.name, spread, choice, recovers, grace, silence=pace.silence())
         order = {
             "backend": backend,
             "serves": serves,

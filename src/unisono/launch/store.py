@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+ACROSS = b"across/"
+"""What keys begin with that stay when ranks meet anew."""
 OK, LATE, BAD, ANEW = b"+", b"t", b"-", b"a"
 
 
@@ -145,7 +147,7 @@ class StoreServer:
 
     def meet(self) -> None:
         """Ranks meet anew: nobody reads any more what was said before."""
-        self.values.clear()
+        self.values = {key: value for key, value in self.values.items() if key.startswith(ACROSS)}
 
     def next_deadline(self) -> float | None:
         """When `expire` next has something to do, on `clock`."""

@@ -277,3 +277,11 @@ def _prefetch(stage: FSDPModule, blocks: Sequence[nn.Module], ahead: int) -> Non
         block.set_modules_to_forward_prefetch(order[i + 1 : i + 1 + ahead])
         before = order[max(0, i - ahead) : i]
         block.set_modules_to_backward_prefetch(before[::-1] or [stage])
+
+
+def forget_gathered(stages: Iterable[nn.Module]) -> None:
+    """Parameters that are still gathered from an earlier forward are gathered anew: their shards have other values."""
+    for stage in stages:
+        for module in stage.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

@@ -14,13 +14,12 @@ class Section(BaseModel):
     """The keys of one such section, each with its default and a line of help. A recipe without it has None there.
 
     verb: the command that plays a recipe with it, where `train` does not. by_sample: a step computes gradients of
-    single samples, and holds those of a micro-batch at a time. kept: numbers in fp32 that it keeps of each weight that
-    learns, sharded as it is. one_run: it acts on steps, validations or weights of one run, which clients of a federated
-    one do not have.
+    single samples, and holds those of a micro-batch at a time. one_run: it acts on
+    steps, validations or weights of one run, which clients of a federated one do not have.
 
     A section that changes how a run trains has its live part in the sister package, as `train/build/NAME.py`, with
-    one or more of these functions: `batches(section, recipe, dataset, device, dtype, kept)`, the feed of training, or
-    None for the usual one, where `kept` is the run's `Update.keeps`; `around(section, recipe, samples)`, a function of
+    one or more of these functions: `batches(section, recipe, plan, dataset, device, kept)`, the feed of training, or
+    None for the usual one, where `kept` is the run's `Update.keeps`; `around(section, recipe, corpus)`, a function of
     each live run when its ranks have met, which returns the run; `judge(section, run, values)`, a `ValidationVerdict`
     of the numbers of each validation, and with it `judged(section, run)`, that of a run that is resumed;
     `observer(section, run)`, an `Observer` on rank 0, where `run` is the `RunFacts`.
@@ -31,7 +30,6 @@ class Section(BaseModel):
     name: ClassVar[str]
     verb: ClassVar[str] = ""
     by_sample: ClassVar[bool] = False
-    kept: ClassVar[int] = 0
     one_run: ClassVar[bool] = False
 
     @classmethod
@@ -41,6 +39,11 @@ class Section(BaseModel):
         if not isinstance(section, cls):
             raise LookupError(f"the recipe has no [{cls.name}]")
         return section
+
+    @property
+    def kept(self) -> int:
+        """Numbers in fp32 that it keeps of each weight that learns, sharded as it is."""
+        return 0
 
     def fidelity(self, plan: Any) -> Fidelity:
         """How close to one device a plan can come at most with it: ROUNDING where it adds up in another order."""
@@ -54,6 +57,11 @@ class Section(BaseModel):
     @property
     def pins(self) -> tuple[str, ...]:
         """Keys of the recipe that must be as they were when a run goes on."""
+        return ()
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The roles of the processes that it wants beside the ranks, as `launch.run.membership.Role` names them."""
         return ()
 
     def problems(self, recipe: Any, plan: Any) -> Iterator[Problem]:

@@ -28,6 +28,8 @@ INSTRUMENTS = {
     "cohort": "peers in the round",
     "epsilon": "epsilon",
     "noise_scale": "gradient noise scale",
+    "reward": "reward",
+    "kl_sampler": "KL(sampler, trainer)",
     "val_gap": "generalisation gap",
 }
 

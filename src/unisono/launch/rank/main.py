@@ -26,6 +26,7 @@ from unisono.launch.rank.meetings import Meeting, keys
 from unisono.launch.rank.store import SocketStore
 from unisono.launch.rank.watchdog import Watchdog
 from unisono.launch.rank_status import PRINT, catch_lines
+from unisono.launch.run.membership import Role
 from unisono.launch.signals import TO_RANKS, meant, watch_signals
 from unisono.spec.errors import UnisonoError
 from unisono.spec.rendezvous import RankMeeting
@@ -73,6 +74,7 @@ class _Forked:
         ctx = body.enter(
             place, order["threads"], order["backend"], self.channel, self._store, leads=order["leads"],
             serves=order["serves"] or 0, joins=order["joins"], run_token=order["token"], shelf=self.seat.shelf,
+            role=Role(order.get("role", Role.TRAINER)),
         )  # fmt: skip
         self.lines = catch_lines()
         self.channel.listen(Meeting(place, ctx.store, self._watch), order["recovers"], self._report)

@@ -111,6 +111,10 @@ class SocketStore(Store):
         self.end()
         return SocketStore(self._line, self._limit, prefix)
 
+    def across(self) -> "SocketStore":
+        """Keys that are the same in all meetings of the run, for those who stand beside the ranks and meet nobody."""
+        return SocketStore(self._line, self._limit, store.ACROSS.decode())
+
     def end(self) -> None:
         """Answer nobody from now on. Who waits already is answered at once; by the supervisor, who knows them all."""
         if not self._over:

@@ -32,6 +32,7 @@ from unisono.parallel.precision import dtype_of
 from unisono.parallel.stochastic import Dither
 from unisono.parallelize import Local, parallelize
 from unisono.plan import Plan
+from unisono.spec.beside import BesideRanks
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed, sister
 from unisono.spec.model import Facts, OwnModel
@@ -59,7 +60,7 @@ HOUR = 3600.0
 class Place:
     """A process among the ranks: its rank, the device it computes on, and how collectives are made. scratch: a folder
     of the run's for what is offloaded to disk. speeds: of the replicas, by which leaves are dealt; alike if empty.
-    host: the first rank of this host."""
+    host: the first rank of this host. beside: how to reach processes beside the ranks, where the run can have some."""
 
     rank: int
     world: int
@@ -69,6 +70,7 @@ class Place:
     scratch: Path | None = None
     speeds: tuple[float, ...] = ()
     host: int = 0
+    beside: BesideRanks | None = None
 
 
 def place_of(rank: int, world: int, local_rank: int, backend: str, timeout: float) -> Place:
@@ -172,14 +174,14 @@ def replica_of(
     return Replica(
         plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder, train.steps,
         recipe.launch.servers or 1, _mailbox_of(recipe.launch),
-        _changes_of(recipe, len(corpus.train)),
+        _changes_of(recipe, corpus), place.beside,
     )  # fmt: skip
 
 
-def _changes_of(recipe: Recipe, samples: int) -> tuple[Callable[[Run], Run], ...]:
+def _changes_of(recipe: Recipe, corpus: Corpus) -> tuple[Callable[[Run], Run], ...]:
     """What sections of the recipe and its optimiser change of a live run."""
     changes = [
-        live.around(section, recipe, samples)
+        live.around(section, recipe, corpus)
         for section, live in _live_sections(recipe)
         if hasattr(live, "around")
     ]
@@ -296,7 +298,7 @@ def feeds(
         of, corpus.train, recipe.seed + turn, origin=recipe.data.source, every=lane.count, first=place
     )
     special = (
-        live.batches(section, recipe, corpus.train, device, dtype_of(plan.precision), kept)
+        live.batches(section, recipe, plan, corpus.train, device, kept)
         for section, live in _live_sections(recipe)
         if hasattr(live, "batches")
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.player import Leaf
+from unisono.parallel.shard import forget_gathered
 from unisono.spec.training import Metric
 from unisono.train.step.run import Run
 from unisono.train.step.train_step import targets_of
@@ -71,10 +72,16 @@ def central_weights(run: Run) -> Iterator[None]:
     """While it lasts, every rank has "the" weights of the run, those of `Sync.center`, in the place of its replica's
     own; or the averages, where validations use these. Every rank calls it, or it hangs."""
     update = run.update
-    center = update.averages if update.validates_averages else run.sync.center()
-    before = {slot.name: at_home(slot.master).clone() for slot in run.local.slots if slot.name in center}
+    with weights_being(run, update.averages if update.validates_averages else run.sync.center()):
+        yield
+
+
+@contextmanager
+def weights_being(run: Run, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """While it lasts, this rank's parameters have these values, by a slot's name. Every rank calls it, or it hangs."""
+    before = {slot.name: at_home(slot.master).clone() for slot in run.local.slots if slot.name in values}
     try:
-        fill(run, center)
+        fill(run, values)
         yield
     finally:
         fill(run, before)
@@ -86,3 +93,4 @@ def fill(run: Run, values: Mapping[str, Tensor]) -> None:
     for slot in run.local.slots:
         if slot.name in values:
             at_home(slot.master).copy_(values[slot.name])
+    forget_gathered(run.local.stages.values())

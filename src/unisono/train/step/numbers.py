@@ -63,13 +63,19 @@ class Line:
     this rank's numbers first, and those of all replicas together after `receive`. more: numbers after the losses."""
 
     def __init__(self, places: LossPlaces, dp: Group, device: torch.device, more: int = 0) -> None:
-        self.places, self.dp = places, dp
+        self.dp, self._more = dp, more
+        self._size(places, device)
+
+    def _size(self, places: LossPlaces, device: torch.device) -> None:
+        self.places, more, dp = places, self._more, self.dp
         self.values = torch.zeros(places.count + more + 2, dtype=torch.float64, device=device)
         self._all = self.values.new_zeros(dp.size * len(self.values))
         self._here = torch.tensor(places.here, device=device)
 
     def place(self, places: LossPlaces) -> None:
-        """This rank's losses have these places from now on, of as many."""
+        """This rank's losses have these places from now on."""
+        if places.count + self._more + 2 > len(self.values):
+            self._size(places, self.values.device)
         self.places, self._here = places, torch.tensor(places.here, device=self.values.device)
 
     def write(self, losses: Tensor | None, stop: bool, lacks: bool) -> None:

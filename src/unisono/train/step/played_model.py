@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.parallel.player import Player
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.spec.finder import function_in
 from unisono.spec.frames import of_user
@@ -23,11 +24,14 @@ class PlayedModel:
 
     Every rank of the run calls it at once, with the same inputs, or it hangs; each gets the outputs of all samples, on
     its own device. step: updates made. window: positions of a sample, 0 where there are none. encode, decode: text to
-    tokens and back, None where there is no text. rank: to print on one.
+    tokens and back, None where there is no text. rank: to print on one. dtype: of logits.
+    player: the run's own, if it has got another one around it.
     """
 
-    def __init__(self, run: Run, corpus: Corpus) -> None:
-        self._run = run
+    def __init__(
+        self, run: Run, corpus: Corpus, dtype: torch.dtype = torch.float32, player: Player | None = None
+    ) -> None:
+        self._run, self._dtype, self._player = run, dtype, player or run.player
         self._inputs, self._targets = corpus.train.fetch(np.zeros(1, dtype=np.int64))
         self.step, self.rank, self.device = run.step, run.mesh.rank, run.local.device
         self.encode, self.decode = corpus.encode, corpus.decode
@@ -35,7 +39,7 @@ class PlayedModel:
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor, at: Tensor | None = None) -> Tensor:
-        """inputs [n, ...], as the data's; sequences may be shorter than a window → logits [n, ..., classes] in float32.
+        """inputs [n, ...], as the data's; sequences may be shorter than a window → logits [n, ..., classes] in `dtype`.
 
         at: int64 [n], one position of each sample; then [n, classes] alone. No more samples are held at a time than a
         step has. Raises ValueError where a sequence is longer than a window.
@@ -59,7 +63,8 @@ class PlayedModel:
         """The logits of at most as many samples as a step has. Leaves are dealt as in training, and what each rank of
         the last stage has made is added to zeros."""
         run, window = self._run, self.window
-        size, micro = run.replica.global_batch, run.replica.micro_batch
+        size = run.replica.global_batch
+        micro = size // run.of_leaves
         rows = inputs.new_zeros((size, *self._inputs.shape[1:]))
         rows[(slice(len(inputs)), slice(inputs.shape[1])) if window else slice(len(inputs))] = inputs
         # Which sample and which position a target stands for: who has its logits knows by it where they belong.
@@ -70,15 +75,15 @@ class PlayedModel:
         parts = [slice(leaf * micro, (leaf + 1) * micro) for leaf in run.leaves]
         leaves = [Micro(rows[part], places[part], order[part]) for part in parts]
         with _caught(run) as caught:
-            run.player.play(run.eval_row, leaves, 1.0, None)
+            self._player.play(run.eval_row, leaves, 1.0, None)
         last = [y.shape[-1] for y, _ in caught[:1]] or [0]
         widths = torch.tensor(last, dtype=torch.float64, device=rows.device)
         classes = int(run.mesh.world.all_reduce(widths, dist.ReduceOp.MAX))
         shape = (size,) if not window or at is not None else (size, window)
-        out = torch.zeros((*shape, classes), dtype=torch.float32, device=rows.device)
+        out = torch.zeros((*shape, classes), dtype=self._dtype, device=rows.device)
         wanted = None if at is None else torch.cat((at, at.new_full((size - len(at),), -1)))
         for y, here in caught if run.mesh.tp.index == 0 else ():
-            _put(out, y.float(), here, window, wanted)
+            _put(out, y.to(self._dtype), here, window, wanted)
         return run.mesh.world.all_reduce(out)[: len(inputs)]
 
 

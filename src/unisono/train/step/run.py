@@ -12,6 +12,7 @@ from unisono.parallel.player import Player
 from unisono.parallelize import Local
 from unisono.plan import Plan
 from unisono.programs.pipeline import Action, Timetable
+from unisono.spec.beside import BesideRanks
 from unisono.sync import Sync
 from unisono.sync._outer import MailboxPlace
 from unisono.train.step.assigner import Assigner
@@ -26,7 +27,7 @@ class Replica:
     """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
     in samples. steps: updates of the whole run, 0 where nobody knows.
     servers: of parameters, where the policy has some. mailbox: where this run meets others. around: each changes the
-    run when its members have met (see `spec.section`)."""
+    run when its members have met (see `spec.section`). beside: how to reach processes beside the ranks."""
 
     plan: Plan
     mesh: Mesh
@@ -41,6 +42,7 @@ class Replica:
     servers: int = 1
     mailbox: MailboxPlace | None = None
     around: "tuple[Callable[[Run], Run], ...]" = ()
+    beside: BesideRanks | None = None
 
 
 @dataclass(slots=True)

@@ -17,7 +17,11 @@ from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
 from unisono.launch.inspect_folder import ALIVE
 from unisono.launch.pace import margin
+from unisono.launch.run.membership import Role
+from unisono.parallel.precision import dtype_of
 from unisono.plan import Batch, Plan
+from unisono.spec.beside import BesideRanks
+from unisono.spec.finder import contributed
 from unisono.spec.frames import is_memory
 from unisono.spec.runs import has_checkpoint
 from unisono.sync import POLICIES
@@ -53,6 +57,8 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
     """Train; returns the summary, with the run folder."""
     order = TrainOrder.read(argument)
+    if ctx.role is Role.SAMPLER:
+        return contributed("unisono.train.samplers.process").main(ctx, order.recipe, corpus, _dtype(order))
     if ctx.rendezvous is not None:
         return _join(ctx, order, corpus)
     resolved = agree(ctx, "order", lambda: _resolved(order, ctx.world), lambda it: facts_of(ctx, it, corpus))
@@ -113,9 +119,22 @@ def _join(ctx: RankContext, order: TrainOrder, corpus: Corpus) -> dict[str, Any]
         return _train(ctx, training, corpus, room)
 
 
+def _dtype(order: TrainOrder) -> torch.dtype:
+    """In which the ranks of an order compute."""
+    resolved = resolve(order.recipe, order.plan, order.plan.world)
+    return dtype_of(resolved.plan.precision)
+
+
 def _place(ctx: RankContext, recipe: Recipe) -> Place:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
-    return replace(place, host=ctx.rank - ctx.local_rank)  # ranks of one host follow each other
+    beside = None
+    if hasattr(ctx.store, "across"):  # of our own supervisor, who can start processes beside the ranks
+        beside = BesideRanks(
+            ctx.store.across(), ctx.run_token, lambda text: ctx.channel.send("note", text=text)
+        )
+    return replace(
+        place, host=ctx.rank - ctx.local_rank, beside=beside
+    )  # ranks of one host follow each other
 
 
 def _order(

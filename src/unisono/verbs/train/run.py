@@ -21,7 +21,7 @@ from unisono.launch.error_record import ECHO
 from unisono.launch.guardian import GuardianPipe
 from unisono.launch.loop import OnEvent
 from unisono.launch.outcome import Outcome
-from unisono.launch.run.membership import Role, RunSpread
+from unisono.launch.run.membership import Role
 from unisono.launch.screen import Screen
 from unisono.launch.signals import StartupSignals
 from unisono.observe.files import write_whole
@@ -63,6 +63,7 @@ def run(
         raise UsageError("--chaos plays faults on ranks of our own", where="unisono train", code="C30",
                          likely=f"{place.source} started these, and it restarts them as it likes",
                          fix="the same command without a starter")  # fmt: skip
+    spreading.may_stand_beside(recipe, place.source if place is not None else "--hosts" if hosts else "")
     if done is not None and order.launches and resume is not None:  # all was there but the last words
         _finish(resume, recipe, done, settings)
         return done
@@ -160,7 +161,7 @@ def _as_supervisor(
                 recipe.launch.grace,
                 remote=remote,
                 replanner=BackgroundReplanner(Replanner(recipe, plan, os.environ)) if replans else None,
-                spread=RunSpread(str(plan), plan.world),
+                spread=spreading.with_beside(recipe, plan),
             )
         if outcome.stopped:
             early.stopping()

@@ -11,7 +11,7 @@ from unisono.config import Recipe
 from unisono.config.resolve import on_any_ranks
 from unisono.launch.host_listener import HostListener
 from unisono.launch.remote_hosts import RemoteHosts, RequestedHost, address_towards, is_here
-from unisono.launch.run.membership import RunSpread
+from unisono.launch.run.membership import Role, RunSpread
 from unisono.plan import Plan
 from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import member
@@ -150,3 +150,21 @@ class Spreading:
             if spread is not None:
                 return spread
         return None
+
+
+def with_beside(recipe: Recipe, plan: Plan) -> RunSpread:
+    """The ranks of a plan, and after them the processes that sections of the recipe want beside them."""
+    beside = [Role(role) for section in recipe.sections() for role in section.beside]
+    roles = (*([Role.TRAINER] * plan.world), *beside) if beside else ()
+    return RunSpread(str(plan), plan.world, roles=roles)
+
+
+def may_stand_beside(recipe: Recipe, others: str) -> None:
+    """others: what starts the ranks, if that is not a supervisor of ours on this host. Raises UsageError L16 where the
+    recipe wants processes beside them then."""
+    wanted = [section.name for section in recipe.sections() if section.beside]
+    if others and wanted:
+        raise UsageError(
+            f"[{wanted[0]}] wants processes beside the ranks, which `unisono train` starts on one host alone",
+            where=others, fix="samplers = 0: the ranks draw samples themselves", code="L16",
+        )  # fmt: skip

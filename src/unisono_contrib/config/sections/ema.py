@@ -16,7 +16,6 @@ class EmaConfig(Section):
 
     name: ClassVar[str] = "ema"
     one_run: ClassVar[bool] = True
-    kept: ClassVar[int] = 1
 
     decay: float = Field(
         default=0.999,
@@ -32,6 +31,10 @@ class EmaConfig(Section):
         default=False,
         description="whether validations of the run use the average in the place of the weights",
     )
+
+    @property
+    def kept(self) -> int:
+        return 1
 
     def decay_at(self, update: int) -> float:
         """The decay of an update by its number; the first is 1."""

@@ -8,6 +8,7 @@ import torch
 
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
+from unisono.train.data.dataset import Corpus
 from unisono.train.state.validation_verdict import ValidationVerdict
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.early_stopping import EarlyStoppingConfig
@@ -15,7 +16,7 @@ from unisono_contrib.config.sections.early_stopping import EarlyStoppingConfig
 KEYS = ("early_stopping_best", "early_stopping_step", "early_stopping_waited")
 
 
-def around(section: EarlyStoppingConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
+def around(section: EarlyStoppingConfig, recipe: Recipe, corpus: Corpus) -> Callable[[Run], Run]:
     """The run keeps the best value, its step, and the validations since, in checkpoints and snapshots."""
 
     def with_best(run: Run) -> Run:

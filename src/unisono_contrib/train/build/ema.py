@@ -11,6 +11,7 @@ from unisono.config import Recipe
 from unisono.parallel.offload.param_streaming import at_home
 from unisono.parallel.params import Slot
 from unisono.sync import Verdict
+from unisono.train.data.dataset import Corpus
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.ema import EmaConfig
 
@@ -18,7 +19,7 @@ UPDATES = "ema_updates"
 """The number of updates that an average has seen, among what an update keeps."""
 
 
-def around(section: EmaConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
+def around(section: EmaConfig, recipe: Recipe, corpus: Corpus) -> Callable[[Run], Run]:
     """The run keeps the averages, also when its ranks meet anew."""
     return WeightAverages(section).attach
 
@@ -37,7 +38,7 @@ class WeightAverages:
         """Follow the run's updates. The averages of a run that has none begin at its weights."""
         if self.updates is None:
             self.updates = torch.zeros((), dtype=torch.float64, device=run.local.device)
-            self._begin(run)
+            self.by_name, self.slots = copies_of(run)
         run.update = replace(
             run.update,
             averages=self.by_name,
@@ -46,18 +47,6 @@ class WeightAverages:
             after=(*run.update.after, self.follow),
         )
         return run
-
-    def _begin(self, run: Run) -> None:
-        shared: dict[tuple[int, int], Tensor] = {}
-        for slot in (slot for slot in run.local.slots if slot.live.requires_grad):
-            weights = at_home(slot.master)
-            storage = weights.data_ptr(), weights.numel()
-            if slot.alias and weights.numel() and storage in shared:
-                self.by_name[slot.name] = shared[storage]
-                continue
-            wide = torch.promote_types(weights.dtype, torch.float32)
-            self.by_name[slot.name] = shared[storage] = weights.to(wide, copy=True)
-            self.slots.append((self.by_name[slot.name], slot))
 
     @torch.no_grad()
     def follow(self, verdict: Verdict) -> Mapping[str, Any]:
@@ -72,3 +61,19 @@ class WeightAverages:
         for average, slot in self.slots:
             average.add_((at_home(slot.master) - average).mul_(step))
         return {}
+
+
+def copies_of(run: Run) -> tuple[dict[str, Tensor], list[tuple[Tensor, Slot]]]:
+    """(copies of this rank's masters by a slot's name, in float32 or wider; each once, with whose it is). Both uses of
+    a tied weight that lie in one storage have one copy."""
+    by_name, slots, shared = dict[str, Tensor](), list[tuple[Tensor, Slot]](), dict[tuple[int, int], Tensor]()
+    for slot in (slot for slot in run.local.slots if slot.live.requires_grad):
+        weights = at_home(slot.master)
+        storage = weights.data_ptr(), weights.numel()
+        if slot.alias and weights.numel() and storage in shared:
+            by_name[slot.name] = shared[storage]
+            continue
+        wide = torch.promote_types(weights.dtype, torch.float32)
+        by_name[slot.name] = shared[storage] = weights.to(wide, copy=True)
+        slots.append((by_name[slot.name], slot))
+    return by_name, slots

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
+from unisono.train.data.dataset import Corpus
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.noise_scale import NoiseScaleConfig
 from unisono_contrib.config.sections.ramp import RampConfig
 from unisono_contrib.train.step.noise_scale import NoiseScale
 
 
-def around(section: NoiseScaleConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
+def around(section: NoiseScaleConfig, recipe: Recipe, corpus: Corpus) -> Callable[[Run], Run]:
     """Measures each step. Raises UsageError C06 where a step is one micro-batch, of which nothing can be learned."""
     train = recipe.train
     ramp = getattr(recipe, "ramp", None)

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from unisono.config import Recipe
-from unisono.train.data.dataset import Dataset
+from unisono.parallel.precision import dtype_of
+from unisono.plan import Plan
+from unisono.train.data.dataset import Corpus, Dataset
 from unisono.train.data.feed import Permuted
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.ramp import RampConfig, smoothing_of
@@ -20,9 +22,9 @@ EVERY = 20
 def batches(
     section: RampConfig,
     recipe: Recipe,
+    plan: Plan,
     dataset: Dataset,
     device: torch.device,
-    dtype: torch.dtype,
     kept: Mapping[str, torch.Tensor],
 ) -> Ramped:
     """Batches of growing size. Raises UsageError D05 where the dataset has fewer samples than one of them."""
@@ -30,7 +32,7 @@ def batches(
 
     def of(global_batch: int, shift: int) -> Permuted:
         return Permuted(
-            dataset, recipe.seed, global_batch, train.micro_batch or 1, device, dtype=dtype,
+            dataset, recipe.seed, global_batch, train.micro_batch or 1, device, dtype=dtype_of(plan.precision),
             origin=recipe.data.source, shift=shift,
         )  # fmt: skip
 
@@ -38,7 +40,7 @@ def batches(
     return Ramped(KnownSizes.among(kept, section.first) if section.measured else section.ramp(train), of)
 
 
-def around(section: RampConfig, recipe: Recipe, samples: int) -> Callable[[Run], Run]:
+def around(section: RampConfig, recipe: Recipe, corpus: Corpus) -> Callable[[Run], Run]:
     """Decides the sizes where these follow the noise scale, and scales the learning rate where asked."""
     train = recipe.train
     ramp = NoiseRamp(NoiseScale(smoothing_of(recipe)), section.sizes(train), section.every or EVERY)

@@ -1,0 +1,83 @@
+"""Sequences that are drawn by processes beside the ranks, in the shapes of the trainer's own micro-batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import lcm
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unisono_contrib.train.post.sampler import HereSampler, Prompt, Rollouts, Sampling
+from unisono_contrib.train.samplers.run import RunSamplers
+from unisono_contrib.train.samplers.weights import Compute
+
+
+class BesideSampler:
+    """A `Sampler` whose sequences come from other processes. micro: sequences of a micro-batch."""
+
+    def __init__(self, samplers: RunSamplers, how: Sampling, micro: int) -> None:
+        self._samplers, self._how, self._micro = samplers, how, micro
+        self._version, self._digest = -1, ""
+
+    def sync(self, version: int, weights: Mapping[str, Tensor]) -> str:
+        """The run's own weights go out, once for each version. Raises WeightsNotHeld, SamplerLost."""
+        if version != self._version:
+            self._version, self._digest = version, self._samplers.sync(version)
+        return self._digest
+
+    def generate(self, prompts: Sequence[Prompt], version: int) -> Rollouts:
+        """As `Sampler` says."""
+        return self.begin(prompts, version, version)()
+
+    def begin(self, prompts: Sequence[Prompt], version: int, step: int) -> Callable[[], Rollouts]:
+        """They are drawn while the ranks train."""
+        size = lcm(self._micro, self._how.group) // self._how.group
+        cuts = [prompts[i : i + size] for i in range(0, len(prompts), size)]
+        self._samplers.ask(step, [({"micro": self._micro}, _as_tensors(cut)) for cut in cuts])
+        return lambda: self._taken(step)
+
+    def close(self) -> None:
+        """Processes wait for the next one that calls."""
+        self._samplers.close()
+
+    def _taken(self, step: int) -> Rollouts:
+        drawn = self._samplers.collect(step)
+        parts = (torch.cat(each).cpu() for each in zip(*(answer.tensors for answer in drawn), strict=True))
+        return Rollouts(*parts, version=min(answer.version for answer in drawn))
+
+
+class MicroBatches:
+    """A whole model as `HereSampler` calls one: so many sequences in each forward."""
+
+    def __init__(self, compute: Compute, micro: int, device: torch.device) -> None:
+        self._compute, self._micro, self.device = compute, micro, device
+
+    @torch.no_grad()
+    def __call__(self, inputs: Tensor, at: Tensor) -> Tensor:
+        """Tokens [n, T], one position of each [n] → logits [n, V]."""
+        parts = zip(inputs.split(self._micro), at.split(self._micro), strict=True)
+        logits = [
+            self._compute(rows)[torch.arange(len(rows), device=rows.device), where] for rows, where in parts
+        ]
+        whole = torch.cat(logits)
+        return whole.to(torch.promote_types(whole.dtype, torch.float32))
+
+
+def draw_asked(
+    how: Sampling, compute: Compute, said: Mapping[str, Any], tensors: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """In a sampler: what it answers to one request."""
+    numbers, lengths, tokens = tensors
+    rows = (row.tolist() for row in tokens.split(lengths.tolist()))
+    prompts = [Prompt(number, row) for number, row in zip(numbers.tolist(), rows, strict=True)]
+    model = MicroBatches(compute, int(said["micro"]), torch.device("cpu"))
+    return HereSampler(model, how).generate(prompts, 0)[:4]
+
+
+def _as_tensors(prompts: Sequence[Prompt]) -> list[Tensor]:
+    """Numbers, lengths, and all tokens one after the other."""
+    return [
+        torch.tensor([prompt.number for prompt in prompts]),
+        torch.tensor([len(prompt.tokens) for prompt in prompts]),
+        torch.tensor([token for prompt in prompts for token in prompt.tokens]),
+    ]

@@ -1,0 +1,119 @@
+"""`unisono train` with samplers beside its ranks computes what it computes without, and outlives none of them."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.verbs.jobs import started, unisono
+from unisono.observe.metrics import read_steps
+
+pytestmark = pytest.mark.timeout(120)
+
+RECIPE = """
+name = "sums"
+[model]
+kind = "gpt"
+n_layer = 1
+n_head = 2
+d_model = 32
+context = 8
+positions = "rotary"
+[data]
+source = "sums"
+packing = "none"
+[post]
+kind = "grpo"
+group = 4
+max_new_tokens = 3
+sft_steps = 30
+temperature = 1.5
+[train]
+steps = 36
+global_batch = 32
+micro_batch = 4
+lr = 1e-2
+[out]
+report = false
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("samplers")
+    (place / "sums.toml").write_text(RECIPE)
+    return place
+
+
+def trained(folder: Path, name: str, plan: str, *keys: str) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """(lines of the metrics, the bytes of the last weights) of a run."""
+    done = unisono(folder, "train", "sums.toml", "--json", "--name", name, "--plan", plan, *keys)
+    assert done.code == 0 and done.left == (), done.err
+    steps, _ = read_steps(folder / done.object["run_dir"] / "metrics.jsonl")
+    files = sorted((folder / done.object["checkpoint"]).glob("*.safetensors"))
+    return steps, [path.read_bytes() for path in files]
+
+
+def test_samplers_change_no_bit(folder: Path) -> None:
+    """Drawn by ranks or by one or two processes beside them: the same losses and weights, and log-probabilities equal
+    the trainer's."""
+    steps, weights = trained(folder, "here", "dp=2 sync=canonical")
+    assert any(step["grad_norm"] > 0 for step in steps[30:])  # some group has more than one reward
+    for samplers in ("1", "2"):
+        beside, same = trained(folder, f"by{samplers}", "dp=2 sync=canonical", "--post.samplers", samplers)
+        assert same == weights
+        assert [step["loss"] for step in beside] == [step["loss"] for step in steps]
+        assert {(step["logprob_gap"], step["staleness"]) for step in beside[30:]} == {(0.0, 0.0)}
+
+
+@pytest.mark.slow
+def test_a_bound_lets_samplers_draw_ahead_and_no_further(folder: Path) -> None:
+    """Stale samples have the same bits wherever they are drawn."""
+    keys = ("--post.max_staleness", "2")
+    steps, weights = trained(folder, "ahead", "dp=2 sync=canonical", *keys)
+    beside, same = trained(folder, "aside", "dp=2 sync=canonical", *keys, "--post.samplers", "2")
+    assert same == weights and [step["loss"] for step in beside] == [step["loss"] for step in steps]
+    assert [step["staleness"] for step in beside[30:]] == [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.slow
+def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    _, weights = trained(folder, "unharmed", "dp=1 sync=canonical", "--train.steps", "60")
+    (tmp_path / "sums.toml").write_text(RECIPE)
+    argv = ("--json", "--plan", "dp=1 sync=canonical", "--train.steps", "60", "--post.samplers", "1")
+    with started(tmp_path, "train", "sums.toml", *argv) as job:
+        job.steps(31)
+        os.kill(max(job.ranks()), signal.SIGKILL)  # the one that was forked last
+        done = job.done()
+    assert done.code == 0 and done.left == (), done.err
+    assert "sampler 0 is lost" in done.err
+    files = sorted((tmp_path / done.object["checkpoint"]).glob("*.safetensors"))
+    assert [path.read_bytes() for path in files] == weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_meets_the_samplers_again(tmp_path: Path, victim: int) -> None:
+    """Sequences that were asked for before are asked for anew."""
+    (tmp_path / "sums.toml").write_text(RECIPE)
+    argv = ("--json", "--plan", "dp=2 sync=canonical", "--train.steps", "80", "--post.samplers", "1")
+    with started(tmp_path, "train", "sums.toml", *argv, "--post.max_staleness", "1") as job:
+        job.steps(33)
+        os.kill(sorted(job.ranks())[victim], signal.SIGKILL)
+        done = job.done()
+    assert done.code == 0 and done.left == (), done.err
+    assert done.object["restarts"] == 1 and done.object["steps"] == 80, done.err
+
+
+def test_samplers_need_a_supervisor_of_ours(folder: Path) -> None:
+    environ = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    done = unisono(folder, "train", "sums.toml", "--post.samplers", "1", environ=environ)
+    assert done.code == 2 and "U-L16" in done.err, done.err
