@@ -1,0 +1,138 @@
+"""A diffusion transformer (Peebles and Xie, 2023) that learns a flow (Lipman et al., 2023) from noise to pictures."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from unisono.models.gpt import GPTConfig
+from unisono.spec.errors import Problem, UsageError
+from unisono.spec.model import DealtSize, Facts, PictureModel
+from unisono.spec.training import Count, Depth, Share
+from unisono.spec.workload import Product, Workload, WorkPart
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from unisono.train.data.dataset import Corpus
+
+WAVES = 256  # sines and cosines of a time
+
+
+class DiTConfig(PictureModel):
+    """Transformer blocks over the patches of a noisy picture, told its time and class by adaLN-Zero."""
+
+    name: ClassVar[str] = "dit"
+    selective: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
+
+    kind: Literal["dit"] = Field(default="dit", description="dit")
+    n_layer: Depth = Field(
+        default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
+    )
+    n_head: Count = Field(default=4, description="attention heads")
+    d_model: Count = Field(default=128, description="width of the residual stream")
+    d_ff: Count | None = Field(
+        default=None, description="feed-forward width; 4 d_model, for swiglu 8/3 d_model when absent"
+    )
+    patch: Count = Field(default=2, description="dit: rows and columns of a patch")
+    time: Literal["logit_normal", "uniform"] = Field(
+        default="logit_normal", description="dit: how the time of a sample is drawn"
+    )
+    label_drop: Share = Field(
+        default=0.1, description="dit: samples that are learnt without their class, for guided drawing"
+    )
+
+    @property
+    def layers(self) -> GPTConfig:
+        """The attention and feed-forward layers of a block, as a gpt's."""
+        return GPTConfig(
+            n_layer=self.n_layer, n_head=self.n_head, d_model=self.d_model, d_ff=self.d_ff, bias=self.bias,
+            dropout=self.dropout,
+        )  # fmt: skip
+
+    @property
+    def depth(self) -> int | None:
+        return self.n_layer
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self.layers.problems()
+        if self.image and (self.image[1] % self.patch or self.image[2] % self.patch):
+            yield _uneven(self.patch, self.image)
+
+    def deals(self, axis: str) -> Sequence[DealtSize] | None:
+        layers = self.layers.deals(axis)
+        if layers is None:
+            return None
+        sizes = [size for size in layers if size.key != "model.context"]
+        if self.image is None:  # the module knows how many patches there are
+            return () if axis == "cp" else sizes
+        rows, columns = (size // self.patch for size in self.image[1:])
+        patches = DealtSize("the patches", "model.image, model.patch", rows * columns)
+        return (patches, *sizes) if axis == "cp" else (*sizes, patches)
+
+    def patches(self, facts: Facts, code: str = "C00") -> tuple[int, int, int]:
+        """(patches of a picture, values of a patch, classes). Raises UsageError where the shape of a picture is open,
+        C06 where patches do not fill it."""
+        classes, shape = self.targets(facts, code)
+        if len(shape) != 3 or shape[1] % self.patch or shape[2] % self.patch:
+            problem = _uneven(self.patch, shape)
+            raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)
+        values = shape[0] * self.patch**2
+        return prod(shape) // values, values, classes
+
+    def prepared(self, corpus: "Corpus") -> "Corpus":
+        """Pictures as noisy patches, their times and classes; targets are the velocities of their flow."""
+        from unisono_contrib.train.data.flow import noisy
+
+        return noisy(self, corpus)
+
+    def workload(self, facts: Facts) -> Workload:
+        patches, values, classes = self.patches(facts, "C22")
+        return dit(self.layers, patches=patches, values=values, classes=classes)
+
+    def build(self, facts: Facts) -> "nn.Module":
+        from unisono_contrib.models.dit.net import DiT
+
+        return DiT(self, *self.patches(facts))
+
+
+def _uneven(patch: int, shape: Sequence[int]) -> Problem:
+    what = f"patches of {patch} x {patch} do not fill a picture of shape {','.join(map(str, shape))}"
+    return Problem("C06", what, "model.patch, model.image", "a patch that divides height and width")
+
+
+def dit(layers: GPTConfig, *, patches: int, values: int, classes: int) -> Workload:
+    """A diffusion transformer on `patches` patches of `values` values. layers: of a block."""
+    D, F, T, heads = layers.d_model, layers.ff_width, patches, layers.n_head
+    bias, drop = int(layers.bias), int(layers.dropout > 0.0)
+    told = WAVES * D + D * D + bias * 2 * D
+    stem = _part(
+        "stem", (Product(T, values, D), Product(1, WAVES, D), Product(1, D, D)),
+        values * D + bias * D + T * D + told + (classes + 1) * D,
+        activations=T * values + WAVES + 4 * D, output=T * D + D, moved=3 * T * D + 8 * D, kernels=12,
+    )  # fmt: skip
+    products = (
+        Product(1, D, 6 * D), Product(T, D, 3 * D), Product(T, D // heads, T, heads, batched=True),
+        Product(T, T, D // heads, heads, batched=True), Product(T, D, D), Product(T, D, F), Product(T, F, D),
+    )  # fmt: skip
+    block = _part(
+        "", products, 6 * D * D + 4 * D * D + 2 * D * F + bias * (6 * D + 4 * D + F + D),
+        # Inputs of two norms and what they and the modulation give; queries, keys, values, what attention gives; both
+        # sides of GELU; what two gates multiply; a mask and a copy of each dropout.
+        activations=T * (6 * D + 4 * D + 2 * F + 2 * D + 4 * drop * D) + 7 * D, output=T * D + D,
+        moved=T * (18 * D + 2 * F + 6 * drop * D), kernels=26 + 6 * drop,
+    )  # fmt: skip
+    head = _part(
+        "head", (Product(1, D, 2 * D), Product(T, D, values)),
+        2 * D * D + bias * 2 * D + D * values + bias * values,
+        activations=T * (3 * D + 2 * values) + 2 * D, output=T * values,
+        moved=T * (5 * D + 5 * values), kernels=10,
+    )  # fmt: skip
+    return Workload((stem, *(replace(block, name=f"blocks.{n}") for n in range(layers.n_layer)), head))
+
+
+def _part(name: str, products: tuple[Product, ...], parameters: int, **sizes: int) -> WorkPart:
+    return WorkPart(name, parameters, sum(p.flops for p in products), products=products, **sizes)
