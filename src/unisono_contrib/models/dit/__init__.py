@@ -127,7 +127,7 @@ def dit(layers: GPTConfig, *, patches: int, values: int, classes: int) -> Worklo
     )  # fmt: skip
     head = _part(
         "head", (Product(1, D, 2 * D), Product(T, D, values)),
-        2 * D * D + bias * 2 * D + D * values + bias * values,
+        2 * D * D + bias * 2 * D + D * values,
         activations=T * (3 * D + 2 * values) + 2 * D, output=T * values,
         moved=T * (5 * D + 5 * values), kernels=10,
     )  # fmt: skip

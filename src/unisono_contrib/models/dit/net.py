@@ -81,7 +81,8 @@ class DiTBlock(nn.Module):
         y_BTD = self.attn(modulated(self.norm1(x_BTD), shift1, scale1), noise)
         x_BTD = x_BTD + gate1 * self.drop1(y_BTD, noise)
         y_BTD = self.mlp(modulated(self.norm2(x_BTD), shift2, scale2))
-        return x_BTD + gate2 * self.drop2(y_BTD, noise), told_B1D
+        # FSDP2 makes a view of what comes in, and warns of one that goes out.
+        return x_BTD + gate2 * self.drop2(y_BTD, noise), told_B1D.clone()
 
 
 class DiTHead(nn.Module):
@@ -91,7 +92,7 @@ class DiTHead(nn.Module):
         super().__init__()
         self.mod = nn.Linear(config.d_model, 2 * config.d_model, bias=config.bias)
         self.norm = _norm(config.d_model)
-        self.out = nn.Linear(config.d_model, values, bias=config.bias)
+        self.out = nn.Linear(config.d_model, values, bias=False)
 
     def forward(self, carry: Told) -> Tensor:
         x_BTD, told_B1D = carry
