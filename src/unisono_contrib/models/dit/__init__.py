@@ -108,28 +108,29 @@ def dit(layers: GPTConfig, *, patches: int, values: int, classes: int) -> Worklo
     """A diffusion transformer on `patches` patches of `values` values. layers: of a block."""
     D, F, T, heads = layers.d_model, layers.ff_width, patches, layers.n_head
     bias, drop = int(layers.bias), int(layers.dropout > 0.0)
-    told = WAVES * D + D * D + bias * 2 * D
     stem = _part(
         "stem", (Product(T, values, D), Product(1, WAVES, D), Product(1, D, D)),
-        values * D + bias * D + T * D + told + (classes + 1) * D,
-        activations=T * values + WAVES + 4 * D, output=T * D + D, moved=3 * T * D + 8 * D, kernels=12,
-    )  # fmt: skip
-    products = (
-        Product(1, D, 6 * D), Product(T, D, 3 * D), Product(T, D // heads, T, heads, batched=True),
-        Product(T, T, D // heads, heads, batched=True), Product(T, D, D), Product(T, D, F), Product(T, F, D),
+        (values + T + WAVES + D + classes + 1 + 3 * bias) * D,
+        activations=WAVES + 3 * D, output=T * D + D, moved=3 * T * D + 12 * D, kernels=12,
     )  # fmt: skip
     block = _part(
-        "", products, 6 * D * D + 4 * D * D + 2 * D * F + bias * (6 * D + 4 * D + F + D),
-        # Inputs of two norms and what they and the modulation give; queries, keys, values, what attention gives; both
-        # sides of GELU; what two gates multiply; a mask and a copy of each dropout.
-        activations=T * (6 * D + 4 * D + 2 * F + 2 * D + 4 * drop * D) + 7 * D, output=T * D + D,
-        moved=T * (18 * D + 2 * F + 6 * drop * D), kernels=26 + 6 * drop,
+        "",
+        (
+            Product(1, D, 6 * D), Product(T, D, 3 * D), Product(T, D // heads, T, heads, batched=True),
+            Product(T, T, D // heads, heads, batched=True), Product(T, D, D), Product(T, D, F), Product(T, F, D),
+        ),
+        10 * D * D + 2 * D * F + bias * (11 * D + F),
+        # Of each half what comes in, with its mean and spread, what the norm gives, what the modulation gives, and what
+        # the gate multiplies; queries, keys, values, what attention gives, the logarithm of each query's sum; both
+        # sides of GELU; of a dropout its mask and a copy, in attention on weights that are there; time and class, what
+        # is made of them, and two scales plus one.
+        activations=T * (12 * D + 2 * F + 4 + heads + drop * (4 * D + 3 * heads * T)) + 9 * D,
+        output=T * D + D, moved=T * (24 * D + 2 * F + 6 * drop * D), kernels=21 + 6 * drop,
     )  # fmt: skip
     head = _part(
-        "head", (Product(1, D, 2 * D), Product(T, D, values)),
-        2 * D * D + bias * 2 * D + D * values,
-        activations=T * (3 * D + 2 * values) + 2 * D, output=T * values,
-        moved=T * (5 * D + 5 * values), kernels=10,
+        "head", (Product(1, D, 2 * D), Product(T, D, values)), 2 * D * D + D * values + 2 * bias * D,
+        activations=T * (3 * D + values + 2) + 4 * D, output=T * values,
+        moved=T * (7 * D + 6 * values), kernels=9,
     )  # fmt: skip
     return Workload((stem, *(replace(block, name=f"blocks.{n}") for n in range(layers.n_layer)), head))
 
