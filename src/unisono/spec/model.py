@@ -21,8 +21,6 @@ from unisono.spec.workload import Workload
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from unisono.train.data.dataset import Corpus
-
     Layout = Mapping[str, tuple[Any, ...]]  # of models.hf.names
 
 
@@ -54,7 +52,9 @@ class ModelConfig(Member):
     rather than equal arithmetic. depth_key: the key that says its depth. selective: its anatomy says
     what `recompute=selective` computes again, or may say it. packs: attention and positions of its blocks stay inside
     the documents of a window, as `Noise.documents` says them. imports: a library of others plays it, which takes long
-    to import: once, before ranks are forked. draws: `sample` draws pictures from it.
+    to import: once, before ranks are forked. samples: the module of `train.data`
+    whose `prepared(config, corpus)` makes what it reads of what a source gives; "": it reads that. draws: `sample`
+    draws pictures from it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -69,6 +69,7 @@ class ModelConfig(Member):
     selective: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     imports: ClassVar[bool] = False
+    samples: ClassVar[str] = ""
     draws: ClassVar[bool] = False
 
     kind: str = Field(default="gpt", description="which kind of model")
@@ -136,10 +137,6 @@ class ModelConfig(Member):
         return Facts(
             sizes[0] or facts.vocab, sizes[1] or facts.classes, sizes[2] or facts.sample_shape, facts.rows
         )
-
-    def prepared(self, corpus: "Corpus") -> "Corpus":
-        """The data as the model reads it, where it reads something else than the source gives."""
-        return corpus
 
     def workload(self, facts: Facts) -> Workload:
         """Products, weights and activations, part by part, for prices. Raises UsageError C22 where a size is open."""

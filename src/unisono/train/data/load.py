@@ -26,7 +26,9 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
     D11 (tokenizer), D12 (source and model do not fit), D13 (broken index), D14 (bad record), D15 (cache), D16 (worker),
     D17 (packing), D18 (a store that does not answer), D20 (data hosts).
     """
-    corpus = model.prepared(_loaded(data, model))
+    corpus = _loaded(data, model)
+    if model.samples:
+        corpus = contributed(f"unisono.train.data.{model.samples}").prepared(model, corpus)
     return contributed("unisono.train.data.hosts").hosted(corpus, data) if data.hosts else corpus
 
 

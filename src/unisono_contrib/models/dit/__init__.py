@@ -16,8 +16,6 @@ from unisono.spec.workload import Product, Workload, WorkPart
 if TYPE_CHECKING:
     from torch import nn
 
-    from unisono.train.data.dataset import Corpus
-
 WAVES = 256  # sines and cosines of a time
 
 
@@ -26,6 +24,7 @@ class DiTConfig(PictureModel):
 
     name: ClassVar[str] = "dit"
     selective: ClassVar[bool] = True
+    samples: ClassVar[str] = "flow"
     draws: ClassVar[bool] = True
 
     kind: Literal["dit"] = Field(default="dit", description="dit")
@@ -83,12 +82,6 @@ class DiTConfig(PictureModel):
         values = shape[0] * self.patch**2
         return prod(shape) // values, values, classes
 
-    def prepared(self, corpus: "Corpus") -> "Corpus":
-        """Pictures as noisy patches, their times and classes; targets are the velocities of their flow."""
-        from unisono_contrib.train.data.flow import noisy
-
-        return noisy(self, corpus)
-
     def workload(self, facts: Facts) -> Workload:
         patches, values, classes = self.patches(facts, "C22")
         return dit(self.layers, patches=patches, values=values, classes=classes)
@@ -135,5 +128,17 @@ def dit(layers: GPTConfig, *, patches: int, values: int, classes: int) -> Worklo
     return Workload((stem, *(replace(block, name=f"blocks.{n}") for n in range(layers.n_layer)), head))
 
 
-def _part(name: str, products: tuple[Product, ...], parameters: int, **sizes: int) -> WorkPart:
-    return WorkPart(name, parameters, sum(p.flops for p in products), products=products, **sizes)
+def _part(
+    name: str,
+    products: tuple[Product, ...],
+    parameters: int,
+    *,
+    activations: int,
+    output: int,
+    moved: int,
+    kernels: int,
+) -> WorkPart:
+    flops = sum(product.flops for product in products)
+    return WorkPart(
+        name, parameters, flops, activations, output, products=products, moved=moved, kernels=kernels
+    )

@@ -91,7 +91,7 @@ class Noisy:
         return asked(now_BTP, time_B11[:, 0, 0], label_B), end_BTP - begin_BTP
 
 
-def noisy(config: DiTConfig, corpus: Corpus) -> Corpus:
+def prepared(config: DiTConfig, corpus: Corpus) -> Corpus:
     """A corpus of pictures as a diffusion transformer reads it."""
     train, val = (
         Noisy(each, config, config.classes or corpus.classes) for each in (corpus.train, corpus.val)
