@@ -115,9 +115,9 @@ def dit(layers: GPTConfig, *, patches: int, values: int, classes: int) -> Worklo
         10 * D * D + 2 * D * F + bias * (11 * D + F),
         # Of each half what comes in, with its mean and spread, what the norm gives, what the modulation gives, and what
         # the gate multiplies; queries, keys, values, what attention gives, the logarithm of each query's sum; both
-        # sides of GELU; of a dropout its mask and a copy, in attention on weights that are there; time and class, what
-        # is made of them, and two scales plus one.
-        activations=T * (12 * D + 2 * F + 4 + heads + drop * (4 * D + 3 * heads * T)) + 9 * D,
+        # sides of GELU; of a dropout its mask, and in attention the weights before and after; time and class, what is
+        # made of them, and two scales plus one.
+        activations=T * (12 * D + 2 * F + 4 + heads + drop * (2 * D + 3 * heads * T - heads)) + 9 * D,
         output=T * D + D, moved=T * (24 * D + 2 * F + 6 * drop * D), kernels=21 + 6 * drop,
     )  # fmt: skip
     head = _part(
