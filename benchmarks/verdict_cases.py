@@ -111,14 +111,20 @@ class _Draw(Random):
     def between(self, low: float, high: float, digits: int = 2) -> float:
         return round(self.uniform(low, high), digits)
 
-    def gpt(self, layers: Sequence[int] = (2, 3, 5, 6), widths: Sequence[int] = (96, 160, 192)) -> str:
+    def gpt(
+        self,
+        layers: Sequence[int] = (2, 3, 5, 6),
+        widths: Sequence[int] = (96, 160, 192),
+        contexts: Sequence[int] = (32, 48, 96),
+        batches: Sequence[int] = (8, 12, 24),
+    ) -> str:
         """Flags of a GPT as large as takes tens of milliseconds a step, GPT-2's kind or Llama's."""
         head = self.choice((16, 32))
         llama = "--model.positions rotary --model.norm rms --model.activation swiglu --no-model.bias"
         return (
             f"--model.n_layer {self.choice(layers)} --model.d_model {(width := self.choice(widths))} "
-            f"--model.n_head {width // head} --model.context {self.choice((32, 48, 96))} "
-            f"--train.global_batch {self.choice((8, 12, 24))} {self.choice(('', llama))}"
+            f"--model.n_head {width // head} --model.context {self.choice(contexts)} "
+            f"--train.global_batch {self.choice(batches)} {self.choice(('', llama))}"
         )
 
     def plan(self, *more: str) -> str:
@@ -142,13 +148,9 @@ def _slow_loader(draw: _Draw, name: str) -> Planted:
 
 
 def _small_buckets(draw: _Draw, name: str) -> Planted:
-    bucket, link = (
-        draw.between(0.004, 0.02, 3),
-        (f"{draw.randint(3, 9)}00mbit", f"{draw.between(1.5, 4, 1)}ms"),
-    )
-    return Planted(
-        name, ("small buckets",), f'{draw.gpt()} --plan "dp=2 sync=every_step:bucket={bucket}"', lab=link
-    )
+    plan = f'--plan "dp=2 sync=every_step:bucket={draw.between(0.008, 0.03, 3)}"'
+    link = (f"{draw.randint(3, 9)}00mbit", f"{draw.between(1.5, 3, 1)}ms")
+    return Planted(name, ("small buckets",), f"{draw.gpt((2, 3), (96, 128))} {plan}", lab=link)
 
 
 def _tiny_kernels(draw: _Draw, name: str) -> Planted:
@@ -229,7 +231,13 @@ def _slow_rank(draw: _Draw, name: str) -> Planted:
 
 
 def _healthy(*plans: str) -> Callable[[_Draw, str], Planted]:
-    return lambda draw, name: Planted(name, NO_TROUBLE, f'{draw.gpt()} --plan "{draw.choice(plans)}"')
+    """A GPT that computes much for what it sends."""
+
+    def make(draw: _Draw, name: str) -> Planted:
+        size = draw.gpt((3, 5), (160, 192), (64, 96), (32, 48))
+        return Planted(name, NO_TROUBLE, f'{size} --plan "{draw.choice(plans)}"')
+
+    return make
 
 
 def _pictures(draw: _Draw, name: str) -> Planted:

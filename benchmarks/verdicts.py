@@ -12,7 +12,7 @@ keep: each step reads its pages from the disk again.
 python benchmarks/verdicts.py                        # about 25 minutes on two quiet cores
 python benchmarks/verdicts.py --only "slow loader"   # one, in a minute
 python benchmarks/verdicts.py --only healthy
-python benchmarks/verdicts.py --held-out             # cases drawn by a seed, on which no rule was chosen; --held-out 7: another
+python benchmarks/verdicts.py --held-out             # cases drawn by a seed, on which no rule was chosen
 """
 
 import argparse
