@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from unisono.comm.members import Shape
 from unisono.comm.mesh import Mesh
+from unisono.config import DataConfig, Recipe, TrainConfig
+from unisono.config.resolve import recipe_problems
 from unisono.models.build import build
 from unisono.models.gpt.net import Core
 from unisono.models.init import initialise
@@ -19,11 +21,12 @@ from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, ModelConfig
 from unisono.train.data.dataset import Images, fetched
 from unisono_contrib.comm import threads
+from unisono_contrib.models.dit import DiTConfig
 from unisono_contrib.train.data.flow import Noisy, asked, patched, unpatched
 from unisono_contrib.train.drawing import drawn, png
 
 FACTS = Facts(classes=10, sample_shape=(1, 8, 8))
-CONFIG = ModelConfig(kind="dit", n_layer=2, n_head=2, d_model=16)
+CONFIG = DiTConfig(n_layer=2, n_head=2, d_model=16)
 WIDE = torch.float64
 
 
@@ -40,7 +43,7 @@ def model(random: bool = True) -> nn.Module:
 def samples() -> Noisy:
     draw = torch.Generator().manual_seed(0)
     images = Images(torch.rand(40, 1, 8, 8, generator=draw), torch.arange(40) % 10)
-    return Noisy(images, CONFIG, 10)  # type: ignore[arg-type]
+    return Noisy(images, CONFIG, 10)
 
 
 def test_it_begins_at_no_velocity_and_blocks_that_change_nothing() -> None:
@@ -145,3 +148,12 @@ def test_patches_must_fill_the_picture() -> None:
     assert refused.value.code == "C06"
     (problem,) = ModelConfig(kind="dit", patch=3, image=(1, 8, 8)).problems()
     assert problem.code == "C06"
+
+
+def test_losses_and_metrics_of_classes_are_refused() -> None:
+    train = TrainConfig(loss="cross_entropy", metrics=("accuracy",))
+    recipe = Recipe(model=CONFIG, data=DataConfig(source="digits"), train=train)
+    assert [problem.where for problem in recipe_problems(recipe)] == [
+        "train.loss, model.kind",
+        "train.metrics, model.kind",
+    ]
