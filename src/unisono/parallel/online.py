@@ -49,7 +49,7 @@ class OnlineCore(nn.Module):
         self.drop: Dropout = core.drop  # type: ignore[assignment]
         self.window: int = getattr(core, "window", 0)
         self.softcap: float = getattr(core, "softcap", 0.0)
-        self.causal: bool = core.causal  # type: ignore[assignment]
+        self.causal: bool = getattr(core, "causal", True)
         self.transport, self.held, self.index = transport, places, index
 
     def forward(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, noise: Noise | None) -> Tensor:
