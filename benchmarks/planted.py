@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WIDTH, LAYERS = 192, 4
+
+def _strength(name: str, usual: int) -> int:
+    """As the case says it, in the environment."""
+    return int(os.environ.get(f"PLANTED_{name}", usual))
+
+
+WIDTH, LAYERS = _strength("WIDTH", 192), _strength("LAYERS", 4)
 _KEPT: list[Any] = []
 
 
@@ -27,6 +33,9 @@ class Plain(nn.Module):
         return self.head(self.body(self.embed(tokens)))
 
 
+LOOKS = _strength("LOOKS", 16)  # of a token, in Python
+
+
 class Counted(Plain):
     """Weighs each token by how often it has come so far, token by token in Python, or at once. loops: in Python."""
 
@@ -39,7 +48,7 @@ class Counted(Plain):
                 seen: dict[int, int] = {}
                 for token in row:
                     seen[token] = seen.get(token, 0) + 1
-                    weights.append(1.0 + 0.0 * sum(a == b for a in row for b in row[:16]))
+                    weights.append(1.0 + 0.0 * sum(a == b for a in row for b in row[:LOOKS]))
             scale = torch.tensor(weights).view(tokens.shape)
         else:
             same = tokens[:, :, None] == tokens[:, None, :]
@@ -60,7 +69,7 @@ class Collecting(Plain):
 
     def __init__(self, vocab: int) -> None:
         super().__init__(vocab)
-        _KEPT.append([{"token": str(i)} for i in range(400_000)])
+        _KEPT.append([{"token": str(i)} for i in range(_strength("OBJECTS", 400_000))])
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.collects and self.training:
@@ -78,7 +87,7 @@ class Swapped(Plain):
     """Reads a table from a file that memory does not keep: each pass has to read its pages from the disk again."""
 
     drops = True
-    MIB = 48
+    MIB = _strength("MIB", 48)
 
     def __init__(self, vocab: int) -> None:
         super().__init__(vocab)
@@ -93,7 +102,9 @@ class Swapped(Plain):
         if self.drops:
             self._table.madvise(mmap.MADV_DONTNEED)
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-        pages = random.Random(int(tokens.sum().item())).sample(range(len(self._table) >> 12), 1500)
+        pages = random.Random(int(tokens.sum().item())).sample(
+            range(len(self._table) >> 12), _strength("PAGES", 1500)
+        )
         read = sum(self._table[page << 12] for page in pages)
         return super().forward(tokens) * (1.0 + 0.0 * read)
 

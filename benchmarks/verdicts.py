@@ -12,6 +12,7 @@ keep: each step reads its pages from the disk again.
 python benchmarks/verdicts.py                        # about 25 minutes on two quiet cores
 python benchmarks/verdicts.py --only "slow loader"   # one, in a minute
 python benchmarks/verdicts.py --only healthy
+python benchmarks/verdicts.py --held-out             # cases drawn by a seed, on which no rule was chosen
 """
 
 import argparse
@@ -24,84 +25,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-MODELS, DATA = HERE / "planted.py", HERE / "planted_data.py"
+from verdict_cases import CHOSEN, SEED, Planted, held_out
+
 COMMON = (
     "--train.eval_every 0 --train.save_every 0 --out.report false --launch.threads_per_rank 1 --launch.replan false "
     "--train.global_batch 16 --train.steps 30"
 )
-SMALL = "--model.n_layer 4 --model.n_head 4 --model.d_model 128 --model.context 64"
 LAB = "lab --hosts 2 --rate {rate} --delay {delay} -- unisono"
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A run. causes: the verdicts that are right. flags: of `unisono train`. repaired: the flags of the repeated run
-    where the proposed change is no key, and `by_hand` what they stand for. lab: rate and delay of a link between its
-    two hosts. without: events of this rank are taken away before the question."""
-
-    name: str
-    causes: Sequence[str]
-    flags: str
-    repaired: str = ""
-    by_hand: str = ""
-    lab: tuple[str, str] | None = None
-    without: int | None = None
-    rank: int | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
-
-
-def custom(model: str) -> str:
-    return f"--model.kind {MODELS}:{model} --model.context 64"
-
-
-DP = '--plan "dp=2"'
-SLOW_RANK = '--chaos "slow:who=1:step=1:times=2:seconds=1000000"'
-PLANTS = (
-    Planted("slow loader", ("input",), f"{SMALL} {DP} --data.source {DATA}:SlowText", f"{SMALL} {DP}",
-            "samples that do not sleep"),
-    Planted("small buckets", ("small buckets",), f'{SMALL} --plan "dp=2 sync=every_step:bucket=0.01"',
-            lab=("1gbit", "2ms")),
-    Planted("tiny kernels", ("tiny kernels",), "--model.n_layer 12 --model.n_head 2 --model.d_model 16 "
-            f"--model.context 8 --train.global_batch 4 {DP}"),
-    Planted("uneven stages", ("uneven stages",), "--model.n_layer 8 --model.n_head 4 --model.d_model 128 "
-            '--model.context 64 --plan "pp=2 micros=8 schedule=1f1b:cut=7/1"'),
-    Planted("thin link", ("communication",), f"{SMALL} {DP}", lab=("40mbit", "1ms")),
-    Planted("garbage collection", ("garbage collection",), f"{custom('collecting')} {DP}", f"{custom('frozen')} {DP}",
-            "no collection in each pass"),
-    Planted("frequent checkpoints", ("checkpoints",), f"{SMALL} --model.d_model 256 {DP} --train.save_every 1"),
-    Planted("swap", ("host memory",), f"{custom('swapped')} {DP}", f"{custom('resident')} {DP}",
-            "a table that stays in memory"),
-    Planted("python in the loop", ("python",), f"{custom('counted')} {DP}", f"{custom('vectorised')} {DP}",
-            "the loop as tensor operations"),
-    Planted("too many micro-batches", ("too many micro-batches",), "--model.n_layer 4 --model.n_head 2 "
-            "--model.d_model 32 --model.context 16 --train.global_batch 64 --train.micro_batch 1 "
-            '--plan "dp=2 micros=32"'),
-    Planted("needless recompute", ("needless recompute",), f'{SMALL} --plan "dp=2 recompute=full"'),
-    Planted("one slow rank", ("straggler",), f"{SMALL} {DP} {SLOW_RANK}", f"{SMALL} {DP}", "without the slow rank",
-            rank=1),
-)  # fmt: skip
-NO_TROUBLE = ("compute", "cores", "memory bandwidth")
-HEALTHY = (
-    Planted("healthy: one rank", NO_TROUBLE, f'{SMALL} --plan "dp=1"'),
-    Planted("healthy: two replicas", NO_TROUBLE, f'{SMALL} --plan "dp=2"'),
-    Planted("healthy: shards", NO_TROUBLE, f'{SMALL} --plan "shard=2"'),
-    Planted("healthy: accumulation", NO_TROUBLE, f'{SMALL} --train.global_batch 32 --plan "dp=2 micros=2"'),
-)
-UNCLEAR = ("cannot tell",)
-AMBIGUOUS = (
-    Planted("ambiguous: six steps", UNCLEAR, f'{SMALL} --plan "dp=2" --data.source {DATA}:SlowText --train.steps 6'),
-    Planted("ambiguous: seldom and long", UNCLEAR, f'{SMALL} --plan "dp=2" --data.source {DATA}:HiccupText'),
-    Planted("ambiguous: events are missing", UNCLEAR,
-            f"{SMALL} {DP} {SLOW_RANK}", without=1),
-    Planted("ambiguous: two alike", UNCLEAR, f'{SMALL} --plan "dp=2" --data.source {DATA}:SlowText '
-            f"--callbacks.call {DATA}:dawdle"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -203,14 +138,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="plants whose name holds this")
+    parser.add_argument(
+        "--held-out", metavar="SEED", type=int, nargs="?", const=SEED, help=f"cases drawn by a seed ({SEED})"
+    )
     parser.add_argument("--no-repeat", action="store_true", help="read verdicts alone")
     parser.add_argument("--json", action="store_true", help="a line of JSON a plant, too")
     flags = parser.parse_args()
+    cases = CHOSEN if flags.held_out is None else held_out(flags.held_out)
+    groups = {"planted": cases.planted, "healthy": cases.healthy, "ambiguous": cases.ambiguous}
     head = f"{'planted':30} {'verdict':24} {'right':5} {'promised':>8} {'gained':>7} {'kept':4}  change"
     print(head, flush=True)
     results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for group, plants in (("planted", PLANTS), ("healthy", HEALTHY), ("ambiguous", AMBIGUOUS)):
+        for group, plants in groups.items():
             for plant in plants:
                 if flags.only in plant.name:
                     result = row(plant, Path(folder), group == "planted" and not flags.no_repeat)

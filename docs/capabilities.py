@@ -264,6 +264,15 @@ ARCHITECTURES = (
         r"^loss 0\.0\d+  staleness",
     ),
     proven(_G, "Peer-to-peer all-reduce architecture", "dp=4"),
+    proven(
+        _G,
+        "Diffusion by flow matching",
+        "dp=2",
+        "shard=2",
+        "cp=2",
+        recipe="examples/dit.toml",
+        more="--model.n_layer 2 --model.d_model 32 --train.global_batch 8 --train.micro_batch 2 --steps 4",
+    ),
     reads(
         _G,
         "Aggregation bottleneck / scalability analysis",

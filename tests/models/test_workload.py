@@ -13,11 +13,13 @@ from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
 from unisono.models.noise import Noise
+from unisono.parallel.cut import tensors_of
 from unisono.planner.work.transformer import transformer
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
 from unisono.spec.workload import Workload
 from unisono_contrib.models.convnet.net import ConvNet
+from unisono_contrib.models.dit.net import DiT
 from unisono_contrib.models.mlp.net import MLP
 
 BATCH = 3
@@ -44,6 +46,14 @@ def image_pair(kind: str, dropout: float, n_layer: int) -> tuple[nn.Module, Work
     return made, config.workload(Facts(classes=10, sample_shape=(1, 9, 9)))
 
 
+def dit_pair(**fields: Any) -> tuple[nn.Module, Workload]:
+    config, facts = (
+        ModelConfig(kind="dit", n_layer=2, d_model=32, patch=3, **fields),
+        Facts(classes=10, sample_shape=(1, 9, 9)),
+    )
+    return config.build(facts), config.workload(facts)
+
+
 def every() -> list[Any]:
     gpts = [pytest.param(lambda f=f: gpt_pair(**f), id=f"gpt-{'-'.join(map(str, f.values()))}") for f in GPTS]
     images = [
@@ -52,13 +62,19 @@ def every() -> list[Any]:
         for p in (0.0, 0.1)
         for n in (1, 2, 3)
     ]
-    return gpts + images
+    dits = [
+        pytest.param(lambda f=f: dit_pair(**f), id=f"dit-{'-'.join(map(str, f))}")
+        for f in ({}, {"bias": False}, {"dropout": 0.1})
+    ]
+    return gpts + images + dits
 
 
 def batch(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(model, GPT):
         tokens = torch.randint(0, 37, (BATCH, 17))
         return tokens[:, :-1], tokens[:, 1:]
+    if isinstance(model, DiT):
+        return torch.rand(BATCH, 9, 11), torch.randn(BATCH, 9, 9)
     return torch.randn(BATCH, 1, 9, 9), torch.randint(0, 10, (BATCH,))
 
 
@@ -82,7 +98,7 @@ def flops_and_outputs(model: Any, sizes: Workload) -> None:
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             x = module(x)
         assert counter.get_total_flops() == BATCH * part.flops, part.name
-        assert x.numel() == BATCH * part.output, part.name
+        assert sum(y.numel() for y in tensors_of(x)) == BATCH * part.output, part.name
 
 
 def activations(model: Any, sizes: Workload) -> None:

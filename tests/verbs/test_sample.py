@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,25 @@ def test_a_run_without_a_checkpoint_says_so(run: Path, capsys: pytest.CaptureFix
         shutil.rmtree(folder)
     assert cli.main(["sample", str(run)]) == 2
     assert "U-F03" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_diffusion_transformer_draws_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = "--model.kind dit --model.n_layer 1 --model.d_model 16 --data.source digits"
+    steps = "--train.steps 2 --train.global_batch 4 --plan dp=1 --no-out.report --name d --quiet"
+    words = [sys.executable, "-m", "unisono", "train", *model.split(), *steps.split()]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    pictures = set()
+    for seed in ("1", "1", "2"):
+        flags = ["--pictures", "12", "--euler-steps", "3", "--seed", seed, "--json"]
+        assert cli.main(["sample", "runs/d", *flags]) == 0
+        got = json.loads(capsys.readouterr().out)
+        assert got["labels"] == [*range(10), 0, 1]
+        pictures.add(Path(got["picture"]).read_bytes())
+    assert len(pictures) == 2
+    assert cli.main(["sample", "runs/d", "--pictures", "0"]) == 2
+    assert "U-C04" in capsys.readouterr().err

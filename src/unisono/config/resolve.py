@@ -106,7 +106,15 @@ def located(where: str, origins: Mapping[str, str]) -> str:
 
 def recipe_problems(recipe: Recipe) -> list[Problem]:
     """What does not fit together inside a recipe, whatever the plan."""
-    return [*_model(recipe.model), *_data(recipe), *_train(recipe.train)]
+    return [*_model(recipe.model), *_data(recipe), *_train(recipe.train), *_of_classes(recipe)]
+
+
+def _of_classes(recipe: Recipe) -> Iterator[Problem]:
+    """A model that draws pictures gives no probabilities of classes, which losses and metrics by name are about."""
+    for key, value in (("loss", recipe.train.loss), ("metrics", recipe.train.metrics)):
+        if value and recipe.model.draws:
+            what = f"train.{key} is about classes, and a model of kind {recipe.model.kind} learns velocities"
+            yield Problem("C06", what, f"train.{key}, model.kind", f"leave train.{key} out")
 
 
 def _model(model: ModelConfig) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Causal attention over keys and values that come rank by rank, with a softmax that is never whole.
+"""Attention over keys and values that come rank by rank, with a softmax that is never whole.
 
 The part of each block is weighted by its share of the sum so far (Milakov & Gimelshein, Online normalizer calculation
 for softmax, 2018). Kept for backward are queries, keys and values of this rank, the output, and one number a query, the
@@ -49,6 +49,7 @@ class OnlineCore(nn.Module):
         self.drop: Dropout = core.drop  # type: ignore[assignment]
         self.window: int = getattr(core, "window", 0)
         self.softcap: float = getattr(core, "softcap", 0.0)
+        self.causal: bool = getattr(core, "causal", True)
         self.transport, self.held, self.index = transport, places, index
 
     def forward(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, noise: Noise | None) -> Tensor:
@@ -56,7 +57,8 @@ class OnlineCore(nn.Module):
 
     def blocks(self, rank: int) -> list[tuple[slice, slice, bool]]:
         """What of this rank's queries and of that rank's keys belongs together, see `tiles`."""
-        return tiles(self.held[self.index], self.held[rank])
+        mine, theirs = self.held[self.index], self.held[rank]
+        return tiles(mine, theirs) if self.causal else [(slice(0, mine.size), slice(0, theirs.size), False)]
 
     def mask(self, like: Tensor, noise: Noise | None, rank: int, rows: slice, keys: slice) -> Tensor | None:
         """[B, H, t, s] of zeros and 1 / (1 - p), by what attention weights are multiplied with; None for ones."""

@@ -283,6 +283,8 @@ def split_modules(
             continue
         if split is Split.GATHERED:
             module.register_forward_pre_hook(partial(_gathered, group, length), with_kwargs=True)
+        elif split is Split.SLICED and length:
+            module.register_forward_hook(partial(_sliced, part_of(length, group)))
         elif split in makers:
             unit, more = anatomy.units_of(name), {}
             if split is Split.COLUMN and _entered(name, anatomy):
@@ -317,6 +319,11 @@ def _gathered(group: Group, length: int, module: nn.Module, args: tuple, kwargs:
         return (enter(args[0], group, length), *args[1:]), kwargs
     first = next(key for key, x in kwargs.items() if isinstance(x, Tensor))
     return args, {**kwargs, first: enter(kwargs[first], group, length)}
+
+
+def _sliced(part: tuple[int, int], module: nn.Module, args: tuple, y_BTD: Tensor) -> Tensor:
+    """Of what a module gives for all positions, this rank's."""
+    return y_BTD.narrow(1, *part)
 
 
 def split(stages: "Stages", context: "PassContext") -> None:

@@ -30,6 +30,7 @@ class Split(Enum):
     GATHERED = (
         "gathered"  # its input is gathered along the sequence, once for all COLUMN modules inside of it
     )
+    SLICED = "sliced"  # whole on every rank of tp, which goes on with its slice of the positions
     ROTARY = "rotary"  # turns queries and keys by their positions: sees all that a rank of `cp` has
     GRAPH = "graph"  # a unit of a traced graph, which says itself what is dealt
     CORE = "core"  # attention of queries to keys and values, without weights: where `cp` reaches other ranks' positions

@@ -52,7 +52,9 @@ class ModelConfig(Member):
     rather than equal arithmetic. depth_key: the key that says its depth. selective: its anatomy says
     what `recompute=selective` computes again, or may say it. packs: attention and positions of its blocks stay inside
     the documents of a window, as `Noise.documents` says them. imports: a library of others plays it, which takes long
-    to import: once, before ranks are forked.
+    to import: once, before ranks are forked. samples: the module of `train.data`
+    whose `prepared(config, corpus)` makes what it reads of what a source gives; "": it reads that. draws: `sample`
+    draws pictures from it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -67,6 +69,8 @@ class ModelConfig(Member):
     selective: ClassVar[bool] = False
     packs: ClassVar[bool] = False
     imports: ClassVar[bool] = False
+    samples: ClassVar[str] = ""
+    draws: ClassVar[bool] = False
 
     kind: str = Field(default="gpt", description="which kind of model")
     weights: str | None = Field(

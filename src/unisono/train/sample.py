@@ -54,9 +54,15 @@ def from_run(
 def load_text_model(run_dir: Path, checkpoint: Path) -> tuple[Recipe, Corpus, nn.Module]:
     """A run's recipe, its data and its whole model with a checkpoint's weights. Raises UsageError: F05 a model without
     text, K01 damaged."""
+    recipe, corpus, model = load_model(run_dir, checkpoint)
+    _codec(recipe, corpus, str(run_dir))
+    return recipe, corpus, model
+
+
+def load_model(run_dir: Path, checkpoint: Path) -> tuple[Recipe, Corpus, nn.Module]:
+    """A run's recipe, its data and its whole model with a checkpoint's weights. Raises UsageError K01: damaged."""
     recipe = config.load(run_dir).recipe
     corpus = load_data(recipe.data, recipe.model)
-    _codec(recipe, corpus, str(run_dir))
     model = model_of(recipe, corpus)
     _load(model, checkpoint)
     return recipe, corpus, model

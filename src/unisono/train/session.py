@@ -242,7 +242,9 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
         copies = contributed("unisono.train.state.checkpoint.mirror")
         mirror = copies.Mirroring(copies.place_at(recipe.train.mirror, order.run_dir), **keep)
     saving = Saving(saver, run.mesh.world, place.device, tell, mirror)
-    targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
+    each = corpus.train.fetch(np.zeros(1, dtype=np.int64))[1]
+    # The values of a target that is no class count once together: a sample.
+    targets = recipe.train.global_batch * (1 if each.is_floating_point() else each.numel())
     with writing(order.run_dir):
         journal = Journal(observers(order, run), targets, tell)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""

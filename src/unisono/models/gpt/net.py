@@ -93,12 +93,13 @@ class Rotary(nn.Module):
 
 
 class Core(nn.Module):
-    """Causal attention of queries [B, H, T, K] to keys and values [B, G, T, K] of the same document → [B, H, T, K];
-    nothing is learned here, so a pass over the model may put another way of computing it in this one's place."""
+    """Attention of queries [B, H, T, K] to keys and values [B, G, T, K] of the same document → [B, H, T, K]; nothing
+    is learned here, so a pass over the model may put another way of computing it in this one's place. causal: a query
+    sees no later keys."""
 
-    def __init__(self, drop: Dropout) -> None:
+    def __init__(self, drop: Dropout, causal: bool = True) -> None:
         super().__init__()
-        self.drop = drop
+        self.drop, self.causal = drop, causal
 
     def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, noise: Noise | None) -> Tensor:
         queries = q_BHTK.shape[1] // k_BGTK.shape[1]
@@ -107,8 +108,8 @@ class Core(nn.Module):
             k_BHTK, v_BHTK = (t.repeat_interleave(queries, dim=1) for t in (k_BGTK, v_BGTK))
         if noise is None or not self.drop.drops(noise):
             if noise is None or noise.documents is None:
-                return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
-            seen = ~_unseen(q_BHTK, noise)
+                return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=self.causal)
+            seen = ~self.unseen(q_BHTK, noise)
             return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=seen)
         # the fused kernels draw their own mask, which would depend on the layout
         return self.attend(q_BHTK, k_BHTK, v_BHTK, noise)
@@ -116,24 +117,23 @@ class Core(nn.Module):
     def attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, noise: Noise) -> Tensor:
         """With dropout of the attention weights, by the noise of samples, heads and positions."""
         score_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
-        weight_BHTT = score_BHTT.masked_fill(_unseen(q_BHTK, noise), float("-inf")).softmax(-1)
+        weight_BHTT = score_BHTT.masked_fill(self.unseen(q_BHTK, noise), float("-inf")).softmax(-1)
         return self.drop(weight_BHTT, noise).to(v_BHTK.dtype) @ v_BHTK
 
-
-def _unseen(q_BHTK: Tensor, noise: Noise) -> Tensor:
-    """bool [T, T], or [B, 1, T, T] where samples differ: the keys that a query does not see."""
-    T = q_BHTK.shape[-2]
-    later_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
-    every = slice(None)
-    return later_TT if noise.documents is None else later_TT | noise.documents.apart(every, every)
+    def unseen(self, q_BHTK: Tensor, noise: Noise) -> Tensor:
+        """bool [T, T], or [B, 1, T, T] where samples differ: the keys that a query does not see."""
+        T = q_BHTK.shape[-2]
+        later_TT = torch.full((T, T), self.causal, device=q_BHTK.device).triu(1)
+        every = slice(None)
+        return later_TT if noise.documents is None else later_TT | noise.documents.apart(every, every)
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Rows of `qkv` are grouped by key/value head: its queries, its key, its value, so
-    that a contiguous slice of rows is a set of whole heads. counts: of each key/value head here, how many of its
-    queries are here."""
+    """Self-attention. Rows of `qkv` are grouped by key/value head: its queries, its key, its value, so that a
+    contiguous slice of rows is a set of whole heads. counts: of each key/value head here, how many of its queries are
+    here."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, causal: bool = True) -> None:
         super().__init__()
         self.width = config.d_model // config.n_head
         self.counts = (config.n_head // config.kv_heads,) * config.kv_heads
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         self.drop = Dropout(
             config.dropout
         )  # by this name its masks are drawn, whatever stands in the core's place
-        self.core = Core(self.drop)
+        self.core = Core(self.drop, causal)
         self.proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
     def forward(self, x_BTD: Tensor, noise: Noise | None) -> Tensor:

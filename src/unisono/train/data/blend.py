@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven, fetched
+from unisono.train.data.dataset import Dataset, Foreseen, Uneven, fetched, numbers_at
 from unisono.train.data.order import samples_at
 
 BLOCK = 1000
@@ -52,13 +52,7 @@ class Blend:
         for i, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
             mine = owner == i
             nth = positions[mine] // BLOCK * count + within[mine]
-            part_seed = _seed_of(seed, i)
-            order = (
-                part.numbers_at(part_seed, nth)
-                if isinstance(part, Ordered)
-                else samples_at(part_seed, nth, len(part))
-            )
-            numbers[mine] = self._first(i) + order
+            numbers[mine] = self._first(i) + numbers_at(part, _seed_of(seed, i), nth)
         return numbers
 
     @property

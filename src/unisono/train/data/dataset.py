@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unisono.spec.errors import UsageError
+from unisono.train.data.order import samples_at
 
 
 class Dataset(Protocol):
@@ -74,6 +75,13 @@ def fetched(dataset: Dataset, seed: int, positions: np.ndarray, indices: np.ndar
     if isinstance(dataset, Visited):
         return dataset.fetch_at(seed, positions, indices)
     return dataset.fetch(indices)
+
+
+def numbers_at(dataset: Dataset, seed: int, positions: np.ndarray) -> np.ndarray:
+    """The numbers of the samples at these positions of the sequence that the seed makes, int64 [n]."""
+    if isinstance(dataset, Ordered):
+        return dataset.numbers_at(seed, positions)
+    return samples_at(seed, positions, len(dataset))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unisono.comm.device import adopt, is_apart, numbered, pinned
-from unisono.train.data.dataset import Dataset, Foreseen, Ordered, Uneven, fetched, require_samples
-from unisono.train.data.order import samples_at
+from unisono.train.data.dataset import Dataset, Foreseen, Uneven, fetched, numbers_at, require_samples
 
 _BLOCK = 4096  # positions whose samples are looked up together
 
@@ -199,10 +197,7 @@ class Permuted(Feed):
             batches = first[:, None] * self._every + self._first
             # Steps before the first one of a shifted order have no positions, and nobody asks for them.
             positions = np.maximum(batches * self._global_batch + stretch.offsets + self._shift, 0)
-            order = partial(samples_at, samples=len(self._dataset))
-            if isinstance(self._dataset, Ordered):
-                order = self._dataset.numbers_at
-            numbers = order(self._seed, positions.reshape(-1))
+            numbers = numbers_at(self._dataset, self._seed, positions.reshape(-1))
             stretch.block, stretch.numbers = block, numbers.reshape(positions.shape)
         return stretch.numbers[row]
 

@@ -27,6 +27,8 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
     D17 (packing), D18 (a store that does not answer), D20 (data hosts).
     """
     corpus = _loaded(data, model)
+    if model.samples:
+        corpus = contributed(f"unisono.train.data.{model.samples}").prepared(model, corpus)
     return contributed("unisono.train.data.hosts").hosted(corpus, data) if data.hosts else corpus
 
 

@@ -330,16 +330,16 @@ def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Se
             from unisono.verbs._prices import prices_of
 
             summary.update(page.run(run_dir, prices_of(run_dir, os.environ)))
-    for line in closing(summary, counted_in(recipe.data.source)):
+    for line in closing(summary, counted_in(recipe.data.source), squares=recipe.model.draws):
         settings.note(line)
 
 
-def closing(summary: dict[str, Any], unit: str = "tokens") -> list[str]:
-    """The last lines of a run for a person. unit: what its speed counts, tokens or samples."""
+def closing(summary: dict[str, Any], unit: str = "tokens", squares: bool = False) -> list[str]:
+    """The last lines of a run for a person. unit: what its speed counts, tokens or samples. squares: its loss is a
+    squared error."""
     loss = "" if summary["loss"] is None else f"loss {summary['loss']:.4f}   "
-    val = (
-        "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats per {unit[:-1]}   "
-    )
+    what = "squared error" if squares else f"nats per {unit[:-1]}"
+    val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} {what}   "
     lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} {unit}/s   saved {summary['checkpoint']}"]
     if metrics := summary.get("val_metrics"):
         lines.append("metrics " + "   ".join(f"{name} {value:.4g}" for name, value in metrics.items()))

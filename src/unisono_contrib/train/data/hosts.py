@@ -19,8 +19,7 @@ from torch import Tensor
 
 from unisono.config import DataConfig
 from unisono.spec.errors import UsageError
-from unisono.train.data.dataset import Corpus, Dataset, Foreseen, Ordered, Uneven, fetched
-from unisono.train.data.order import samples_at
+from unisono.train.data.dataset import Corpus, Dataset, Foreseen, Uneven, fetched, numbers_at
 from unisono.train.data.worker_pool import on_stderr, raised
 from unisono_contrib.sync._servers import wire
 from unisono_contrib.train.data.host_secret import PATIENCE, differing, secret_path, stranger, token_at
@@ -157,9 +156,7 @@ class HostedDataset:
 
     def numbers_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
         """The samples at these positions, int64 [n], as without hosts."""
-        if isinstance(self.inner, Ordered):
-            return self.inner.numbers_at(seed, positions)
-        return samples_at(seed, positions, len(self.inner))
+        return numbers_at(self.inner, seed, positions)
 
     def expect(self, seed: int, position: int) -> None:
         """Hosts hear of it with the next samples that are asked of them."""
