@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
     from unisono.library import Job, init
+    from unisono.library.doors import from_dtensor_state_dict, to_dtensor_state_dict
     from unisono.library.gradient_check import check_gradients, gradients_of
     from unisono.library.notebook import notebook_launch
     from unisono.library.prove import prove
@@ -42,11 +43,13 @@ __all__ = [
     "UnisonoError",
     "__version__",
     "check_gradients",
+    "from_dtensor_state_dict",
     "gradients_of",
     "init",
     "notebook_launch",
     "prove",
     "scope",
+    "to_dtensor_state_dict",
     "trainer",
 ]
 
@@ -56,6 +59,7 @@ _HOMES = {
         ("DataConfig", "LaunchConfig", "ModelConfig", "OutConfig", "Recipe", "TrainConfig"), "unisono.config"
     ),
     **dict.fromkeys(("Job", "init"), "unisono.library"),
+    **dict.fromkeys(("from_dtensor_state_dict", "to_dtensor_state_dict"), "unisono.library.doors"),
     **dict.fromkeys(("check_gradients", "gradients_of"), "unisono.library.gradient_check"),
     "notebook_launch": "unisono.library.notebook",
     "prove": "unisono.library.prove",

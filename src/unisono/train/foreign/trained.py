@@ -4,7 +4,7 @@ Names are those of its module. `matched` layouts lead from ours to theirs, for w
 keeps like them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -34,12 +34,11 @@ class Renamed(Weights):
 @dataclass(frozen=True, slots=True)
 class TrainedState:
     """weights: parameters and buffers. moments: what an optimiser keeps, by key ("exp_avg"), under the parameters'
-    names in `weights`. groups: settings of the optimiser, by a group's number or a parameter's name. step: optimiser
-    steps made."""
+    names in `weights`. settings: of the optimiser, by parameters' names in `weights`. step: optimiser steps made."""
 
     weights: Weights
     moments: Mapping[str, Weights]
-    groups: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Mapping[str, Any]]
     step: int
 
     @classmethod
@@ -51,7 +50,7 @@ class TrainedState:
         groups: Mapping[str, Mapping[str, Any]],
     ) -> Self:
         """Of parts whose names begin differently. moments, groups: by parameters' names as the optimiser has them.
-        values: at the top, among them maybe `step`. Raises UsageError K07 without any optimiser state."""
+        values: at the top, among them maybe `step`; groups: or by a group's number, with its `params`. Raises UsageError K07 without any optimiser state."""
         known = {name for state in moments.values() for name in state.shapes}
         if not known:
             raise lacks(weights.where, "it holds no optimiser state")
@@ -65,13 +64,31 @@ class TrainedState:
         step = int(said) if isinstance(said, int) else 0
         if counters is not None:
             step = max(int(counters.whole(name)) for name in counters.shapes)
-        return cls(weights, under, {g if g.isdigit() else prefix + g: s for g, s in groups.items()}, step)
+        return cls(weights, under, {prefix + name: of for name, of in by_parameter(groups).items()}, step)
+
+
+def by_parameter(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Settings by parameters' names. groups: by those, or by numbers, with `params`."""
+    named = dict[str, Mapping[str, Any]]()
+    for of, group in groups.items():
+        settings = {key: value for key, value in group.items() if key != "params"}
+        named |= {name: settings for name in (group.get("params") or (() if of.isdigit() else (of,)))}
+    return named
+
+
+def is_trained(path: Path) -> bool:
+    """Whether a training loop of another program has saved something at a path."""
+    return any(has_form(path) for has_form, _ in _states())
+
+
+def _states() -> Sequence[tuple[Callable[[Path], bool], Callable[[Path], "TrainedState"]]]:
+    return getattr(sister(__package__ or ""), "STATES", ())
 
 
 def open_state(path: Path) -> TrainedState:
     """The state that a training loop saved at a path. Raises UsageError: W01 unreadable, W05 refused, K07 without an
     optimiser's state."""
-    for has_form, opened in getattr(sister(__package__ or ""), "STATES", ()):
+    for has_form, opened in _states():
         if has_form(path):
             return opened(path)
     raise unreadable(path, ValueError("it is no checkpoint of torch.distributed.checkpoint"))
