@@ -113,7 +113,9 @@ def run(
             raise UsageError(what, code="F04", where="--to dcp", fix="neither --dtype nor --weights ema")
         write = partial(contributed(_DCP).write_dcp, folder)
     else:
-        write = partial(TARGETS[to], _exported(Path(run_dir), folder, state, to, dtype, prune, quantise, weights))
+        write = partial(
+            TARGETS[to], _exported(Path(run_dir), folder, state, to, dtype, prune, quantise, weights)
+        )
     target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise, weights)}"
     try:
         with filled(target, _WEIGHTS if to == "hf" else ()) as aside:

@@ -56,7 +56,9 @@ class TrainedState:
             raise lacks(weights.where, "it holds no optimiser state")
         first = max(known, key=len)
         prefixes = [name.removesuffix(first) for name in weights.shapes if name.endswith(first)]
-        prefix = min((p for p in prefixes if all(p + name in weights.shapes for name in known)), default=None, key=len)
+        prefix = min(
+            (p for p in prefixes if all(p + name in weights.shapes for name in known)), default=None, key=len
+        )
         if prefix is None:
             raise lacks(weights.where, f"{first} has optimiser state and is no weight")
         under = {k: Renamed(state, {prefix + n: n for n in state.shapes}) for k, state in moments.items()}

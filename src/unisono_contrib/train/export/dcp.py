@@ -47,7 +47,9 @@ def write_dcp(folder: Path, out: Path) -> dict[str, Any]:
     }
     whole = {entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries}
     planner = _Lazily({entry.name: entry.make for entry in entries})
-    dcp.save({**whole, **settings, "step": int(state["step"])}, checkpoint_id=out, planner=planner, no_dist=True)
+    dcp.save(
+        {**whole, **settings, "step": int(state["step"])}, checkpoint_id=out, planner=planner, no_dist=True
+    )
     return {"files": sorted(path.name for path in out.iterdir()), "tensors": len(entries)}
 
 
@@ -135,7 +137,9 @@ def _of_run(folder: Path, state: Mapping[str, Any]) -> _Content:
     tensors = _of_library(model, weights) if foreign else own_tensors(model, data, weights, state)
     whole = [Outgoing(t.name, t.dtype, t.shape, partial(t.make, weights.__getitem__)) for t in tensors]
     learning = [t for t in tensors if t.parameter and any(t.ours[0] in of for of in moments.values())]
-    kept = {key: [_moment(t, key, of, folder) for t in learning if t.ours[0] in of] for key, of in moments.items()}
+    kept = {
+        key: [_moment(t, key, of, folder) for t in learning if t.ours[0] in of] for key, of in moments.items()
+    }
     return _Content(whole, kept, _named(_groups(train, learning, int(state["step"]))))
 
 

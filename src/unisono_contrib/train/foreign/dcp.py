@@ -21,7 +21,9 @@ from unisono_contrib.train.foreign.machine import listed
 
 METADATA = ".metadata"
 _OPTIMISERS = ("optim", "optimizer", "optimizers", "lr_scheduler", "scheduler")
-_BESIDE = re.compile(rf"(?:.*\.)?(?:{'|'.join(_OPTIMISERS)})\.(?P<what>state|param_groups)\.(?P<of>.+)\.(?P<key>[^.]+)")
+_BESIDE = re.compile(
+    rf"(?:.*\.)?(?:{'|'.join(_OPTIMISERS)})\.(?P<what>state|param_groups)\.(?P<of>.+)\.(?P<key>[^.]+)"
+)
 """Names of optimisers' tensors and settings, flattened by parameter or not: `optim.state.PARAMETER.exp_avg`."""
 _LONGEST = 4096  # letters of a name that is looked at
 _SETTINGS = 1 << 20  # bytes of one setting, as torch.save writes it
@@ -121,7 +123,9 @@ def open_state(folder: Path) -> TrainedState:
     plain = [name for name in tensors.shapes if not _is_beside(name)]
     weights = Renamed(tensors, {name: name for name in plain})
     values, groups = _settings(folder)
-    return TrainedState.joined(weights, {k: Renamed(tensors, names) for k, names in moments.items()}, values, groups)
+    return TrainedState.joined(
+        weights, {k: Renamed(tensors, names) for k, names in moments.items()}, values, groups
+    )
 
 
 def _settings(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
