@@ -1,7 +1,7 @@
 """A job's state as FSDP2 and `torch.distributed.checkpoint` name and place it, both ways.
 
-`{"model": ..., "optim": ..., "step": N}`, the first two as torch's `get_state_dict` gives them. In memory tensors may be
-plain or DTensors on any mesh. On disk it is a folder of DCP, which `JobPlace.load` reads.
+`{"model": ..., "optim": ..., "step": N}`, the first two as torch's `get_state_dict` gives them. In memory tensors may
+be plain or DTensors on any mesh. On disk it is a folder of DCP, which `JobPlace.load` reads.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -121,7 +121,9 @@ def _settings(optim: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def go_on(job: "Job", state: TrainedState) -> dict[str, Any]:
     """Fill the job's model, optimiser and step from what another program saved; returns {}: what `job.save` was given
-    is not there. Every rank calls it. Raises UsageError: W02 to W04 where it is of another model, K07 where it lacks something, K08 where groups of parameters differ."""
+    is not there. Every rank calls it.
+
+    Raises UsageError: W02 to W04 where it is of another model, K07 where it lacks something, K08 where groups of parameters differ."""
     prepared = _only(job)
     shapes = {slot.name: slot.shape for slot in prepared.slots}
     buffers = dict(persistent_buffers(prepared.plain))

@@ -50,7 +50,9 @@ class TrainedState:
         groups: Mapping[str, Mapping[str, Any]],
     ) -> Self:
         """Of parts whose names begin differently. moments, groups: by parameters' names as the optimiser has them.
-        values: at the top, among them maybe `step`; groups: or by a group's number, with its `params`. Raises UsageError K07 without any optimiser state."""
+        values: at the top, among them maybe `step`; groups: or by a group's number, with its `params`.
+
+        Raises UsageError K07 without any optimiser state."""
         known = {name for state in moments.values() for name in state.shapes}
         if not known:
             raise lacks(weights.where, "it holds no optimiser state")
@@ -74,7 +76,7 @@ def by_parameter(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[s
     named = dict[str, Mapping[str, Any]]()
     for of, group in groups.items():
         settings = {key: value for key, value in group.items() if key != "params"}
-        named |= {name: settings for name in (group.get("params") or (() if of.isdigit() else (of,)))}
+        named |= dict.fromkeys(group.get("params") or (() if of.isdigit() else (of,)), settings)
     return named
 
 

@@ -1,4 +1,4 @@
-"""`export --to dcp`: weights, optimiser state, settings and step as a loop with FSDP2 loads them on any number of ranks.
+"""`export --to dcp`: weights, optimiser state, settings and step as a loop with FSDP2 loads them on any world.
 
 The folder is what `torch.distributed.checkpoint` writes of `{"model": ..., "optim": ..., "step": N}`, the first two as
 its `get_state_dict` gives them. Settings stand under the numbers of groups and under the names of parameters, for both
@@ -97,7 +97,7 @@ def _outgoing(name: str, entry: TensorEntry, folder: Path, full: str) -> Outgoin
     return Outgoing(name, DTYPES[entry.dtype], tuple(entry.shape), lambda: read_full(folder, [full])[full])
 
 
-# A job's ---------------------------------------------------------------------------------------------------------------
+# A job's --------------------------------------------------------------------------------------------------------------
 
 
 def _of_job(folder: Path, state: Mapping[str, Any]) -> _Content:
@@ -119,7 +119,7 @@ def _of_job(folder: Path, state: Mapping[str, Any]) -> _Content:
     return _Content(weights, moments, _named(zip(settings["groups"], settings["params"], strict=True)))
 
 
-# A run's ---------------------------------------------------------------------------------------------------------------
+# A run's --------------------------------------------------------------------------------------------------------------
 
 
 def _of_run(folder: Path, state: Mapping[str, Any]) -> _Content:
@@ -173,7 +173,7 @@ def _moment(tensor: OwnTensor, key: str, stored: Mapping[str, TensorEntry], fold
 def _groups(
     train: TrainConfig, learning: Sequence[OwnTensor], step: int
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Settings and parameters' names of each group, as the recipe's optimiser has them: matrices decay, others do not."""
+    """Settings and names of each group, as the recipe's optimiser has them: matrices decay, the rest does not."""
     chosen = train.optimiser()
     members = {tensor.name: chosen.for_parameter(tensor.name, tensor.shape) for tensor in learning}
     for member in dict.fromkeys(members.values()):
