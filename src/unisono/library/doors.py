@@ -123,7 +123,8 @@ def go_on(job: "Job", state: TrainedState) -> dict[str, Any]:
     """Fill the job's model, optimiser and step from what another program saved; returns {}: what `job.save` was given
     is not there. Every rank calls it.
 
-    Raises UsageError: W02 to W04 where it is of another model, K07 where it lacks something, K08 where groups of parameters differ."""
+    Raises UsageError: W02 to W04 where it is of another model, K07 where it lacks something, K08 where groups
+    of parameters differ."""
     prepared = _only(job)
     shapes = {slot.name: slot.shape for slot in prepared.slots}
     buffers = dict(persistent_buffers(prepared.plain))
