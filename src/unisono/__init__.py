@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
     from unisono.library import Job, init
+    from unisono.library.doors import from_dtensor_state_dict, to_dtensor_state_dict
     from unisono.library.gradient_check import check_gradients, gradients_of
     from unisono.library.notebook import notebook_launch
     from unisono.library.prove import prove
@@ -48,11 +49,13 @@ __all__ = [
     "check_gradients",
     "check_stack",
     "check_updates",
+    "from_dtensor_state_dict",
     "gradients_of",
     "init",
     "notebook_launch",
     "prove",
     "scope",
+    "to_dtensor_state_dict",
     "trainer",
 ]
 
@@ -62,6 +65,7 @@ _HOMES = {
         ("DataConfig", "LaunchConfig", "ModelConfig", "OutConfig", "Recipe", "TrainConfig"), "unisono.config"
     ),
     **dict.fromkeys(("Job", "init"), "unisono.library"),
+    **dict.fromkeys(("from_dtensor_state_dict", "to_dtensor_state_dict"), "unisono.library.doors"),
     **dict.fromkeys(("check_gradients", "gradients_of"), "unisono.library.gradient_check"),
     **dict.fromkeys(("TrainingStep", "check_stack", "check_updates"), "unisono.library.stacks"),
     "notebook_launch": "unisono.library.notebook",

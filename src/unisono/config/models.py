@@ -135,6 +135,11 @@ class _Train(BaseModel):
     keep_every: Natural = Field(
         default=0, description="steps between checkpoints that are kept for ever, besides `keep`; 0: none"
     )
+    continue_from: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a DCP folder of another program: begin from its weights, optimiser state and step",
+    )
     mirror: str | None = Field(
         default=None,
         min_length=1,

@@ -19,6 +19,7 @@ from unisono.library import checks, leave, sharding
 from unisono.library.batch_sharding import ShardedLoader
 from unisono.library.batch_tracer import BatchTracer
 from unisono.library.current_batch import CurrentBatch
+from unisono.library.doors import go_on
 from unisono.library.exchange import ScalarExchange, of_each, spread
 from unisono.library.explain import explained
 from unisono.library.first_steps import FirstSteps, follow, refuse_double_backward
@@ -35,6 +36,7 @@ from unisono.observe.metrics import JsonLines
 from unisono.parallel.params import local_of, slots_of
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
+from unisono.train.foreign.trained import is_trained, open_state
 from unisono.train.step.grad_norm import ByTensor, clip
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -329,9 +331,11 @@ class Job:
         """Resume from the newest checkpoint in `folder`, or from `folder` if it is one. Return the `state` of `save`,
         or None if there is no checkpoint yet. The next pass through each loader yields what was left of the pass.
 
-        Raises UsageError: K01 if it is damaged, K03 if it is of another model.
+        A folder of `torch.distributed.checkpoint` gives weights, optimiser and step. Raises UsageError: K01 if it is
+        damaged, K03 if it is of another model, K07 and K08 for such a folder that does not fit.
         """
-        return self._place.load(Path(folder))
+        path = Path(folder)
+        return go_on(self, open_state(path)) if is_trained(path) else self._place.load(path)
 
     def knows(self, thing: nn.Module | Optimizer) -> bool:
         """Whether a model or an optimiser is prepared."""

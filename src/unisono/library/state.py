@@ -132,8 +132,11 @@ def settings_of(prepared: Prepared) -> dict[str, Any]:
         slot.name: {k: v for k, v in prepared.state_of(slot).items() if isinstance(v, Plain)}
         for slot in prepared.slots
     }
+    by_id = {id(slot.live): slot.name for slot in prepared.slots}
     return {
         "groups": [_plain_settings(group) for group in prepared.groups],
+        "params": [[by_id[id(p)] for p in group["params"] if id(p) in by_id] for group in prepared.groups],
+        "aliases": {n: by_id[key] for n, key in prepared.names.items() if by_id.get(key, n) != n},
         "numbers": {name: values for name, values in numbers.items() if values},
     }
 
@@ -151,7 +154,7 @@ def _plain_settings(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restore_settings(prepared: Prepared, settings: dict[str, Any], folder: Path) -> None:
+def restore_settings(prepared: Prepared, settings: dict[str, Any], folder: str | Path) -> None:
     """The reverse of `settings_of`. Raises UsageError if the optimiser has other groups."""
     groups, kept = prepared.groups, settings["groups"]
     if len(groups) != len(kept):
@@ -174,22 +177,29 @@ def restore_settings(prepared: Prepared, settings: dict[str, Any], folder: Path)
             owner.state[by_name[name].live].update(values)
 
 
+Kept = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Names of an optimiser's tensors, as checkpoints spell them → shape and dtype."""
+
+
+def kept_in(folder: Path) -> Kept:
+    """All tensors of a checkpoint."""
+    return {name: (entry.shape, DTYPES[entry.dtype]) for name, entry in read_manifest(folder).tensors.items()}
+
+
 @torch.no_grad()
-def make_room(prepared: Prepared, folder: Path) -> None:
-    """Create the optimiser state that the checkpoint holds, for an optimiser that has not stepped yet."""
-    known = read_manifest(folder).tensors
+def make_room(prepared: Prepared, known: Kept) -> None:
+    """Create the optimiser state that a checkpoint holds, for an optimiser that has not stepped yet."""
     by_name = {prepared.key("optim", slot.name): slot for slot in prepared.slots}
-    for name, entry in known.items():
+    for name, (shape, dtype) in known.items():
         owner, _, key = name.rpartition("/")
         slot = by_name.get(owner)
         optimizer = None if slot is None else prepared.owner_of(slot)
         if slot is None or optimizer is None or key in optimizer.state[slot.live]:
             continue
-        dtype = DTYPES[entry.dtype]
-        if entry.shape == slot.shape and entry.shape:
+        if shape == slot.shape and shape:
             room = torch.zeros_like(slot.live, dtype=dtype)
         else:
-            room = torch.zeros(entry.shape, dtype=dtype, device=_device(optimizer, slot, entry.shape))
+            room = torch.zeros(shape, dtype=dtype, device=_device(optimizer, slot, shape))
         optimizer.state[slot.live][key] = room
 
 
@@ -269,7 +279,7 @@ class JobPlace:
             return None
         kept = load(checkpoint, [])
         for prepared, settings in zip(job._prepared, kept.get("optim", []), strict=False):
-            make_room(prepared, checkpoint)
+            make_room(prepared, kept_in(checkpoint))
             restore_settings(prepared, settings, checkpoint)
         names = set(tensor_names(checkpoint))
         job._streams.to_script()

@@ -14,6 +14,7 @@ from unisono.plan.grammar import member
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.words import listed
 from unisono.train.build.build import Place, build, connect
+from unisono.train.build.continued import go_on
 from unisono.train.data.dataset import Corpus
 from unisono.train.rank_order import RankOrder
 from unisono.train.recovery.peer_restore import Incomplete, PeerRestore
@@ -63,7 +64,7 @@ def rebuild(
         folder = _newest(order.run_dir, place, rendezvous, note)
         if folder is None:
             run = build(order.recipe, order.plan, place, corpus, recorder)
-        state = restore(run, folder) if folder is not None else {}
+        state = restore(run, folder) if folder is not None else go_on(run, order.recipe, corpus)
         note(f"{missing}: going on from {folder.name if folder else 'the beginning'}")
     memory.end()
     # Should one more be lost before all train again.

@@ -20,6 +20,7 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.finder import contributed
 from unisono.spec.rendezvous import Paused, Rendezvous
 from unisono.train.build.build import build, connect, feeds, judges_of
+from unisono.train.build.continued import go_on
 from unisono.train.data.dataset import Corpus
 from unisono.train.live import Live, note, observers
 from unisono.train.rank_order import RankOrder
@@ -187,7 +188,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
             pin(order.run_dir, plan, run.mesh, run.sync)
     for text in _facts(order, run, corpus):
         note(order, text)
-    state = restore(run, order.resume) if order.resume is not None else {}
+    state = restore(run, order.resume) if order.resume is not None else go_on(run, recipe, corpus)
     live = _enter(order, run, corpus, state, order.resume)
     live.tell_codec()
     if recipe.train.on_bad == "roll_back" and fresh:

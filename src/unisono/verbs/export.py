@@ -1,4 +1,4 @@
-"""`unisono export RUN --to hf|adapter|onnx|torch|weights`."""
+"""`unisono export RUN --to hf|adapter|onnx|torch|weights|dcp`."""
 
 from pathlib import Path
 
@@ -17,10 +17,10 @@ class ExportVerb(Verb):
         parser.add_argument("run", metavar="RUN", help="run folder, runs/NAME/ID")
         parser.add_argument(
             "--to",
-            choices=("hf", "adapter", "onnx", "torch", "weights"),
+            choices=("hf", "adapter", "onnx", "torch", "weights", "dcp"),
             default="hf",
             help="hf: a folder for transformers; adapter: LoRA alone, for peft; onnx; torch: a program of torch.export;"
-            " weights: a state_dict under the module's own names",
+            " weights: a state_dict under the module's own names; dcp: that, optimiser state and step, for FSDP2",
         )
         add_checkpoint_flags(parser)
         parser.add_argument("--out", metavar="DIR", help="where to write (RUN/export-TO)")

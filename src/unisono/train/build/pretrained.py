@@ -55,23 +55,34 @@ def beginning(config: ModelConfig, model: nn.Module, drawn: Callable[[str], Tens
     layout = layout_of(config, model, weights)
     if isinstance(config, OwnModel):
         _fill_buffers(model, weights, layout)
+    return Beginning(folded_as(model, layout, weights), layout, drawn)
+
+
+def folded_as(model: nn.Module, layout: Layout, weights: Weights) -> Weights:
+    """Weights, or what an optimiser keeps like them, in the order of rows in which a cut module holds them."""
     held = getattr(model, "cut_names", {})
     folds = {  # of tensors that came by the names of the user's module, not by ours
         parts[0].name: held[name].folded
         for name, parts in layout.items()
         if name in held and held[name].folded and not parts[0].name.endswith(name)
+        if weights.shapes.get(parts[0].name)  # a counter of steps has no rows
     }
-    return Beginning(FoldedWeights(weights, folds) if folds else weights, layout, drawn)
+    return FoldedWeights(weights, folds) if folds else weights
+
+
+def prefix_of(model: nn.Module, layout: Layout) -> str:
+    """What all names there begin with, before the names of the user's module."""
+    ours = next(iter(layout))
+    theirs = layout[ours][0].name
+    held = getattr(model, "cut_names", {})
+    said = [ours, held[ours].name if ours in held else ours, ours.removeprefix("stem.module.")]
+    return next((theirs.removesuffix(name) for name in said if theirs.endswith(name)), "")
 
 
 @torch.no_grad()
 def _fill_buffers(model: nn.Module, weights: Weights, layout: Layout) -> None:
     """Give the buffers of a user's own module, such as running statistics, the values that they have there."""
-    ours = next(iter(layout))
-    theirs = layout[ours][0].name
-    held = getattr(model, "cut_names", {})
-    said = [ours, held[ours].name if ours in held else ours, ours.removeprefix("stem.module.")]
-    prefix = next((theirs.removesuffix(name) for name in said if theirs.endswith(name)), "")
+    prefix = prefix_of(model, layout)
     units = [block for block in model.blocks if isinstance(block, GraphUnit)]  # type: ignore[union-attr]
     for values in [unit.held for unit in units] or [_buffers(model)]:
         for name, value in values.items():

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from unisono.train.state.checkpoint.find import best
 from unisono.train.state.checkpoint.read import AVERAGE, parameters_of
 
 # Of the sister package.
-_ADAPTER, _COMPRESS, _GRAPH = (f"unisono.train.export.{name}" for name in ("adapter", "compress", "graph"))
+_ADAPTER, _COMPRESS, _DCP, _GRAPH = (
+    f"unisono.train.export.{name}" for name in ("adapter", "compress", "dcp", "graph")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +91,35 @@ def run(
     """Write the weights of the run's latest checkpoint, or of its best one, into `out` (RUN/export-TO, or more).
 
     to: "hf", a folder as `transformers` loads it, adapters merged; "adapter", the adapters alone as `peft` loads them;
-    "onnx"; "torch", a program of `torch.export`; "weights", a state_dict under the model's own names.
+    "onnx"; "torch", a program of `torch.export`; "weights", a state_dict under the model's own names; "dcp", that with
+    optimiser state and step, as a loop with FSDP2 loads them, also of a job's folder.
     dtype: of the weights; as trained when None. which, weights: see `checkpoint_of`.
     prune: a share, "0.5", or "2:4"; quantise: "int8" or "int4": of "hf" alone, see `compress`.
     Returns run_dir, checkpoint, step, to, out and what was written. Raises UsageError: F01 no layout fits, F02 not
     writable, F03 no checkpoint, F04 unknown target, F06 no adapters, F07 no graph, F08 nothing to compress so, E01 a
     library is missing, K01 damaged.
     """
-    if to not in TARGETS:
-        fix = " or ".join(f"--to {name}" for name in TARGETS)
+    if to not in (*TARGETS, "dcp"):
+        fix = " or ".join(f"--to {name}" for name in (*TARGETS, "dcp"))
         raise UsageError(f"unknown target {to!r}", code="F04", where="--to", fix=fix)
     compress = contributed(_COMPRESS) if prune or quantise else None
     if compress:
         compress.check(to, prune, quantise)
     folder = checkpoint_of(Path(run_dir), which, weights)
     state = load(folder, [])
-    recipe = state["recipe"]
-    model = restored(recipe["model"])
-    data = DataConfig.model_validate_json(json.dumps(recipe["data"]))
-    if to == "hf":
-        model.layout()  # before gigabytes are read
-    train = recipe.get("train", {})
-    rank, alpha = train.get("lora_rank") or 0, train.get("lora_alpha")
-    scale = (2.0 if alpha is None else alpha / rank) if rank else 1.0
-    wanted = getattr(torch, dtype) if dtype else None
+    if to == "dcp":
+        if dtype or weights == "ema":
+            what = "a state to go on from has the weights as they were trained"
+            raise UsageError(what, code="F04", where="--to dcp", fix="neither --dtype nor --weights ema")
+        write = partial(contributed(_DCP).write_dcp, folder)
+    else:
+        write = partial(
+            TARGETS[to], _exported(Path(run_dir), folder, state, to, dtype, prune, quantise, weights)
+        )
     target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise, weights)}"
-    stored = StoredWeights(folder, scale, wanted, averaged=weights == "ema")
-    if compress:
-        compress.check_dtype(quantise, stored.dtype)
-    what = Exported(Path(run_dir), folder, state, model, data, stored, prune, quantise)
     try:
         with filled(target, _WEIGHTS if to == "hf" else ()) as aside:
-            written = TARGETS[to](what, aside)
+            written = write(aside)
     except (OSError, UsageError) as error:
         cause = error.__cause__ if isinstance(error, UsageError) else error
         if not isinstance(cause, OSError):
@@ -134,6 +134,37 @@ def run(
         "out": str(target),
         **written,
     }
+
+
+def _exported(
+    run_dir: Path,
+    folder: Path,
+    state: Mapping[str, Any],
+    to: str,
+    dtype: str | None,
+    prune: str | None,
+    quantise: str | None,
+    weights: str,
+) -> Exported:
+    if "recipe" not in state:
+        raise UsageError(
+            f"{folder} is of a loop of your own, whose model no recipe describes",
+            code="F01",
+            where=f"--to {to}",
+            fix="--to dcp, or job.weights() in the script",
+        )
+    recipe = state["recipe"]
+    model = restored(recipe["model"])
+    data = DataConfig.model_validate_json(json.dumps(recipe["data"]))
+    if to == "hf":
+        model.layout()  # before gigabytes are read
+    train = recipe.get("train", {})
+    rank, alpha = train.get("lora_rank") or 0, train.get("lora_alpha")
+    scale = (2.0 if alpha is None else alpha / rank) if rank else 1.0
+    stored = StoredWeights(folder, scale, getattr(torch, dtype) if dtype else None, averaged=weights == "ema")
+    if prune or quantise:
+        contributed(_COMPRESS).check_dtype(quantise, stored.dtype)
+    return Exported(run_dir, folder, state, model, data, stored, prune, quantise)
 
 
 def ending(prune: str | None, quantise: str | None, weights: str = "model") -> str:

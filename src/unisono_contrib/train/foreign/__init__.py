@@ -1,7 +1,7 @@
 """Weights in the forms of other frameworks: files of `torch.save`, folders of DCP, of DeepSpeed's ZeRO, of Megatron."""
 
 from unisono.train.foreign import Form
-from unisono_contrib.train.foreign.dcp import DcpWeights, is_dcp
+from unisono_contrib.train.foreign.dcp import DcpWeights, is_dcp, open_state
 from unisono_contrib.train.foreign.inert import SUFFIXES, open_torch_file
 from unisono_contrib.train.foreign.megatron import is_megatron, open_megatron
 from unisono_contrib.train.foreign.zero import is_zero, open_zero
@@ -12,3 +12,5 @@ FORMS: tuple[Form, ...] = (
     (is_zero, open_zero),
     (is_megatron, open_megatron),
 )
+
+STATES = ((is_dcp, open_state),)

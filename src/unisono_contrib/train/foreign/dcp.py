@@ -3,8 +3,9 @@
 torch itself unpickles `.metadata`; here it is read as data. Of a tensor only those chunks are read that a box meets.
 """
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,18 @@ from torch import Tensor
 
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights, shape_of, size_of
+from unisono.train.foreign.trained import Renamed, TrainedState
 from unisono_contrib.train.foreign.inert import plain_pickle, saved
 from unisono_contrib.train.foreign.machine import listed
 
 METADATA = ".metadata"
 _OPTIMISERS = ("optim", "optimizer", "optimizers", "lr_scheduler", "scheduler")
+_BESIDE = re.compile(
+    rf"(?:.*\.)?(?:{'|'.join(_OPTIMISERS)})\.(?P<what>state|param_groups)\.(?P<of>.+)\.(?P<key>[^.]+)"
+)
+"""Names of optimisers' tensors and settings, flattened by parameter or not: `optim.state.PARAMETER.exp_avg`."""
+_LONGEST = 4096  # letters of a name that is looked at
+_SETTINGS = 1 << 20  # bytes of one setting, as torch.save writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,13 @@ class _Chunk:
 
 
 class DcpWeights(Weights):
-    """The tensors of a folder, those of optimisers left out."""
+    """The tensors of a folder. all_tensors: those of optimisers too, which are left out else."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, all_tensors: bool = False) -> None:
         self.where = str(folder)
         try:
-            self._chunks, self.shapes = _read(folder)
+            self._chunks, shapes = _read(folder)
+            self.shapes = {n: shape for n, shape in shapes.items() if all_tensors or not _is_beside(n)}
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise unreadable(
                 folder / METADATA, ValueError(f"it is no metadata of DCP's ({error})")
@@ -71,7 +80,7 @@ def _read(folder: Path) -> tuple[dict[str, list[_Chunk]], dict[str, Shape]]:
     tensors = {
         name: about.state
         for name, about in metadata["state_dict_metadata"].items()
-        if "chunks" in about.state and name.partition(".")[0] not in _OPTIMISERS
+        if "chunks" in about.state
     }
     places: dict[str, Any] = {}
     for index, info in metadata["storage_data"].items():
@@ -93,6 +102,53 @@ def _read(folder: Path) -> tuple[dict[str, list[_Chunk]], dict[str, Shape]]:
             )
     _check_lengths(chunk for group in chunks.values() for chunk in group)
     return chunks, {name: shape_of(about["size"]) for name, about in tensors.items()}
+
+
+def _is_beside(name: str) -> bool:
+    return name.partition(".")[0] in _OPTIMISERS or _parted(name) is not None
+
+
+def _parted(name: str) -> re.Match[str] | None:
+    return _BESIDE.fullmatch(name) if len(name) < _LONGEST else None
+
+
+def open_state(folder: Path) -> TrainedState:
+    """Weights, optimiser state, settings and step of a folder that a training loop saved. Raises UsageError W01, W05;
+    K07 where it holds no optimiser state."""
+    tensors = DcpWeights(folder, all_tensors=True)
+    moments: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in tensors.shapes:
+        if (parts := _parted(name)) is not None and parts["what"] == "state":
+            moments[parts["key"]][parts["of"]] = name
+    plain = [name for name in tensors.shapes if not _is_beside(name)]
+    weights = Renamed(tensors, {name: name for name in plain})
+    values, groups = _settings(folder)
+    return TrainedState.joined(
+        weights, {k: Renamed(tensors, names) for k, names in moments.items()}, values, groups
+    )
+
+
+def _settings(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
+    """(values at the top, such as `step`; settings of optimisers by group's number or parameter's name)."""
+    metadata = plain_pickle(folder / METADATA).state
+    values: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = defaultdict(dict)
+    for index, info in metadata["storage_data"].items():
+        name, place = index.state["fqn"], info.state
+        parts = _parted(name)
+        is_group = parts is not None and parts["what"] == "param_groups"
+        about = metadata["state_dict_metadata"][name]
+        if "chunks" in about.state or not (is_group or "." not in name):
+            continue
+        if size_of(place["length"]) > _SETTINGS:
+            continue
+        file = folder / Path(place["relative_path"]).name
+        value = saved(file, size_of(place["offset"]), place["length"])
+        if parts is not None:
+            groups[parts["of"]][parts["key"]] = value
+        else:
+            values[name] = value
+    return values, groups
 
 
 def _place(name: str, start: Any) -> str:
