@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_to_all_single
 from torch.nn.functional import cross_entropy
 
 from unisono import gradients_of
@@ -110,10 +109,19 @@ class TwoExperts(nn.Module):
         if self.spread is None:
             y = torch.cat([half @ w for half, w in zip(halves.chunk(2), self.experts, strict=True)])
         else:
-            y = _exchanged(_exchanged(halves) @ self.experts[0])
+            y = Exchange.apply(Exchange.apply(halves) @ self.experts[0])
         return self.head(torch.stack(y.tanh().chunk(2), 1).flatten(0, 1))
 
 
-def _exchanged(x: Tensor) -> Tensor:
-    """Return what each rank has for this one: half r of each rank's samples goes to rank r, or comes back from it."""
-    return all_to_all_single(torch.empty_like(x), x.contiguous())
+class Exchange(torch.autograd.Function):
+    """Half r of each rank's rows goes to rank r; or comes back from it, which is the same exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        received = torch.empty_like(x)
+        dist.all_to_all_single(received, x.contiguous())
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return Exchange.forward(ctx, grad)
