@@ -12,6 +12,8 @@ unisono.notebook_launch(train, 0.1, ranks=2)                         a function 
 unisono.prove(model_function, "dp=2")                                is my model under it what it is on one device?
 unisono.prove(loop, "dp=2")                                          is my own loop, a function of job?
 unisono.check_gradients(one_device, parallel, ranks=2)               is my own parallel loop?
+unisono.check_stack("deepspeed", MyStep, ranks=2)                    is my step on another stack?
+unisono.check_updates(MyStep, my_loop, ranks=2)                      and the weights that any loop comes to?
 """
 
 from importlib import import_module
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from unisono.library.notebook import notebook_launch
     from unisono.library.prove import prove
     from unisono.library.scope import scope
+    from unisono.library.stacks import TrainingStep, check_stack, check_updates
     from unisono.library.trainer import trainer
     from unisono.plan import Plan
     from unisono.spec.errors import UnisonoError
@@ -39,9 +42,12 @@ __all__ = [
     "Plan",
     "Recipe",
     "TrainConfig",
+    "TrainingStep",
     "UnisonoError",
     "__version__",
     "check_gradients",
+    "check_stack",
+    "check_updates",
     "gradients_of",
     "init",
     "notebook_launch",
@@ -57,6 +63,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Job", "init"), "unisono.library"),
     **dict.fromkeys(("check_gradients", "gradients_of"), "unisono.library.gradient_check"),
+    **dict.fromkeys(("TrainingStep", "check_stack", "check_updates"), "unisono.library.stacks"),
     "notebook_launch": "unisono.library.notebook",
     "prove": "unisono.library.prove",
     "scope": "unisono.library.scope",

@@ -11,7 +11,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import Path
@@ -47,7 +47,9 @@ class GradientVerdict:
     """What came of a comparison. errors: name → largest error over the tensor's largest entry, in the model's order.
 
     bound: what each may be. first: the first wrong tensor in backward order. cause: a stable name, explanation: one
-    sentence; all three None if nothing is wrong.
+    sentence; all three None if nothing is wrong. updates, update_bound: the same for how weights moved, where that was
+    compared, relative to the tensor's largest movement. step: which was the first wrong one, counted from 0; None for a
+    comparison of one step.
     """
 
     passed: bool
@@ -56,23 +58,48 @@ class GradientVerdict:
     first: str | None = None
     cause: str | None = None
     explanation: str | None = None
+    updates: Mapping[str, float] = field(default_factory=dict)
+    update_bound: float = 0.0
+    step: int | None = None
 
     def __bool__(self) -> bool:
         return self.passed
 
+    @property
+    def what(self) -> str:
+        """What is wrong, or was compared: "gradients" or "updates"."""
+        return "updates" if self._wrong_updates() or not self.errors else "gradients"
+
+    @property
+    def worst(self) -> str | None:
+        """The tensor with the largest error, of what is wrong."""
+        errors = self.updates if self.what == "updates" else self.errors
+        return max(errors, key=lambda name: errors[name], default=None)
+
+    def _wrong_updates(self) -> list[str]:
+        gradients = [name for name, error in self.errors.items() if not error <= self.bound]
+        return [] if gradients else [n for n, error in self.updates.items() if not error <= self.update_bound]
+
     def __str__(self) -> str:
-        worst = max(self.errors.values(), default=0.0)
+        compared = (("gradients", self.errors, self.bound), ("updates", self.updates, self.update_bound))
         if self.passed:
-            return f"ok: {len(self.errors)} gradients, largest error {worst:.1e} (bound {self.bound:.1e})"
-        error = self.errors.get(self.first or "")
-        size = "" if error is None else f", error {error:.1e} (bound {self.bound:.1e})"
-        return f"WRONG: first {self.first}{size}; likely: {self.explanation} ({self.cause})"
+            seen = [
+                f"{len(errors)} {what}, largest error {max(errors.values()):.1e} (bound {bound:.1e})"
+                for what, errors, bound in compared
+                if errors
+            ]
+            return f"ok: {'; '.join(seen)}"
+        _, errors, bound = compared[self.what == "updates"]
+        error = errors.get(self.first or "")
+        size = "" if error is None else f", error {error:.1e} (bound {bound:.1e})"
+        at = "" if self.step is None else f" in step {self.step}, the {self.what[:-1]} of"
+        return f"WRONG: first{at} {self.first}{size}; likely: {self.explanation} ({self.cause})"
 
     def check(self) -> None:
         """Raises VerifyMismatch V01 if anything is wrong."""
         if not self.passed:
             raise VerifyMismatch(
-                "the parallel gradients are not those of one device",
+                f"the parallel {self.what} are not those of one device",
                 where=f"first in backward: {self.first}",
                 likely=self.explanation or "",
             )
@@ -184,9 +211,12 @@ def judge(
     layout: Mapping[str, Placement],
     shards: int,
     tokens: int,
+    places: Mapping[int, tuple[str, int, int]] | None = None,
+    past: Sequence[Gradients] = (),
 ) -> GradientVerdict:
     """parts: shares of the right gradient, which add up to it. seen: each rank's tensors. layout: name or pattern →
-    how a tensor lies on `shards` consecutive ranks. tokens: terms that a weight's gradient sums up.
+    how a tensor lies on `shards` consecutive ranks. tokens: terms that a weight's gradient sums up. places, past: as of
+    `Evidence`.
 
     Raises UsageError V03 for names or shapes that do not go together.
     """
@@ -203,6 +233,9 @@ def judge(
         shares={n: torch.stack([part[n] for part in parts]) for n in want if all(n in part for part in parts)}
         if len(parts) > 1
         else {},
+        share="share" if places is None else "micro-batch",
+        places=places or {},
+        past=past,
     )
     largest = max((x.abs().max().item() for x in want.values() if x.numel()), default=0.0)
     errors = {n: evidence.worst(n) / max(evidence.top(n), bound * largest) for n in want}

@@ -1,0 +1,102 @@
+"""What one device makes of a user's step: shares of the gradient, and the weights after each step."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unisono.library.proof_rank import NOISE, Coarsest
+from unisono_contrib.library.stacks._step import TrainingStep, numbers_of, total, trainable
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """The micro-batches of one step, and the part of the loss that each is; the parts add up to 1."""
+
+    batches: Sequence[Any]
+    parts: Sequence[float]
+
+
+class OneDevice:
+    """One device in the midst of a user's training. groups: ranks that have data of their own. micros: micro-batches of
+    each. noise: whether gradients carry as much noise as another order of their sums."""
+
+    def __init__(self, step: TrainingStep, groups: int, micros: int, noise: bool = False) -> None:
+        torch.manual_seed(0)
+        self.step, self.groups, self.micros = step, groups, micros
+        self.model = step.model()
+        self.optimizer: Optimizer = step.optimizer(list(trainable(self.model).values()))
+        self._noise = torch.Generator().manual_seed(1) if noise else None
+
+    def batch(self, number: int) -> GlobalBatch:
+        """Return the global batch of a step, counted from 0."""
+        batches = [self.step.batch(n) for n in numbers_of(number, self.groups, self.micros)]
+        weights = [float(self.step.weight(batch)) for batch in batches]
+        return GlobalBatch(batches, [w / total(weights) for w in weights])
+
+    def gradient(self, batch: Any, part: float = 1.0) -> dict[str, Tensor]:
+        """Return `part` times the gradient of one micro-batch, at the weights of now."""
+        params = trainable(self.model)
+        loss = part * self.step.loss(self.model, batch)
+        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(p) if g is None else g.detach()
+            for (name, p), g in zip(params.items(), grads, strict=True)
+        }
+
+    def shares(self, batch: GlobalBatch) -> list[dict[str, Tensor]]:
+        """Return what each micro-batch adds to the gradient."""
+        return [self.gradient(x, part) for x, part in zip(batch.batches, batch.parts, strict=True)]
+
+    def update(self, gradient: Tensors, clip: float | None = None, coarsest: Coarsest | None = None) -> None:
+        """Clip, and make a step of the optimiser. clip: in the place of the step's."""
+        params = trainable(self.model)
+        for name, p in params.items():
+            p.grad = gradient[name].clone()
+        self._perturb([p.grad for p in params.values() if p.grad is not None])
+        limit = self.step.clip if clip is None else clip
+        if limit:
+            torch.nn.utils.clip_grad_norm_(params.values(), limit)
+        with coarsest or nullcontext():
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of now."""
+        return {name: p.detach().clone() for name, p in trainable(self.model).items()}
+
+    def copy(self) -> "OneDevice":
+        """Return another device, in the same midst."""
+        twin = copy.copy(self)
+        twin.model, twin.optimizer = copy.deepcopy((self.model, self.optimizer))
+        return twin
+
+    def _perturb(self, grads: Sequence[Tensor]) -> None:
+        if self._noise is None:
+            return
+        largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
+        for g in grads:
+            drawn = 2 * torch.rand(g.shape, generator=self._noise, dtype=torch.float64) - 1
+            g.add_((NOISE * torch.finfo(g.dtype).eps * largest * drawn).to(g))
+
+
+def added(shares: Sequence[Tensors]) -> dict[str, Tensor]:
+    """The sum of gradients, in float64 on its way."""
+    return {
+        name: torch.stack([share[name].double() for share in shares]).sum(0).to(x) for name, x in shares[0].items()
+    }
+
+
+def clipped_share(shares: Sequence[Tensors], clip: float) -> float:
+    """By how much clipping multiplies the gradient that these shares add up to."""
+    if not clip:
+        return 1.0
+    norm = torch.stack([x.double().norm() for x in added(shares).values()]).norm().item()
+    return min(1.0, clip / (norm + 1e-6))

@@ -1,0 +1,37 @@
+"""Hugging Face Accelerate. options: keywords of `Accelerator`."""
+
+from typing import Any
+
+from unisono_contrib.library.stacks._adapter import StackAdapter
+
+
+class Accelerate(StackAdapter):
+    """`accelerator.accumulate`, `backward` and `clip_grad_norm_`, as in its examples. place.stack: the Accelerator."""
+
+    library = extra = "accelerate"
+
+    def begin(self) -> None:
+        from accelerate import Accelerator
+
+        place = self.place
+        options = {"cpu": True, "gradient_accumulation_steps": place.micros} | place.options
+        place.stack = Accelerator(**options)
+        wrapped = self.step.wrap(self.bare, place)
+        model = self.bare if wrapped is None else wrapped
+        optimizer = self.step.optimizer([p for p in model.parameters() if p.requires_grad])
+        place.model, place.optimizer = place.stack.prepare(model, optimizer)
+
+    def wrapped(self) -> Any:
+        return self.bare
+
+    def train(self) -> None:
+        place, accelerator = self.place, self.place.stack
+        assert place.optimizer is not None
+        for micro, batch in enumerate(place.batches):
+            with accelerator.accumulate(place.model):
+                # `backward` divides by the micro-batches.
+                accelerator.backward(self.step.loss(place.model, batch) * place.part(micro) * place.micros)
+                if accelerator.sync_gradients and place.clip:
+                    accelerator.clip_grad_norm_(place.model.parameters(), place.clip)
+                place.optimizer.step()
+                place.optimizer.zero_grad()
