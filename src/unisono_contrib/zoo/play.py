@@ -2,14 +2,17 @@
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from unisono.launch.fork_server import ForkServer
 from unisono.library.gradient_check import ENTRY, GradientVerdict, check_on
+from unisono.library.stacks import check_updates
 from unisono_contrib.zoo import bugs
-from unisono_contrib.zoo.toys import RANKS
+from unisono_contrib.zoo.toys import RANKS, Gradients
+from unisono_contrib.zoo.toys_update import MICROS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,9 @@ class PlayedBug:
     @property
     def error(self) -> float:
         """Return the largest error of any tensor, of its largest entry."""
-        return max(self.verdict.errors.values(), default=0.0)
+        verdict = self.verdict
+        errors = verdict.updates if verdict.what == "updates" else verdict.errors
+        return max(errors.values(), default=0.0)
 
 
 def names() -> list[str]:
@@ -56,10 +61,14 @@ def played(chosen: Sequence[str]) -> Iterator[PlayedBug]:
 
 
 def _play(server: ForkServer, name: str, bug: ModuleType) -> PlayedBug:
-    ranks = getattr(bug, "RANKS", RANKS)
-    layout, meets = getattr(bug, "LAYOUT", None), getattr(bug, "MEETS", None)
-    verdicts = [
-        check_on(server, bug.reference, loop, ranks, layout) for loop in (bug.wrong, bug.right)
-    ]
+    verdicts = [_judged(server, bug, loop) for loop in (bug.wrong, bug.right)]
     mechanism = " ".join((bug.__doc__ or "").split())
     return PlayedBug(name, bug.ADDRESS, bug.STACK, mechanism, bug.CAUSE, *verdicts)
+
+
+def _judged(server: ForkServer, bug: ModuleType, loop: Callable[[Any], Gradients]) -> GradientVerdict:
+    if hasattr(bug, "Step"):
+        return check_updates(bug.Step, loop, ranks=RANKS, micros=MICROS)
+    return check_on(
+        server, bug.reference, loop, RANKS, getattr(bug, "LAYOUT", None), meets=getattr(bug, "MEETS", None)
+    )

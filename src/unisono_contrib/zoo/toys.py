@@ -42,17 +42,14 @@ def shares(
 ) -> list[Gradients]:
     """Return the gradient of the mean over all targets on one device, a share for each rank and micro-batch.
 
-    extra: a second loss of the model after its forward, of which each share's mean is meant."""
+    extra: a second loss, of the model's weights alone: the last share."""
     x, y = batch(uneven)
     parts: list[Gradients] = []
     for samples, targets in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True):
         model = make()
         loss = cross_entropy(model(samples), targets, reduction="sum") / (y != NOTHING).sum()
-        if extra is not None:
-            parts += [gradients_by(model, loss), gradients_by(model, extra(model) / (RANKS * MICROS))]
-        else:
-            parts.append(gradients_by(model, loss))
-    return parts
+        parts.append(gradients_by(model, loss))
+    return parts if extra is None else [*parts, gradients_by(model := make(), extra(model))]
 
 
 def gradients_by(model: nn.Module, loss: Tensor) -> Gradients:

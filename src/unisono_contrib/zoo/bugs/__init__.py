@@ -1,2 +1,5 @@
-"""One silent bug a file. Each has `reference()`, what one device makes, and `right(rank)` and `wrong(rank)`, the loop
-without and with the bug; or a `Step` and its subclass `Wrong`, for `unisono.check_stack`."""
+"""One silent bug a file, called by its issue. ADDRESS: of the issue. CAUSE: what a good explanation says of it.
+
+`right(rank)` and `wrong(rank)` are the loop without the bug and with it. `reference()` is what one device makes, for
+`unisono.check_gradients`; or `Step` says it, for `unisono.check_updates`.
+"""
