@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from unisono.library.gradient_check import plain_name
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder
+from unisono_contrib.library.stacks._one_device import alone
 from unisono_contrib.library.stacks._step import TrainingStep, numbers_of, total
 from unisono_contrib.library.stacks._watch import SeenStep, StackWatch, copied
 
@@ -34,7 +34,7 @@ class StackPlace:
     options: dict[str, Any]
     clip: float = 0.0
     model: Any = None
-    optimizer: Optimizer | None = None
+    optimizer: Any = None
     stack: Any = None
     step: int = 0
     batches: Sequence[Any] = ()
@@ -68,6 +68,11 @@ class StackAdapter:
         """Return how many ranks have data of their own. Raises UsageError V09 for numbers that do not fit."""
         return ranks
 
+    @staticmethod
+    def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
+        """Leave in files what one device makes of the step. Returns what of it fits into JSON."""
+        return alone(step, argument)
+
     def play(self, steps: int) -> list[SeenStep]:
         """Build the model and make the steps. Each rank calls it."""
         torch.manual_seed(0)
@@ -95,7 +100,10 @@ class StackAdapter:
         first = self.seat() * place.micros
         weights = [float(self.step.weight(batch)) for batch in every]
         place.step, place.total_weight = number, total(weights)
-        place.batches, place.weights = every[first : first + place.micros], weights[first : first + place.micros]
+        place.batches, place.weights = (
+            every[first : first + place.micros],
+            weights[first : first + place.micros],
+        )
 
     def seat(self) -> int:
         """Return which share of the data is this rank's."""
@@ -105,7 +113,9 @@ class StackAdapter:
         """Wrap the model, and make the optimiser."""
         wrapped = self.step.wrap(self.bare, self.place)
         self.place.model = self.wrapped() if wrapped is None else wrapped
-        self.place.optimizer = self.step.optimizer([p for p in self.place.model.parameters() if p.requires_grad])
+        self.place.optimizer = self.step.optimizer(
+            [p for p in self.place.model.parameters() if p.requires_grad]
+        )
 
     @abstractmethod
     def wrapped(self) -> Any:
@@ -133,7 +143,6 @@ class StackAdapter:
     def finish(self) -> None:
         """Take the optimiser's step of a plain loop, and forget the gradients."""
         place = self.place
-        assert place.optimizer is not None
         if place.clip:
             torch.nn.utils.clip_grad_norm_(place.model.parameters(), place.clip)
         place.optimizer.step()
@@ -143,7 +152,7 @@ class StackAdapter:
 STACKS = Finder("stack", "unisono.library.stacks", StackAdapter, "check_stack", ("V08", "V08"))
 
 
-def found(name: str) -> type[StackAdapter]:
+def stack_named(name: str) -> type[StackAdapter]:
     """Return a stack by its name. Raises UsageError V08 where there is none, or its library is not installed."""
     kind = STACKS.find(name, "check_stack")
     if importlib.util.find_spec(kind.library) is None:

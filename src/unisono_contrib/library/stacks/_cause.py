@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from unisono.spec.words import listed
 from unisono.verify.evidence import Cause, factor, fit, size_text
-from unisono_contrib.library.stacks._one_device import GlobalBatch, OneDevice, added
+from unisono_contrib.library.stacks._one_device import GlobalBatch, OneDevice, added, other_means
 from unisono_contrib.library.stacks._step import TrainingStep, trainable
 
 Tensors = Mapping[str, Tensor]
@@ -48,7 +48,11 @@ class UpdateCase:
     def sizes(self) -> dict[str, int]:
         """What a wrong factor may be equal to, in words."""
         both = self.groups * self.micros
-        return {"the ranks": self.groups, "the micro-batches of a rank": self.micros, "all micro-batches": both}
+        return {
+            "the ranks": self.groups,
+            "the micro-batches of a rank": self.micros,
+            "all micro-batches": both,
+        }
 
     def move(self, weights: Tensors, name: str) -> Tensor:
         """How far a tensor went in this step."""
@@ -59,7 +63,9 @@ class UpdateCase:
         for name in self.wrong:
             got, want = self.move(self.ranks[rank], name), self.move(weights, name)
             top = max(want.abs().max().item(), self.move(self.after, name).abs().max().item())
-            room = self.near * top + 16 * torch.finfo(weights[name].dtype).eps * weights[name].abs().max().item()
+            room = (
+                self.near * top + 16 * torch.finfo(weights[name].dtype).eps * weights[name].abs().max().item()
+            )
             if not (got - want).abs().max().item() <= room:
                 return False
         return True
@@ -90,13 +96,19 @@ def _not_a_number(case: UpdateCase) -> Cause | None:
 def _apart(case: UpdateCase) -> Cause | None:
     """Ranks hold different weights."""
     first = case.ranks[0]
-    apart = [name for name in case.wrong if not all(torch.equal(first[name], held[name]) for held in case.ranks)]
+    apart = [
+        name for name in case.wrong if not all(torch.equal(first[name], held[name]) for held in case.ranks)
+    ]
     if not apart:
         return None
     size = case.micros
     for scale in (case.groups, 1):
         alone = [
-            case.played(lambda device, r=rank, k=scale: device.update(_times(added(case.shares[r * size :][:size]), k)))
+            case.played(
+                lambda device, r=rank, k=scale: device.update(
+                    _times(added(case.shares[r * size :][:size]), k)
+                )
+            )
             for rank in range(case.groups)
         ]
         if len(alone) == len(case.ranks) and all(case.is_like(rank, held) for rank, held in enumerate(alone)):
@@ -104,7 +116,9 @@ def _apart(case: UpdateCase) -> Cause | None:
             return Cause("not_reduced", text)
     good = [rank for rank in range(len(case.ranks)) if case.is_like(rank, case.after)]
     where = f"; right on ranks {listed(good)}" if good else ""
-    return Cause("replicas_drifted", f"ranks hold different weights of {listed(apart, 3)} after the update{where}")
+    return Cause(
+        "replicas_drifted", f"ranks hold different weights of {listed(apart, 3)} after the update{where}"
+    )
 
 
 def _still(case: UpdateCase) -> Cause | None:
@@ -172,10 +186,14 @@ def _of_options(case: UpdateCase) -> Iterator[Suspect]:
     elif case.at and case.device.optimizer.state:
         yield Cause("moments", "the optimiser has forgotten its state of the steps before"), _forgetful(case)
     if any(group.get("nesterov") for group in groups):
-        yield Cause("momentum", "momentum is not Nesterov's, as the optimiser says"), _with(case, nesterov=False)
+        yield (
+            Cause("momentum", "momentum is not Nesterov's, as the optimiser says"),
+            _with(case, nesterov=False),
+        )
     elif any(group.get("momentum") for group in groups):
-        yield Cause("momentum", "momentum is Nesterov's, and the optimiser's is not"), _with(
-            case, nesterov=True, dampening=0.0
+        yield (
+            Cause("momentum", "momentum is Nesterov's, and the optimiser's is not"),
+            _with(case, nesterov=True, dampening=0.0),
         )
 
 
@@ -209,7 +227,10 @@ def _of_clipping(case: UpdateCase) -> Iterator[Suspect]:
     clip = case.device.step.clip
     if not clip:
         return
-    yield Cause("not_clipped", f"gradients are not clipped to {clip:g}"), lambda d: d.update(case.gradient, 0.0)
+    yield (
+        Cause("not_clipped", f"gradients are not clipped to {clip:g}"),
+        lambda d: d.update(case.gradient, 0.0),
+    )
     many = case.groups * case.micros
     for k, what in (
         (case.groups, "of a sum over ranks, which is divided afterwards"), (case.micros, "of a sum over micro-batches"),
@@ -227,7 +248,9 @@ def _of_clipping(case: UpdateCase) -> Iterator[Suspect]:
     )  # fmt: skip
     yield (
         Cause("clipping", "each micro-batch's gradient is clipped, in the place of their sum"),
-        lambda device: device.update(added([_clipped(_times(s, many), clip, 1 / many) for s in case.shares]), 0.0),
+        lambda device: device.update(
+            added([_clipped(_times(s, many), clip, 1 / many) for s in case.shares]), 0.0
+        ),
     )
 
 
@@ -258,10 +281,9 @@ def _of_shares(case: UpdateCase) -> Iterator[Suspect]:
         extra = [*case.shares, case.shares[twice]]
         text = f"in the gradient micro-batch {twice} of the batch counts 2 times"
         yield Cause("counted_twice", text), lambda device, x=extra: device.update(added(x))
-    if many > 1 and len(set(case.batch.parts)) > 1:
-        text = "micro-batches are averaged as if they had equal numbers of targets"
-        equal = [_times(share, 1 / (many * part)) for share, part in zip(case.shares, case.batch.parts, strict=True)]
-        yield Cause("loss_normalisation", text), lambda device: device.update(added(equal))
+    for text, times in other_means(case.batch.parts, size).items():
+        other = [_times(share, k) for share, k in zip(case.shares, times, strict=True)]
+        yield Cause("loss_normalisation", text), lambda device, x=other: device.update(added(x))
 
 
 def _of_factors(case: UpdateCase) -> Iterator[Suspect]:
@@ -283,18 +305,19 @@ def _times(gradient: Tensors, factor: float) -> dict[str, Tensor]:
 
 def _scaled(case: UpdateCase) -> Cause | None:
     """All that is wrong went a number of times as far, or decays otherwise."""
-    found = _fits(case, case.after)
-    if not found:
+    pairs = _fits(case, case.after)
+    if not pairs:
         return None
-    (a, pull), scale = found[0], 1.0
-    if not all(math.isclose(other, a, rel_tol=1e-3) for other, _ in found):
+    (a, pull), scale = pairs[0], 1.0
+    if not all(math.isclose(other, a, rel_tol=1e-3) for other, _ in pairs):
         return None
     if a < 0:
         text = f"{listed(case.wrong, 3)} moved {a:.6g} times as far as it should, which is the other way"
         return Cause("reversed", f"{text}: a sign is wrong")
     if abs(a - 1) > 1e-3:
         near = size_text(a, case.sizes)
-        text = f"{listed(case.wrong, 3)} moved {a:.6g} times as far as it should{f', as many as {near}' if near else ''}"
+        near = f", as many as {near}" if near else ""
+        text = f"{listed(case.wrong, 3)} moved {a:.6g} times as far as it should{near}"
         return Cause("learning_rate", f"{text}: another learning rate, or gradients times a number")
     rate = next((group["lr"] for group in case.device.optimizer.param_groups if "lr" in group), scale)
     decay = -pull / float(rate)
@@ -327,7 +350,11 @@ def _fits(case: UpdateCase, like: Tensors) -> list[tuple[float, float]]:
     """(a, b) of each wrong tensor that went a times as far as in `like`, plus b times itself; [] where one did not."""
     pairs = []
     for name in case.wrong:
-        got, move, weight = case.move(case.ranks[0], name), case.move(like, name), case.before[name].double().flatten()
+        got, move, weight = (
+            case.move(case.ranks[0], name),
+            case.move(like, name),
+            case.before[name].double().flatten(),
+        )
         columns = [x for x in (move, weight) if bool(x.any())]
         solution = fit(got, torch.stack(columns, 1)) if columns and bool(move.any()) else None
         if solution is None:
@@ -335,9 +362,9 @@ def _fits(case: UpdateCase, like: Tensors) -> list[tuple[float, float]]:
                 return []
             continue  # too few numbers to say
         top = got.abs().max().item()
-        made = sum((w * x for w, x in zip(solution.weights, columns, strict=True)), torch.zeros_like(got))
+        fitted = sum((w * x for w, x in zip(solution.weights, columns, strict=True)), torch.zeros_like(got))
         room = 10 * case.near * top + 16 * torch.finfo(like[name].dtype).eps * weight.abs().max().item()
-        if not (got - made).abs().max().item() <= room:
+        if not (got - fitted).abs().max().item() <= room:
             return []
         pairs.append((solution.weights[0], solution.weights[1] if len(columns) > 1 else 0.0))
     return pairs

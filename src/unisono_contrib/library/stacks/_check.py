@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.tensor import Placement
 
 from unisono.launch.fork_server import ForkServer
 from unisono.library.explain import explained
 from unisono.library.gradient_check import GradientVerdict, home_of, judge, path_of, run
 from unisono.library.loop_check import BOUNDS, COARSE, ROUNDINGS
 from unisono.spec.words import listed
-from unisono_contrib.library.stacks._adapter import StackAdapter, found, misfit
-from unisono_contrib.library.stacks._one_device import added
+from unisono_contrib.library.stacks._adapter import misfit, stack_named
+from unisono_contrib.library.stacks._one_device import added, other_means
 from unisono_contrib.library.stacks._rank import ENTRY
 from unisono_contrib.library.stacks._step import TrainingStep
 
@@ -48,16 +47,11 @@ def check_stack(
     into JSON. dtype: torch's default one; the adapter's if "", which is float64 wherever the stack has it. tokens: how
     many terms a weight's gradient sums. timeout: seconds that a rank may keep the others waiting.
 
-    Raises UsageError V08 for a stack that is unknown or not installed, V09 for a step that it cannot play, V03 for names
-    or shapes that do not fit; UserCodeError where the step raises, HangError where ranks wait for each other.
+    Raises UsageError V08 for a stack that is unknown or not installed, V09 for a step that it cannot play, V03 for
+    names or shapes that do not fit; UserCodeError where the step raises, HangError where ranks wait for each other.
     """
-    kind = found(stack)
-    wanted = dict(options or {})
-    call = {
-        "role": "stack", "stack": stack, "step": home_of(step), "micros": micros, "steps": steps, "options": wanted,
-        "groups": kind.groups(ranks, wanted), "clipped": kind.shows_clipped, "dtype": dtype or kind.dtype,
-    }  # fmt: skip
-    return _checked(step, kind, call, ranks, tokens, timeout)
+    with ForkServer(ENTRY, path=path_of(step)) as server:
+        return stack_on(server, stack, step, ranks, micros, steps, options, dtype, tokens, timeout)
 
 
 @explained()
@@ -71,50 +65,77 @@ def check_updates(
     dtype: str = "float64",
     timeout: float = 300.0,
 ) -> GradientVerdict:
-    """Compare the weights that any loop comes to with those of one device; for optimisers, and stacks without gradients.
+    """Compare the weights that any loop comes to with those of one device; for optimisers, and where no gradient shows.
 
-    step: a class at the top of a file that says what one device does, see `TrainingStep`. loop: a function at the top of
-    a file that takes a rank with `rank` and `world`, and returns {name: weight} after `steps` steps, or a list of them,
-    one for each step. torch.distributed is initialised with Gloo. ranks, micros: into how many micro-batches a step's
-    global batch is cut. steps: how many the loop makes. dtype: torch's default one. timeout: seconds that a rank may
-    keep the others waiting.
+    step: a class at the top of a file that says what one device does, see `TrainingStep`. loop: a function at the top
+    of a file that takes a rank with `rank` and `world`, and returns {name: weight} after `steps` steps, or a list of
+    them, one for each step. torch.distributed is initialised with Gloo. ranks, micros: into how many micro-batches a
+    step's global batch is cut. steps: how many the loop makes. dtype: torch's default one. timeout: seconds that a rank
+    may keep the others waiting.
 
     Raises UsageError V03 where names or shapes do not fit, UserCodeError when the loop raises.
     """
+    with ForkServer(ENTRY, path=path_of(step)) as server:
+        return updates_on(server, step, loop, ranks, micros, steps, dtype, timeout)
+
+
+def stack_on(
+    server: ForkServer,
+    stack: str,
+    step: type[TrainingStep],
+    ranks: int = 2,
+    micros: int = 1,
+    steps: int = 2,
+    options: Mapping[str, Any] | None = None,
+    dtype: str = "",
+    tokens: int = 4096,
+    timeout: float = 300.0,
+) -> GradientVerdict:
+    """Do as `check_stack` on processes forked from a fork server of ENTRY."""
+    kind, wanted = stack_named(stack), dict(options or {})
+    call = {
+        "role": "stack", "stack": stack, "step": home_of(step), "micros": micros, "steps": steps, "options": wanted,
+        "groups": kind.groups(ranks, wanted), "clipped": kind.shows_clipped, "dtype": dtype or kind.dtype,
+    }  # fmt: skip
+    return _checked(server, call, ranks if kind.processes else 1, tokens, timeout)
+
+
+def updates_on(
+    server: ForkServer,
+    step: type[TrainingStep],
+    loop: Callable[[Any], Tensors | Sequence[Tensors]],
+    ranks: int = 2,
+    micros: int = 1,
+    steps: int = 1,
+    dtype: str = "float64",
+    timeout: float = 300.0,
+) -> GradientVerdict:
+    """Do as `check_updates` on processes forked from a fork server of ENTRY."""
     call = {
         "role": "loop", "stack": "", "step": home_of(step), "loop": home_of(loop), "micros": micros, "steps": steps,
         "groups": ranks, "clipped": True, "dtype": dtype,
     }  # fmt: skip
-    return _checked(step, None, call, ranks, 4096, timeout)
+    return _checked(server, call, ranks, 4096, timeout)
 
 
 def _checked(
-    step: type[TrainingStep],
-    kind: type[StackAdapter] | None,
-    call: dict[str, Any],
-    ranks: int,
-    tokens: int,
-    timeout: float,
+    server: ForkServer, call: dict[str, Any], ranks: int, tokens: int, timeout: float
 ) -> GradientVerdict:
+    """Play the stack and one device, and compare them; where an update is wrong, look for its cause."""
     if ranks < 1 or call["micros"] < 1 or call["steps"] < 1:
         raise misfit("ranks, micros and steps are at least 1", "check_stack", "ranks=2, micros=1, steps=2")
-    processes = ranks if kind is None or kind.processes else 1
-    with (
-        tempfile.TemporaryDirectory(prefix="unisono-stack-") as folder,
-        ForkServer(ENTRY, path=path_of(step)) as server,
-    ):
-        call["folder"] = folder
-        call["processes"] = processes
-        results = run(server, call, processes, timeout)
+    with tempfile.TemporaryDirectory(prefix="unisono-stack-") as folder:
+        call |= {"folder": folder, "processes": ranks}
+        results = run(server, call, ranks, timeout)
         (alone,) = run(server, call | {"role": "one device"}, 1, timeout)
-        plays = Plays(Path(folder), processes, call, results, alone)
+        plays = Plays(Path(folder), ranks, call, results, alone)
         verdict = _gradients_then_updates(plays, tokens)
-        if verdict.passed or verdict.cause:
-            return _with_calls(verdict, plays)
-        wrong = [name for name, error in verdict.updates.items() if not error <= verdict.update_bound]
-        look = {"role": "cause", "at": verdict.step, "wrong": wrong, "near": verdict.update_bound}
-        (cause,) = run(server, call | look, 1, timeout)
-        return _with_calls(replace(verdict, cause=cause["cause"], explanation=cause["text"]), plays)
+        if not verdict.passed and verdict.cause is None:
+            wrong = [name for name, error in verdict.updates.items() if not error <= verdict.update_bound]
+            look = {"role": "cause", "at": verdict.step, "wrong": wrong, "near": verdict.update_bound}
+            (cause,) = run(server, call | look, 1, timeout)
+            verdict = replace(verdict, cause=cause["cause"], explanation=cause["text"])
+        return _with_calls(verdict, plays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +163,7 @@ class Plays:
         parts = [load_file(self.folder / f"share-{step}-{index}") for index in range(count)]
         return [{name: part[name] for name in self.alone["order"]} for part in parts]
 
-    def one(self, kind: str, step: int) -> dict[str, Tensor]:
+    def alone_at(self, kind: str, step: int) -> dict[str, Tensor]:
         """One device's weights after so many steps."""
         return load_file(self.folder / f"{kind}-weight-{step}")
 
@@ -158,15 +179,24 @@ def _gradients_then_updates(plays: Plays, tokens: int) -> GradientVerdict:
     for step in range(plays.first, plays.steps):
         if all(result["gradients"][step] for result in plays.results):
             judged = _gradients(plays, step, tokens, past)
-            errors = {name: max(error, verdict.errors.get(name, 0.0)) for name, error in judged.errors.items()}
+            errors = {
+                name: max(error, verdict.errors.get(name, 0.0)) for name, error in judged.errors.items()
+            }
             if not judged.passed:
                 return replace(judged, step=step)
-            verdict = replace(judged, errors=errors, updates=verdict.updates, update_bound=verdict.update_bound)
+            verdict = replace(
+                judged, errors=errors, updates=verdict.updates, update_bound=verdict.update_bound
+            )
             past = [added(plays.shares(step))]
-        errors, bound = _update_errors(plays, step)
+        weights = plays.seen("weight", step)
+        if not any(weights):  # of a stack of which gradients are all that is compared
+            continue
+        errors, bound = _update_errors(plays, step, weights)
         wrong = [name for name in reversed(errors) if not errors[name] <= bound]
         if wrong:
-            return replace(verdict, passed=False, first=wrong[0], updates=errors, update_bound=bound, step=step)
+            return replace(
+                verdict, passed=False, first=wrong[0], updates=errors, update_bound=bound, step=step
+            )
         kept = {name: max(error, verdict.updates.get(name, 0.0)) for name, error in errors.items()}
         verdict = replace(verdict, updates=kept, update_bound=max(bound, verdict.update_bound))
     return verdict
@@ -184,17 +214,35 @@ def _gradients(plays: Plays, step: int, tokens: int, past: Sequence[Tensors]) ->
         )
     micros = plays.call["micros"]
     places = {i: (f"rank {i // micros}", i % micros, micros) for i in range(len(parts))}
-    return judge(
-        [{name: part[name] for name in names} for part in parts],
-        [{name: rank[name] for name in names} for rank in seen],
-        {}, plays.ranks, tokens, places, past,
-    )  # fmt: skip
+    parts = [{name: part[name] for name in names} for part in parts]
+    seen = [{name: rank[name] for name in names} for rank in seen]
+
+    def judged(times: Sequence[float]) -> GradientVerdict:
+        scaled = [{n: k * x for n, x in part.items()} for k, part in zip(times, parts, strict=True)]
+        return judge(scaled, seen, {}, plays.ranks, tokens, places, past)
+
+    verdict = judged([1.0] * len(parts))
+    clip = plays.alone["clips"][step]
+    others = (
+        {("not_clipped", f"gradients are not clipped, by {clip:.4g}"): [1 / clip] * len(parts)}
+        if clip < 1
+        else {}
+    )
+    for text, times in other_means(plays.alone["parts"][step], micros).items():
+        others["loss_normalisation", text] = times
+    for (cause, text), times in others.items() if not verdict.passed else ():
+        if judged(times).passed:
+            return replace(verdict, cause=cause, explanation=text)
+    return verdict
 
 
-def _update_errors(plays: Plays, step: int) -> tuple[dict[str, float], float]:
-    """Return each tensor's error over its largest movement in a step, and what it may be."""
-    before, after, noisy = plays.one("one", step), plays.one("one", step + 1), plays.one("noisy", step + 1)
-    seen = plays.seen("weight", step)
+def _update_errors(plays: Plays, step: int, seen: Sequence[Tensors]) -> tuple[dict[str, float], float]:
+    """Return each tensor's error over its largest movement in a step, and what it may be. seen: each rank's weights."""
+    before, after, noisy = (
+        plays.alone_at("one", step),
+        plays.alone_at("one", step + 1),
+        plays.alone_at("noisy", step + 1),
+    )
     for rank, held in enumerate(seen):
         if lost := [name for name in after if name not in held or held[name].shape != after[name].shape]:
             fix = "weights by the names and in the shapes of one device, for all that is trained"
@@ -208,7 +256,11 @@ def _update_errors(plays: Plays, step: int) -> tuple[dict[str, float], float]:
     for name in plays.alone["order"]:
         gap = max(_gap(held[name], after[name]) for held in seen)
         room = max(bound * max(moves[name], floor), ROUNDINGS * _gap(noisy[name], after[name]))
-        room += 8 * torch.finfo(after[name].dtype).eps * after[name].abs().max().item() if after[name].numel() else 0
+        room += (
+            8 * torch.finfo(after[name].dtype).eps * after[name].abs().max().item()
+            if after[name].numel()
+            else 0
+        )
         errors[name] = bound * gap / room if room else (0.0 if gap == 0 else float("inf"))
     return errors, bound
 
@@ -223,10 +275,10 @@ def _with_calls(verdict: GradientVerdict, plays: Plays) -> GradientVerdict:
     """Name the number of the optimiser's calls as the cause where something is wrong and they are not one a step."""
     calls = [result["calls"] for result in plays.results if result["calls"]]
     counts = {count for ranks in calls for count in ranks}
-    asked, steps = plays.call["steps"], {result["steps"] for result in plays.results}
+    wanted, steps = plays.call["steps"], {result["steps"] for result in plays.results}
     micros = plays.call["micros"]
-    if steps != {asked}:
-        text = f"ranks make {listed(sorted(steps))} steps where one device makes {asked}"
+    if steps != {wanted}:
+        text = f"ranks make {listed(sorted(steps))} steps where one device makes {wanted}"
         return replace(verdict, passed=False, cause="steps", explanation=text)
     if verdict.passed or counts <= {0, 1}:
         return verdict

@@ -4,9 +4,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -90,8 +92,25 @@ class OneDevice:
 def added(shares: Sequence[Tensors]) -> dict[str, Tensor]:
     """The sum of gradients, in float64 on its way."""
     return {
-        name: torch.stack([share[name].double() for share in shares]).sum(0).to(x) for name, x in shares[0].items()
+        name: torch.stack([share[name].double() for share in shares]).sum(0).to(x)
+        for name, x in shares[0].items()
     }
+
+
+def other_means(parts: Sequence[float], micros: int) -> dict[str, list[float]]:
+    """How often micro-batches count where a mean is taken over other things than their targets, in words. parts: of the
+    mean over all targets, of each micro-batch, those of one rank one after the other."""
+    many = len(parts)
+    ranks = [sum(parts[i - i % micros : i - i % micros + micros]) for i in range(many)]
+    turns = [sum(parts[i % micros :: micros]) for i in range(many)]
+    means = {
+        "micro-batches are averaged as if all had as many targets": [1 / (many * part) for part in parts],
+        "ranks are averaged as if all had as many targets": [micros / (many * rank) for rank in ranks],
+        "what ranks accumulate is averaged as if all turns had as many targets": [
+            1 / (micros * t) for t in turns
+        ],
+    }
+    return {text: mean for text, mean in means.items() if max(mean) - min(mean) > 1e-9}
 
 
 def clipped_share(shares: Sequence[Tensors], clip: float) -> float:
@@ -100,3 +119,24 @@ def clipped_share(shares: Sequence[Tensors], clip: float) -> float:
         return 1.0
     norm = torch.stack([x.double().norm() for x in added(shares).values()]).norm().item()
     return min(1.0, clip / (norm + 1e-6))
+
+
+def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave shares of each step's gradient, weights around each step, and weights had gradients carried noise."""
+    folder, coarsest = Path(argument["folder"]), Coarsest()
+    right, noisy = (OneDevice(step, argument["groups"], argument["micros"], noise) for noise in (False, True))
+    save_file(right.weights(), folder / "one-weight-0")
+    clips, parts = [], []
+    for number in range(argument["steps"]):
+        batch = right.batch(number)
+        shares = right.shares(batch)
+        parts.append(list(batch.parts))
+        clips.append(clipped_share(shares, step.clip) if argument["clipped"] else 1.0)
+        for index, share in enumerate(shares):
+            kept = {name: (clips[-1] * x).contiguous() for name, x in share.items()}
+            save_file(kept, folder / f"share-{number}-{index}")
+        right.update(added(shares), coarsest=coarsest)
+        noisy.update(added(noisy.shares(noisy.batch(number))))
+        save_file(right.weights(), folder / f"one-weight-{number + 1}")
+        save_file(noisy.weights(), folder / f"noisy-weight-{number + 1}")
+    return {"order": list(right.weights()), "coarsest": coarsest.name, "clips": clips, "parts": parts}

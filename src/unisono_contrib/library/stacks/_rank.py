@@ -1,4 +1,4 @@
-"""What the processes of `check_stack` and `check_updates` run: a stack, a loop, one device, or the search for a cause."""
+"""What processes of `check_stack` and `check_updates` run: a stack, a loop, one device, or the search for a cause."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +12,10 @@ from torch import Tensor
 from unisono.launch.context import RankContext
 from unisono.library import proof_rank
 from unisono.library.gradient_check import plain_name
-from unisono.library.proof_rank import Coarsest
 from unisono.spec.errors import UserCodeError
 from unisono_contrib.library.stacks._adapter import STACKS, StackPlace
 from unisono_contrib.library.stacks._cause import cause_of_update
-from unisono_contrib.library.stacks._one_device import OneDevice, added, clipped_share
+from unisono_contrib.library.stacks._one_device import alone
 from unisono_contrib.library.stacks._step import TrainingStep
 from unisono_contrib.library.stacks._watch import SeenStep, copied
 
@@ -34,7 +33,11 @@ def main(ctx: RankContext, argument: dict[str, Any], user: Mapping[str, Any]) ->
     torch.set_default_dtype(getattr(torch, argument["dtype"]))
     step: TrainingStep = user["step"]()
     if argument["role"] == "one device":
-        return _STACK_ALONE.get(argument["stack"], _one_device)(step, argument)
+        return (
+            STACKS.find(argument["stack"]).alone(step, argument)
+            if argument["stack"]
+            else alone(step, argument)
+        )
     if argument["role"] == "cause":
         cause = cause_of_update(step, argument)
         return {"cause": cause.name, "text": cause.text}
@@ -73,28 +76,7 @@ def _loop(ctx: RankContext, argument: dict[str, Any], loop: Callable[[RankContex
         if not isinstance(each, Mapping) or not all(isinstance(x, Tensor) for x in each.values()):
             text = f"{argument['loop']['name']} returned {type(each).__name__}, not a mapping from names to weights"
             raise UserCodeError(text, code="R01")
-        _keep(argument, ctx.rank, number, SeenStep({}, {plain_name(str(k)): copied(x) for k, x in each.items()}))
+        _keep(
+            argument, ctx.rank, number, SeenStep({}, {plain_name(str(k)): copied(x) for k, x in each.items()})
+        )
     return {"steps": argument["steps"], "first": first, "calls": [], "gradients": [False] * argument["steps"]}
-
-
-def _one_device(step: TrainingStep, argument: dict[str, Any]) -> dict[str, Any]:
-    """Leave shares of each step's gradient, weights around each step, and weights had gradients carried noise."""
-    folder, coarsest = Path(argument["folder"]), Coarsest()
-    devices = [OneDevice(step, argument["groups"], argument["micros"], noise) for noise in (False, True)]
-    alone, noisy = devices
-    save_file(alone.weights(), folder / "one-weight-0")
-    for number in range(argument["steps"]):
-        shares = alone.shares(alone.batch(number))
-        factor = clipped_share(shares, step.clip) if argument["clipped"] else 1.0
-        for index, share in enumerate(shares):
-            save_file(
-                {name: (factor * x).contiguous() for name, x in share.items()}, folder / f"share-{number}-{index}"
-            )
-        alone.update(added(shares), coarsest=coarsest)
-        noisy.update(added(noisy.shares(noisy.batch(number))))
-        save_file(alone.weights(), folder / f"one-weight-{number + 1}")
-        save_file(noisy.weights(), folder / f"noisy-weight-{number + 1}")
-    return {"order": list(alone.weights()), "coarsest": coarsest.name}
-
-
-_STACK_ALONE: dict[str, Callable[[TrainingStep, dict[str, Any]], dict[str, Any]]] = {}

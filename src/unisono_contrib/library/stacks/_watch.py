@@ -34,7 +34,10 @@ class StackWatch:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Look at all optimisers of this process."""
-        hooks = (register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after))
+        hooks = (
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        )
         try:
             yield
         finally:

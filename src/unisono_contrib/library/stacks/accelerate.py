@@ -26,7 +26,6 @@ class Accelerate(StackAdapter):
 
     def train(self) -> None:
         place, accelerator = self.place, self.place.stack
-        assert place.optimizer is not None
         for micro, batch in enumerate(place.batches):
             with accelerator.accumulate(place.model):
                 # `backward` divides by the micro-batches.
