@@ -193,7 +193,9 @@ def _counted(
         f"each gradient is right, but crosses between ranks {times:.3g} times, not {meets}: "
         "what should wait for the last micro-batch does not"
     )
-    return replace(verdict, passed=False, cause="summed_too_often", explanation=text, first=next(reversed(like)))
+    return replace(
+        verdict, passed=False, cause="summed_too_often", explanation=text, first=next(reversed(list(like)))
+    )
 
 
 def path_of(function: Callable[..., Any]) -> list[str]:

@@ -300,8 +300,12 @@ def _supposed(argument: dict[str, Any], function: Callable[..., Any]) -> dict[st
     """What one device makes with one mistake, for each mistake that is supposed; all shares of it together."""
     texts: list[str] = []
     for text, parts in supposed(function, argument["suppose"], partial(_seed, argument["seed"])):
-        total = {key: sum(part[key].detach() for part in parts if key in part) for part in parts for key in part}
-        save_file(_whole_gradients(total, argument["name"]), Path(argument["folder"]) / f"supposed-{len(texts):04d}")
+        total = {
+            key: sum(part[key].detach() for part in parts if key in part) for part in parts for key in part
+        }
+        save_file(
+            _whole_gradients(total, argument["name"]), Path(argument["folder"]) / f"supposed-{len(texts):04d}"
+        )
         texts.append(text)
     return {"texts": texts}
 

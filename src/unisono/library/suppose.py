@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-type Shape = tuple[int, ...]
-
+Shape = tuple[int, ...]
 Gradients = Mapping[str, Tensor]
 
 

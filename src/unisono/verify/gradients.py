@@ -3,7 +3,6 @@
 One list serves the prover and `check_gradients`: what both know is an `Evidence`.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch

@@ -11,7 +11,9 @@ from unisono.verify.evidence import Cause, Evidence, box_of, ratio
 
 def by_local_norms(ev: Evidence, names: Sequence[str]) -> Cause | None:
     """Each part is the right one times a number, and these make all parts equally long: each is clipped alone."""
-    groups: dict[str, tuple[float, float]] = {}  # c, in few digits → (c, the squared norm of what it multiplies)
+    groups: dict[
+        str, tuple[float, float]
+    ] = {}  # c, in few digits → (c, the squared norm of what it multiplies)
     for name in ev.want:
         for copies in ev.copies(name):
             want = box_of(ev.want[name], copies[0])
@@ -24,11 +26,19 @@ def by_local_norms(ev: Evidence, names: Sequence[str]) -> Cause | None:
             _, squares = groups.get(f"{c:.5g}", (c, 0.0))
             groups[f"{c:.5g}"] = (c, squares + want.square().sum().item())
     lengths = [c * math.sqrt(squares) for c, squares in groups.values()]
-    if len(lengths) < 2 or not all(math.isclose(x, lengths[0], rel_tol=max(1e-4, ev.near)  # torch adds 1e-6 to a norm
-       ) for x in lengths):
+    if len(lengths) < 2 or not all(
+        math.isclose(
+            x,
+            lengths[0],
+            rel_tol=max(1e-4, ev.near),  # torch adds 1e-6 to a norm
+        )
+        for x in lengths
+    ):
         return None
     times = ", ".join(sorted(groups)[:4])
-    text = f"parts of the gradient are {times} times the right ones, and so each has the norm {lengths[0]:.4g}"
+    text = (
+        f"parts of the gradient are {times} times the right ones, and so each has the norm {lengths[0]:.4g}"
+    )
     return Cause("partial_norm", f"{text}: each is clipped by its own norm, not by that of the whole model")
 
 

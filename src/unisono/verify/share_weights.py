@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from unisono.spec.words import listed
 from unisono.verify.evidence import Cause, Evidence
@@ -51,11 +52,13 @@ def _rescaled(ev: Evidence, weights: Sequence[float], where: str) -> Cause | Non
         if length < 3 or len(weights) % length:
             continue
         rows = [weights[i : i + length] for i in range(0, len(weights), length)]
-        factors = [a / b for row in rows for a, b in zip(row, row[1:], strict=False)]
+        factors = [a / b for row in rows for a, b in pairwise(row)]
         c = factors[0]
         if abs(c - 1) > NEAR and all(math.isclose(f, c, rel_tol=NEAR) for f in factors):
             steps = " to ".join(f"{w:.4g}" for w in (rows[0][0], rows[0][-1]))
-            text = f"each {ev.share} multiplies what was there before it by {c:.4g} (they count {steps} times)"
+            text = (
+                f"each {ev.share} multiplies what was there before it by {c:.4g} (they count {steps} times)"
+            )
             return Cause("rescaled_each_micro_batch", f"{where} {text}: what has been summed is scaled again")
     return None
 
@@ -68,7 +71,9 @@ def _means(ev: Evidence, weights: Sequence[float], where: str, counts: str) -> C
     each = ev.sizes.get("the shares of one rank", 0) or len(weights)
     rows = [weights[i : i + each] for i in range(0, len(weights), each)]
     whose = "rank" if all(max(row) - min(row) < NEAR for row in rows) else ev.share
-    text = f"each {whose} takes the mean over its own targets, and the mean of these is not that of all targets"
+    text = (
+        f"each {whose} takes the mean over its own targets, and the mean of these is not that of all targets"
+    )
     return Cause("mean_of_means", f"{where} {counts}: {text}")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from unisono.launch.fork_server import ForkServer
 from unisono.library.gradient_check import ENTRY, GradientVerdict, check_on
-from unisono.library.stacks import check_updates
+from unisono_contrib.library.stacks._check import updates_on
+from unisono_contrib.library.stacks._rank import ENTRY as UPDATES
 from unisono_contrib.zoo import bugs
 from unisono_contrib.zoo.toys import RANKS, Gradients
 from unisono_contrib.zoo.toys_update import MICROS
@@ -55,20 +56,24 @@ def names() -> list[str]:
 
 def played(chosen: Sequence[str]) -> Iterator[PlayedBug]:
     """Play the chosen bugs, each wrong and right, on ranks forked from the same process."""
-    with ForkServer(ENTRY) as server:
+    with ForkServer(ENTRY) as gradients, ForkServer(UPDATES) as updates:
         for name in chosen:
-            yield _play(server, name, importlib.import_module(f"{bugs.__name__}.{name}"))
+            yield play(name, gradients, updates)
 
 
-def _play(server: ForkServer, name: str, bug: ModuleType) -> PlayedBug:
-    verdicts = [_judged(server, bug, loop) for loop in (bug.wrong, bug.right)]
+def play(name: str, gradients: ForkServer, updates: ForkServer) -> PlayedBug:
+    """Play a bug and its twin on processes forked from these: of check_gradients and of check_updates."""
+    bug = importlib.import_module(f"{bugs.__name__}.{name}")
+    verdicts = [_judged(bug, loop, gradients, updates) for loop in (bug.wrong, bug.right)]
     mechanism = " ".join((bug.__doc__ or "").split())
     return PlayedBug(name, bug.ADDRESS, bug.STACK, mechanism, bug.CAUSE, *verdicts)
 
 
-def _judged(server: ForkServer, bug: ModuleType, loop: Callable[[Any], Gradients]) -> GradientVerdict:
+def _judged(
+    bug: ModuleType, loop: Callable[[Any], Gradients], gradients: ForkServer, updates: ForkServer
+) -> GradientVerdict:
     if hasattr(bug, "Step"):
-        return check_updates(bug.Step, loop, ranks=RANKS, micros=MICROS)
+        return updates_on(updates, bug.Step, loop, RANKS, MICROS)
     return check_on(
-        server, bug.reference, loop, RANKS, getattr(bug, "LAYOUT", None), meets=getattr(bug, "MEETS", None)
+        gradients, bug.reference, loop, RANKS, getattr(bug, "LAYOUT", None), meets=getattr(bug, "MEETS", None)
     )

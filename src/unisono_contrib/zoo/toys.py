@@ -38,7 +38,9 @@ def batch(uneven: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def shares(
-    make: Callable[[], nn.Module] = network, uneven: bool = False, extra: Callable[[nn.Module], Any] | None = None
+    make: Callable[[], nn.Module] = network,
+    uneven: bool = False,
+    extra: Callable[[nn.Module], Any] | None = None,
 ) -> list[Gradients]:
     """Return the gradient of the mean over all targets on one device, a share for each rank and micro-batch.
 

@@ -1,4 +1,4 @@
-"""The loss of the experts' balance enters each micro-batch whole, where the loss of the tokens is divided by their number."""
+"""The loss of the experts' balance is not divided by the number of micro-batches, as that of the tokens is."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, TwoExperts, micro_batches, shares
 
-ADDRESS, STACK, CAUSE = "NVIDIA-NeMo/Automodel#3359", "DDP, experts, accumulation", "counted_twice"
+ADDRESS = "NVIDIA-NeMo/Automodel#3359"
+STACK = "DDP, experts, accumulation"
+CAUSE = "counted_twice"
 
 
 def _balance(model: nn.Module) -> Tensor:

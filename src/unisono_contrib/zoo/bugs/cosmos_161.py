@@ -11,7 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, micro_batches, network, shares
 
-ADDRESS, STACK, CAUSE = "NVIDIA/cosmos-framework#161", "FSDP2, accumulation", "summed_too_often"
+ADDRESS = "NVIDIA/cosmos-framework#161"
+STACK = "FSDP2, accumulation"
+CAUSE = "summed_too_often"
 MEETS = 1
 
 
@@ -21,11 +23,12 @@ def reference() -> list[Gradients]:
 
 def right(rank: Any, knows_fsdp: bool = True) -> Gradients:
     model: Any = fully_shard(network(), mesh=init_device_mesh("cpu", (rank.world,)))
+    is_ddp = isinstance(model, DistributedDataParallel)
     for m, x, y in micro_batches(rank):
         deferred = m < MICROS - 1
-        if knows_fsdp:
+        if knows_fsdp and not is_ddp:
             model.set_requires_gradient_sync(not deferred)
-        with model.no_sync() if deferred and isinstance(model, DistributedDataParallel) else nullcontext():
+        with model.no_sync() if deferred and is_ddp else nullcontext():
             (cross_entropy(model(x), y) / MICROS).backward()
     return gradients_of(model)
 

@@ -8,7 +8,9 @@ from unisono_contrib.zoo.toys import Gradients, mean_over_ranks
 from unisono_contrib.zoo.toys_update import MuonStep as Step
 from unisono_contrib.zoo.toys_update import my_gradients, set_gradients, weights_of
 
-ADDRESS, STACK, CAUSE = "deepspeedai/DeepSpeed#8441", "Muon without ZeRO", "optimizer_is_sgd"
+ADDRESS = "deepspeedai/DeepSpeed#8441"
+STACK = "Muon without ZeRO"
+CAUSE = "optimizer_is_sgd"
 
 
 def right(rank: Any, orthogonal: bool = True) -> Gradients:

@@ -1,15 +1,23 @@
-"""ZeRO-3 applies Muon where gradients are reduced, so each micro-batch moves the momentum and is made orthogonal alone."""
+"""ZeRO-3 applies Muon where gradients are reduced, so each micro-batch has an update of its own."""
 
 from typing import Any
 
 from torch.nn import Module
 
 from unisono_contrib.zoo.toys import Gradients, mean_over_ranks
-from unisono_contrib.zoo.toys_update import MICROS, gradients_by, my_gradients, my_micro_batches
+from unisono_contrib.zoo.toys_update import (
+    MICROS,
+    gradients_by,
+    my_gradients,
+    my_micro_batches,
+    set_gradients,
+    weights_of,
+)
 from unisono_contrib.zoo.toys_update import MuonStep as Step
-from unisono_contrib.zoo.toys_update import set_gradients, weights_of
 
-ADDRESS, STACK, CAUSE = "deepspeedai/DeepSpeed#8443", "Muon under ZeRO-3 by hand", "steps_per_micro_batch"
+ADDRESS = "deepspeedai/DeepSpeed#8443"
+STACK = "Muon under ZeRO-3 by hand"
+CAUSE = "steps_per_micro_batch"
 
 
 def right(rank: Any, at_reduce: bool = False) -> Gradients:

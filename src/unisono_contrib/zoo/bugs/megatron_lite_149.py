@@ -8,7 +8,9 @@ from torch.nn.functional import cross_entropy
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, mean_over_ranks, micro_batches, network, shares
 
-ADDRESS, STACK, CAUSE = "ISEEKYAN/Megatron-LM#149", "sharded gradients, accumulation", "precision_lost"
+ADDRESS = "ISEEKYAN/Megatron-LM#149"
+STACK = "sharded gradients, accumulation"
+CAUSE = "precision_lost"
 
 
 def reference() -> list[Gradients]:

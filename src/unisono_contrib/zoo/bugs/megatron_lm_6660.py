@@ -1,4 +1,4 @@
-"""Where a buffer's group has one rank, the sum has the buffer itself as its input, so each micro-batch doubles what is there."""
+"""In a group of one rank the sum's input is the buffer itself, so each micro-batch doubles what is there."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ from torch.nn.functional import cross_entropy
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, TwoExperts, mean_over_ranks, micro_batches, shares
 
-ADDRESS, STACK, CAUSE = "NVIDIA/Megatron-LM#6660", "experts, sharded gradients", "rescaled_each_micro_batch"
+ADDRESS = "NVIDIA/Megatron-LM#6660"
+STACK = "experts, sharded gradients"
+CAUSE = "rescaled_each_micro_batch"
 LAYOUT = {"experts": Shard(0)}
 
 
@@ -23,9 +25,8 @@ def right(rank: Any, aliased: bool = False) -> Gradients:
     for _, x, y in micro_batches(rank):
         model.experts.grad = None
         (cross_entropy(model(x), y) / MICROS).backward()
-        assert model.experts.grad is not None
-        reduced = buffer.add_(model.experts.grad) if aliased else model.experts.grad
-        buffer += reduced
+        gradient = gradients_of(model)["experts"]
+        buffer += buffer.add_(gradient) if aliased else gradient
     dense = mean_over_ranks({n: g for n, g in gradients_of(model).items() if n != "experts"})
     return {**dense, "experts": buffer / rank.world}
 

@@ -9,7 +9,9 @@ from torch.nn.functional import cross_entropy
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, micro_batches, network, shares
 
-ADDRESS, STACK, CAUSE = "NVIDIA/Megatron-LM#7186", "FSDP2", "missing_micro_batch"
+ADDRESS = "NVIDIA/Megatron-LM#7186"
+STACK = "FSDP2"
+CAUSE = "missing_micro_batch"
 
 
 def reference() -> list[Gradients]:
@@ -17,7 +19,7 @@ def reference() -> list[Gradients]:
 
 
 def right(rank: Any, is_last: Any = lambda m: m == MICROS - 1) -> Gradients:
-    model = fully_shard(network(), mesh=init_device_mesh("cpu", (rank.world,)))
+    model: Any = fully_shard(network(), mesh=init_device_mesh("cpu", (rank.world,)))
     started = False  # whether the accumulation buffer holds micro-batches of this step
     for m, x, y in micro_batches(rank):
         if not started:

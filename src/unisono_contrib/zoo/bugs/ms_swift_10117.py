@@ -8,7 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, SAMPLES, Gradients, micro_batches, network, shares
 
-ADDRESS, STACK, CAUSE = "modelscope/ms-swift#10117", "DDP, policy loss", "factor_of_axis"
+ADDRESS = "modelscope/ms-swift#10117"
+STACK = "DDP, policy loss"
+CAUSE = "factor_of_axis"
 
 
 def reference() -> list[Gradients]:

@@ -9,7 +9,9 @@ from torch.nn.functional import cross_entropy
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, micro_batches, network, shares, summed
 
-ADDRESS, STACK, CAUSE = "allenai/open-instruct#1498", "ZeRO-2 by hand", "missing_micro_batch"
+ADDRESS = "allenai/open-instruct#1498"
+STACK = "ZeRO-2 by hand"
+CAUSE = "missing_micro_batch"
 
 
 def reference() -> list[Gradients]:

@@ -12,7 +12,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import Gradients, batch, network
 
-ADDRESS, STACK, CAUSE = "PrimeIntellect-ai/OpenDiloco#6", "FSDP2", "partial_norm"
+ADDRESS = "PrimeIntellect-ai/OpenDiloco#6"
+STACK = "FSDP2"
+CAUSE = "partial_norm"
 LAYOUT = {"*": Shard(0)}
 LARGEST = 1e-2
 

@@ -8,7 +8,9 @@ from unisono_contrib.zoo.toys import Gradients, mean_over_ranks
 from unisono_contrib.zoo.toys_update import ToyStep as Step
 from unisono_contrib.zoo.toys_update import my_gradients, set_gradients, weights_of
 
-ADDRESS, STACK, CAUSE = "optuna/optuna-integration#59", "DDP, search on each rank", "replicas_drifted"
+ADDRESS = "optuna/optuna-integration#59"
+STACK = "DDP, search on each rank"
+CAUSE = "replicas_drifted"
 
 
 def right(rank: Any, rate: float = 0.1) -> Gradients:

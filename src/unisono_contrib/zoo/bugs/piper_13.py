@@ -9,7 +9,9 @@ from torch.nn.functional import cross_entropy, linear
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import Gradients, batch, network, summed
 
-ADDRESS, STACK, CAUSE = "uw-syfi/piper#13", "pipeline by hand, tied embedding", "not_reduced"
+ADDRESS = "uw-syfi/piper#13"
+STACK = "pipeline by hand, tied embedding"
+CAUSE = "not_reduced"
 
 
 def _embedding() -> nn.Parameter:

@@ -9,7 +9,9 @@ from unisono_contrib.zoo.toys import Gradients, mean_over_ranks
 from unisono_contrib.zoo.toys_update import ToyStep as Step
 from unisono_contrib.zoo.toys_update import my_gradients, set_gradients, weights_of
 
-ADDRESS, STACK, CAUSE = "PrimeIntellect-ai/prime-diloco#13", "DiLoCo, between outer steps", "replicas_drifted"
+ADDRESS = "PrimeIntellect-ai/prime-diloco#13"
+STACK = "DiLoCo, between outer steps"
+CAUSE = "replicas_drifted"
 
 
 def right(rank: Any, common_seed: bool = True) -> Gradients:

@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network, shares
 
-ADDRESS, STACK, CAUSE = "PrimeIntellect-ai/prime-rl#1035", "DDP, data loader resumed", "leaf_twice"
+ADDRESS = "PrimeIntellect-ai/prime-rl#1035"
+STACK = "DDP, data loader resumed"
+CAUSE = "leaf_twice"
 
 
 def reference() -> list[Gradients]:
@@ -19,7 +21,9 @@ def reference() -> list[Gradients]:
 def right(rank: Any, each_rank: bool = True) -> Gradients:
     positions: list[Any] = [None] * rank.world
     dist.all_gather_object(positions, {"next": rank.rank})
-    checkpoint = {f"rank {r}": position for r, position in enumerate(positions if each_rank else positions[:1])}
+    checkpoint = {
+        f"rank {r}": position for r, position in enumerate(positions if each_rank else positions[:1])
+    }
     position = checkpoint.get(f"rank {rank.rank}", checkpoint["rank 0"])["next"]  # resumed
     x, y = (z[position].flatten(0, 1) for z in batch())
     model = DistributedDataParallel(network())

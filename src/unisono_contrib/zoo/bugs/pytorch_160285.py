@@ -8,7 +8,9 @@ from torch.nn.functional import cross_entropy
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, TwoExperts, mean_over_ranks, micro_batches, shares
 
-ADDRESS, STACK, CAUSE = "pytorch/pytorch#160285", "experts, data parallel", "factor_of_axis"
+ADDRESS = "pytorch/pytorch#160285"
+STACK = "experts, data parallel"
+CAUSE = "factor_of_axis"
 LAYOUT = {"experts": Shard(0)}
 
 

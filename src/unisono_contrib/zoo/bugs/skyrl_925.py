@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import NOTHING, Gradients, micro_batches, network, shares, summed
 
-ADDRESS, STACK, CAUSE = "NovaSky-AI/SkyRL#925", "DDP, policy loss", "mean_of_means"
+ADDRESS = "NovaSky-AI/SkyRL#925"
+STACK = "DDP, policy loss"
+CAUSE = "mean_of_means"
 
 
 def reference() -> list[Gradients]:
@@ -21,7 +23,9 @@ def right(rank: Any, of_all: bool = True) -> Gradients:
     _, xs, ys = zip(*micro_batches(rank, uneven=True), strict=True)
     x, y = torch.cat(xs), torch.cat(ys)
     tokens = (y != NOTHING).sum()
-    (cross_entropy(model(x), y, reduction="sum") / (summed(tokens) / rank.world if of_all else tokens)).backward()
+    (
+        cross_entropy(model(x), y, reduction="sum") / (summed(tokens) / rank.world if of_all else tokens)
+    ).backward()
     return gradients_of(model)
 
 

@@ -8,7 +8,9 @@ from torch.nn.functional import cross_entropy
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import Gradients, batch, network, shares, summed
 
-ADDRESS, STACK, CAUSE = "meta-pytorch/torchft#278", "buckets by hand (torchft 0.2.0)", "not_reduced"
+ADDRESS = "meta-pytorch/torchft#278"
+STACK = "buckets by hand (torchft 0.2.0)"
+CAUSE = "not_reduced"
 CAP = 150  # elements of a bucket
 
 

@@ -8,7 +8,9 @@ from unisono_contrib.zoo.toys import Gradients, mean_over_ranks
 from unisono_contrib.zoo.toys_update import ToyStep as Step
 from unisono_contrib.zoo.toys_update import my_gradients, set_gradients, weights_of
 
-ADDRESS, STACK, CAUSE = "meta-pytorch/torchft#233", "DiLoCo, h=1, outer SGD", "reversed"
+ADDRESS = "meta-pytorch/torchft#233"
+STACK = "DiLoCo, h=1, outer SGD"
+CAUSE = "reversed"
 
 
 def right(rank: Any, sign: int = 1) -> Gradients:

@@ -7,9 +7,11 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
 from unisono import gradients_of
-from unisono_contrib.zoo.toys import MICROS, Gradients, batch, micro_batches, network, of_all_stages, shares
+from unisono_contrib.zoo.toys import Gradients, batch, network, of_all_stages, shares
 
-ADDRESS, STACK, CAUSE = "pytorch/torchtitan#1733", "torch pipelining, accumulation", "rescaled_each_micro_batch"
+ADDRESS = "pytorch/torchtitan#1733"
+STACK = "torch pipelining, accumulation"
+CAUSE = "rescaled_each_micro_batch"
 CALLS = 6  # accumulation steps, of two micro-batches of the pipeline each
 
 

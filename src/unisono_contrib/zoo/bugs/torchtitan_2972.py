@@ -1,4 +1,4 @@
-"""Inside a pipeline the backward starts from the sum over tokens, and only the printed loss is divided by their number."""
+"""A pipeline's backward starts from the sum over tokens, and only the printed loss is divided by their number."""
 
 from typing import Any
 
@@ -10,7 +10,9 @@ from torch.nn.functional import cross_entropy
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network, of_all_stages
 
-ADDRESS, STACK, CAUSE = "pytorch/torchtitan#2972", "torch pipelining", "factor_of_axis"
+ADDRESS = "pytorch/torchtitan#2972"
+STACK = "torch pipelining"
+CAUSE = "factor_of_axis"
 
 
 def reference() -> list[Gradients]:

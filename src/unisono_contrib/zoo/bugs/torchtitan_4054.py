@@ -6,8 +6,9 @@ from unisono_contrib.zoo.split import LAYOUT as LAYOUT
 from unisono_contrib.zoo.split import split_layers, whole_layers
 from unisono_contrib.zoo.toys import Gradients
 
-ADDRESS, STACK, CAUSE = "pytorch/torchtitan#4054", "tensor parallel by hand", "not_reduced"
-
+ADDRESS = "pytorch/torchtitan#4054"
+STACK = "tensor parallel by hand"
+CAUSE = "not_reduced"
 reference = whole_layers
 right = split_layers
 

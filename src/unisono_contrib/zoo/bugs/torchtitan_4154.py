@@ -7,7 +7,9 @@ from torch import Tensor
 
 from unisono_contrib.zoo.toys import Gradients, batch, summed
 
-ADDRESS, STACK, CAUSE = "pytorch/torchtitan#4154", "experts, sequence cut over tp", "not_reduced"
+ADDRESS = "pytorch/torchtitan#4154"
+STACK = "experts, sequence cut over tp"
+CAUSE = "not_reduced"
 
 
 def _loads(tokens: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from unisono_contrib.zoo.split import LAYOUT as LAYOUT
 from unisono_contrib.zoo.split import split_layers, whole_layers
 from unisono_contrib.zoo.toys import Gradients
 
-ADDRESS, STACK, CAUSE = "pytorch/torchtitan#4245", "tensor parallel by hand", "bias_added_by_each_rank"
-
+ADDRESS = "pytorch/torchtitan#4245"
+STACK = "tensor parallel by hand"
+CAUSE = "bias_added_by_each_rank"
 reference = whole_layers
 right = split_layers
 

@@ -6,8 +6,9 @@ from unisono_contrib.zoo.split import LAYOUT as LAYOUT
 from unisono_contrib.zoo.split import split_layers, whole_layers
 from unisono_contrib.zoo.toys import Gradients
 
-ADDRESS, STACK, CAUSE = "pytorch/torchtitan#4332", "tensor parallel by hand", "factor_of_axis"
-
+ADDRESS = "pytorch/torchtitan#4332"
+STACK = "tensor parallel by hand"
+CAUSE = "factor_of_axis"
 reference = whole_layers
 right = split_layers
 

@@ -11,7 +11,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network, of_all_stages, summed
 
-ADDRESS, STACK, CAUSE = "pytorch/torchtitan#596", "torch pipelining", "partial_norm"
+ADDRESS = "pytorch/torchtitan#596"
+STACK = "torch pipelining"
+CAUSE = "partial_norm"
 LARGEST = 1e-2
 
 

@@ -2,15 +2,17 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import MICROS, NOTHING, Gradients, micro_batches, network, shares, summed
 
-ADDRESS, STACK, CAUSE = "huggingface/transformers#24725", "DDP, accumulation", "mean_of_means"
+ADDRESS = "huggingface/transformers#24725"
+STACK = "DDP, accumulation"
+CAUSE = "mean_of_means"
 
 
 def reference() -> list[Gradients]:
@@ -20,7 +22,8 @@ def reference() -> list[Gradients]:
 def right(rank: Any, weigh: Any = None) -> Gradients:
     model = DistributedDataParallel(network())
     rows = list(micro_batches(rank, uneven=True))
-    tokens: Tensor = summed(sum((y != NOTHING).sum() for _, _, y in rows)) / dist.get_world_size()
+    counts = torch.stack([(y != NOTHING).sum() for _, _, y in rows])
+    tokens = summed(counts.sum()) / dist.get_world_size()
     for m, x, y in rows:
         model.require_backward_grad_sync = m == MICROS - 1
         loss = cross_entropy(model(x), y, reduction="sum")

@@ -8,7 +8,9 @@ from unisono_contrib.zoo.toys import Gradients, mean_over_ranks
 from unisono_contrib.zoo.toys_update import ToyStep as Step
 from unisono_contrib.zoo.toys_update import my_gradients, set_gradients, weights_of
 
-ADDRESS, STACK, CAUSE = "huggingface/trl#5312", "trainer and sampler", "not_updated"
+ADDRESS = "huggingface/trl#5312"
+STACK = "trainer and sampler"
+CAUSE = "not_updated"
 
 
 def right(rank: Any, reloads: bool = False) -> Gradients:

@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import gradients_of
 from unisono_contrib.zoo.toys import Gradients, batch, network, shares
 
-ADDRESS, STACK, CAUSE = "ByteDance-Seed/VeOmni#1059", "DDP, sequence parallel", "not_reduced"
+ADDRESS = "ByteDance-Seed/VeOmni#1059"
+STACK = "DDP, sequence parallel"
+CAUSE = "not_reduced"
 
 
 def reference() -> list[Gradients]:
