@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from unisono import gradients_of
@@ -14,32 +15,34 @@ STACK = "pipeline by hand, tied embedding"
 CAUSE = "not_reduced"
 
 
-def _embedding() -> nn.Parameter:
-    return nn.Parameter(next(network().parameters()).detach().clone())  # [16, 6]
+def _stage() -> nn.ParameterDict:
+    return nn.ParameterDict({"embedding": next(network().parameters()).detach().clone()})  # [16, 6]
+
+
+def _loss(hidden: Tensor, stage: nn.ParameterDict, x: Tensor) -> Tensor:
+    return cross_entropy(linear(hidden, stage["embedding"].T), x.argmax(1))
 
 
 def reference() -> Gradients:
-    weight, (x, _) = _embedding(), batch()
-    hidden = linear(x[0, 0], weight).tanh()
-    cross_entropy(linear(hidden, weight.T), x[0, 0].argmax(1)).backward()
-    return {"embedding": weight.grad} if weight.grad is not None else {}
+    stage, x = _stage(), batch()[0][0, 0]
+    _loss(linear(x, stage["embedding"]).tanh(), stage, x).backward()
+    return gradients_of(stage)
 
 
 def right(rank: Any, tied: bool = True) -> Gradients:
-    stage, (x, _) = nn.ParameterDict({"embedding": _embedding()}), batch()
-    weight = stage["embedding"]
+    stage, x = _stage(), batch()[0][0, 0]
+    hidden = linear(x, stage["embedding"]).tanh()
     if rank.rank == 0:
-        hidden = linear(x[0, 0], weight).tanh()
         dist.send(hidden.detach(), 1)
-        gradient = hidden.detach().clone()
+        gradient = torch.empty_like(hidden)
         dist.recv(gradient, 1)
         hidden.backward(gradient)
     else:
-        hidden = x.new_empty(len(x[0, 0]), 16)
-        dist.recv(hidden, 0)
-        hidden.requires_grad_()
-        cross_entropy(linear(hidden, weight.T), x[0, 0].argmax(1)).backward()
-        dist.send(hidden.grad if hidden.grad is not None else hidden, 0)
+        received = torch.empty_like(hidden, requires_grad=True)
+        dist.recv(received.data, 0)
+        (gradient,) = torch.autograd.grad(loss := _loss(received, stage, x), received, retain_graph=True)
+        dist.send(gradient, 0)
+        loss.backward()
     return {name: summed(g) if tied else g for name, g in gradients_of(stage).items()}
 
 
