@@ -7,9 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from unisono_contrib.zoo.play import PlayedBug, names, played
-
-HEADS = ("bug", "stack", "step", "error", "cause", "right", "twin")
+from unisono_contrib.zoo.play import PlayedBug, lacks, names, played
 
 
 def main(words: Sequence[str]) -> int:
@@ -25,7 +23,9 @@ def main(words: Sequence[str]) -> int:
     for bug in played(chosen):
         bugs.append(bug)
         print(_in_markdown(bug) if args.markdown else _line(bug, args.explain), flush=True)
-    print(f"\n{_sum(bugs)}")
+    missing = {name: lacks(name) for name in chosen if lacks(name)}
+    print("".join(f"\nnot played: {name}, {package} is not installed" for name, package in missing.items()))
+    print(_sum(bugs))
     return 0 if all(bug.is_caught and bug.twin.passed for bug in bugs) else 3
 
 

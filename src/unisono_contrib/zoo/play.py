@@ -1,6 +1,7 @@
 """Play the bugs of the zoo, and the same code without them, through `unisono.check_gradients`."""
 
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,16 +55,27 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(bugs.__path__))
 
 
+def lacks(name: str) -> str:
+    """Return the package that a bug is played with where it is not installed here, or ""."""
+    package = getattr(bug_of(name), "NEEDS", "")
+    return package if package and importlib.util.find_spec(package) is None else ""
+
+
+def bug_of(name: str) -> ModuleType:
+    """Return a bug's module."""
+    return importlib.import_module(f"{bugs.__name__}.{name}")
+
+
 def played(chosen: Sequence[str]) -> Iterator[PlayedBug]:
-    """Play the chosen bugs, each wrong and right, on ranks forked from the same process."""
+    """Play the chosen bugs that are playable here, each wrong and right, on ranks forked from the same process."""
     with ForkServer(ENTRY) as gradients, ForkServer(UPDATES) as updates:
-        for name in chosen:
+        for name in (name for name in chosen if not lacks(name)):
             yield play(name, gradients, updates)
 
 
 def play(name: str, gradients: ForkServer, updates: ForkServer) -> PlayedBug:
     """Play a bug and its twin on processes forked from these: of check_gradients and of check_updates."""
-    bug = importlib.import_module(f"{bugs.__name__}.{name}")
+    bug = bug_of(name)
     verdicts = [_judged(bug, loop, gradients, updates) for loop in (bug.wrong, bug.right)]
     mechanism = " ".join((bug.__doc__ or "").split())
     return PlayedBug(name, bug.ADDRESS, bug.STACK, mechanism, bug.CAUSE, *verdicts)
