@@ -4,6 +4,7 @@ import importlib.util
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from unisono.library.gradient_check import plain_name
 from unisono.spec.errors import UsageError
-from unisono.spec.finder import Finder
+from unisono.spec.finder import names_in
+from unisono.spec.words import meant
 from unisono_contrib.library.stacks._one_device import alone
 from unisono_contrib.library.stacks._step import TrainingStep, numbers_of, total
 from unisono_contrib.library.stacks._watch import SeenStep, StackWatch, copied
@@ -149,12 +151,17 @@ class StackAdapter:
         place.optimizer.zero_grad()
 
 
-STACKS = Finder("stack", "unisono.library.stacks", StackAdapter, "check_stack", ("V08", "V08"))
-
-
 def stack_named(name: str) -> type[StackAdapter]:
-    """Return a stack by its name. Raises UsageError V08 where there is none, or its library is not installed."""
-    kind = STACKS.find(name, "check_stack")
+    """Return a stack by the name of its file. Raises UsageError V08 where there is none, or it is not installed."""
+    names = names_in("unisono.library.stacks")
+    if name not in names:
+        what = f"there is no stack {name!r}{meant(name, names)}"
+        raise UsageError(what, where="check_stack", fix=f"one of: {' '.join(names)}", code="V08")
+    module = import_module(f"{__package__}.{name}")
+    kinds = [
+        kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, StackAdapter)
+    ]
+    kind = next(kind for kind in kinds if kind.__module__ == module.__name__)
     if importlib.util.find_spec(kind.library) is None:
         raise UsageError(
             f"{kind.library} is not installed",

@@ -1,7 +1,9 @@
 """`unisono.check_stack` and `unisono.check_updates`: is a training step on another stack that of one device?"""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unisono.launch.fork_server import ForkServer
+from unisono.launch.fork_server import ForkServer, print_output
+from unisono.launch.loop import OnEvent
 from unisono.library.explain import explained
 from unisono.library.gradient_check import GradientVerdict, home_of, judge, path_of, run
 from unisono.library.loop_check import BOUNDS, COARSE, ROUNDINGS
+from unisono.spec.errors import UnisonoError
 from unisono.spec.words import listed
 from unisono_contrib.library.stacks._adapter import misfit, stack_named
 from unisono_contrib.library.stacks._one_device import added, other_means
@@ -126,7 +130,8 @@ def _checked(
         raise misfit("ranks, micros and steps are at least 1", "check_stack", "ranks=2, micros=1, steps=2")
     with tempfile.TemporaryDirectory(prefix="unisono-stack-") as folder:
         call |= {"folder": folder, "processes": ranks}
-        results = run(server, call, ranks, timeout)
+        with _quiet() as hear:
+            results = run(server, call, ranks, timeout, hear)
         (alone,) = run(server, call | {"role": "one device"}, 1, timeout)
         plays = Plays(Path(folder), ranks, call, results, alone)
         verdict = _gradients_then_updates(plays, tokens)
@@ -171,6 +176,25 @@ class Plays:
     def first(self) -> int:
         """The first step of which there are weights."""
         return max(result["first"] for result in self.results)
+
+
+@contextmanager
+def _quiet() -> Iterator[OnEvent]:
+    """What ranks print is kept for the error that ends them: stacks say much where all is well."""
+    lines: deque[str] = deque(maxlen=40)
+
+    def hear(rank: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "output":
+            lines.append(f"rank {rank} | {event['text']}")
+        else:
+            print_output(rank, event)
+
+    try:
+        yield hear
+    except UnisonoError as error:
+        if lines:
+            error.add_note("\n".join(("what ranks printed last:", *lines)))
+        raise
 
 
 def _gradients_then_updates(plays: Plays, tokens: int) -> GradientVerdict:

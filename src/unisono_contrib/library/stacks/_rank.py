@@ -13,7 +13,7 @@ from unisono.launch.context import RankContext
 from unisono.library import proof_rank
 from unisono.library.gradient_check import plain_name
 from unisono.spec.errors import UserCodeError
-from unisono_contrib.library.stacks._adapter import STACKS, StackPlace
+from unisono_contrib.library.stacks._adapter import StackPlace, stack_named
 from unisono_contrib.library.stacks._cause import cause_of_update
 from unisono_contrib.library.stacks._one_device import alone
 from unisono_contrib.library.stacks._step import TrainingStep
@@ -34,7 +34,7 @@ def main(ctx: RankContext, argument: dict[str, Any], user: Mapping[str, Any]) ->
     step: TrainingStep = user["step"]()
     if argument["role"] == "one device":
         return (
-            STACKS.find(argument["stack"]).alone(step, argument)
+            stack_named(argument["stack"]).alone(step, argument)
             if argument["stack"]
             else alone(step, argument)
         )
@@ -45,7 +45,7 @@ def main(ctx: RankContext, argument: dict[str, Any], user: Mapping[str, Any]) ->
         dist.init_process_group(ctx.backend, store=ctx.store, rank=ctx.rank, world_size=ctx.world)
     if argument["role"] == "loop":
         return _loop(ctx, argument, user["loop"])
-    kind = STACKS.find(argument["stack"])
+    kind = stack_named(argument["stack"])
     place = StackPlace(
         ctx.rank, ctx.world, kind.groups(ctx.world, argument["options"]), argument["micros"], argument["options"],
         step.clip,
