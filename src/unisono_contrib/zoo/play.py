@@ -1,6 +1,7 @@
 """Play the bugs of the zoo, and the same code without them, through `unisono.check_gradients`."""
 
 import importlib
+import importlib.metadata
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from unisono.launch.fork_server import ForkServer
 from unisono.library.gradient_check import ENTRY, GradientVerdict, check_on
-from unisono_contrib.library.stacks._check import updates_on
+from unisono_contrib.library.stacks._check import stack_on, updates_on
 from unisono_contrib.library.stacks._rank import ENTRY as UPDATES
 from unisono_contrib.zoo import bugs
 from unisono_contrib.zoo.toys import RANKS, Gradients
@@ -57,8 +58,13 @@ def names() -> list[str]:
 
 def lacks(name: str) -> str:
     """Return the package that a bug is played with where it is not installed here, or ""."""
-    package = getattr(bug_of(name), "NEEDS", "")
-    return package if package and importlib.util.find_spec(package) is None else ""
+    needs = getattr(bug_of(name), "NEEDS", "")
+    package, _, version = needs.partition("==")
+    if not needs or (
+        importlib.util.find_spec(package) and importlib.metadata.version(package).startswith(version)
+    ):
+        return ""
+    return needs
 
 
 def bug_of(name: str) -> ModuleType:
@@ -76,7 +82,13 @@ def played(chosen: Sequence[str]) -> Iterator[PlayedBug]:
 def play(name: str, gradients: ForkServer, updates: ForkServer) -> PlayedBug:
     """Play a bug and its twin on processes forked from these: of check_gradients and of check_updates."""
     bug = bug_of(name)
-    verdicts = [_judged(bug, loop, gradients, updates) for loop in (bug.wrong, bug.right)]
+    if hasattr(bug, "ADAPTER"):
+        verdicts = [
+            stack_on(updates, bug.ADAPTER, bug.Step, RANKS, MICROS, 1, options)
+            for options in (bug.WRONG, bug.RIGHT)
+        ]
+    else:
+        verdicts = [_judged(bug, loop, gradients, updates) for loop in (bug.wrong, bug.right)]
     mechanism = " ".join((bug.__doc__ or "").split())
     return PlayedBug(name, bug.ADDRESS, bug.STACK, mechanism, bug.CAUSE, *verdicts)
 

@@ -17,7 +17,7 @@ __all__ = ["reference"]
 ADDRESS = "meta-pytorch/torchft#278"
 STACK = "torchft 0.2.0 itself"
 CAUSE = "not_reduced"
-NEEDS = "torchft"
+NEEDS = "torchft==0.2.0"
 
 
 def right(rank: Any, cap: int = 1 << 20) -> Gradients:
