@@ -218,8 +218,9 @@ def _rounded(ev: Evidence, names: Sequence[str]) -> Cause | None:
             continue
         word = lower_precision(got, ev.want[name])
         if word and ev.worst(name) < 0.02 * ev.top(name):
-            if word == "float16" and (noise := rounding_noise(ev, names)):
-                return noise  # a sum of a few numbers in bfloat16 may fit into float16
+            noise = rounding_noise(ev, names)
+            if noise and f" {word} " not in noise.text:
+                return noise  # a few numbers of a smaller dtype fit, added up, into this one
             text = f"all entries of {many([name])} are {word} numbers: it was rounded on its way"
             return Cause("precision_lost", text)
     return None
