@@ -1,0 +1,42 @@
+"""Losses are weighed by the tokens of the global batch, and the pipeline's schedule divides by micro-batches as well."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.functional import cross_entropy
+
+from unisono import gradients_of
+from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network, of_all_stages
+
+ADDRESS = "areal-project/AReaL#1273"
+STACK = "torch pipelining, policy loss"
+CAUSE = "factor_of_axis"
+
+
+def reference() -> list[Gradients]:
+    x, y = (z[0] for z in batch())
+    parts: list[Gradients] = []
+    for samples, targets in zip(x, y, strict=True):
+        model = network()
+        (cross_entropy(model(samples), targets, reduction="sum") / y.numel()).backward()
+        parts.append(gradients_of(model))
+    return parts
+
+
+def right(rank: Any, scale_grads: bool = False) -> Gradients:
+    layers, (x, y) = list(network().children()), (z[0].flatten(0, 1) for z in batch())
+    model = nn.Sequential(*(layers[:2] if rank.rank == 0 else layers[2:]))
+    stage = PipelineStage(model, rank.rank, 2, torch.device("cpu"))
+    tokens = y.numel()
+    schedule = ScheduleGPipe(
+        stage, MICROS, lambda out, t: cross_entropy(out, t, reduction="sum") / tokens, scale_grads=scale_grads
+    )
+    schedule.step(x) if rank.rank == 0 else schedule.step(target=y)
+    names = dict(zip(model.state_dict(), list(network().state_dict())[2 * rank.rank :], strict=False))
+    return of_all_stages({names[name]: g for name, g in gradients_of(model).items()})
+
+
+def wrong(rank: Any) -> Gradients:
+    return right(rank, scale_grads=True)
