@@ -56,7 +56,9 @@ def rounding_noise(ev: Evidence, names: Sequence[str]) -> Cause | None:
         rates.append((gap.abs() / terms.clamp_min(1e-3 * ev.top(name))).flatten())
     gap, want, rate = (torch.cat(x) for x in (gaps, wants, rates))
     worst = rate.max().item()
-    if not 0 < worst < 0.02 or _alike(gap, want) > 0.5 or (rate > worst / 1e3).double().mean() < 0.5:
+    if not 0 < worst < 0.02 or max(_alike(gap, want), _alike(gap, torch.ones_like(gap))) > 0.5:
+        return None
+    if (rate > worst / 1e3).double().mean() < 0.5:
         return None
     dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     steps = {word: torch.finfo(dtype).eps / 4 for word, dtype in dtypes.items()}

@@ -1,4 +1,4 @@
-"""Losses are weighed by the tokens of the global batch, and the pipeline's schedule divides by micro-batches as well."""
+"""Losses are divided by the tokens of the global batch, and the schedule divides by micro-batches as well."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Each rank of tp sends its slice of the tokens through experts, and the gate's gradients are not summed over slices."""
+"""Each rank of tp sends its slice of tokens through experts, and the gate's gradients are not summed over slices."""
 
 from typing import Any
 
