@@ -79,13 +79,6 @@ def summed(x: Tensor) -> Tensor:
     return x
 
 
-def of_all_stages(gradients: Mapping[str, Tensor]) -> Gradients:
-    """Return the gradients of all stages, on each rank."""
-    stages: list[Gradients] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(stages, dict(gradients))
-    return {name: x for stage in stages for name, x in stage.items()}
-
-
 # Experts: sample i goes to expert i % 2 ------------------------------------------------------------------------------
 
 

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
 from unisono import gradients_of
-from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network, of_all_stages
+from unisono_contrib.zoo.stages import all_gradients, my_stage
+from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network
 
 ADDRESS = "areal-project/AReaL#1273"
 STACK = "torch pipelining, policy loss"
@@ -26,16 +25,14 @@ def reference() -> list[Gradients]:
 
 
 def right(rank: Any, scale_grads: bool = False) -> Gradients:
-    layers, (x, y) = list(network().children()), (z[0].flatten(0, 1) for z in batch())
-    model = nn.Sequential(*(layers[:2] if rank.rank == 0 else layers[2:]))
-    stage = PipelineStage(model, rank.rank, 2, torch.device("cpu"))
+    x, y = (z[0].flatten(0, 1) for z in batch())
+    model, stage = my_stage(rank)
     tokens = y.numel()
     schedule = ScheduleGPipe(
         stage, MICROS, lambda out, t: cross_entropy(out, t, reduction="sum") / tokens, scale_grads=scale_grads
     )
     schedule.step(x) if rank.rank == 0 else schedule.step(target=y)
-    names = dict(zip(model.state_dict(), list(network().state_dict())[2 * rank.rank :], strict=False))
-    return of_all_stages({names[name]: g for name, g in gradients_of(model).items()})
+    return all_gradients(model)
 
 
 def wrong(rank: Any) -> Gradients:

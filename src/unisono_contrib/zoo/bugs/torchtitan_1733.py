@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
-from unisono import gradients_of
-from unisono_contrib.zoo.toys import Gradients, batch, network, of_all_stages, shares
+from unisono_contrib.zoo.stages import all_gradients, my_stage
+from unisono_contrib.zoo.toys import Gradients, batch, shares
 
 ADDRESS = "pytorch/torchtitan#1733"
 STACK = "torch pipelining, accumulation"
@@ -20,15 +19,12 @@ def reference() -> list[Gradients]:
 
 
 def right(rank: Any, scale_grads: bool = False) -> Gradients:
-    layers = list(network().children())
-    model = nn.Sequential(*(layers[:2] if rank.rank == 0 else layers[2:]))
-    names = dict(zip(model.state_dict(), list(network().state_dict())[2 * rank.rank :], strict=False))
-    stage = PipelineStage(model, rank.rank, 2, next(model.parameters()).device)
+    model, stage = my_stage(rank)
     share = CALLS if scale_grads else CALLS * 2
     schedule = ScheduleGPipe(stage, 2, lambda out, y: cross_entropy(out, y) / share, scale_grads=scale_grads)
     for x, y in zip(*(z.flatten(0, 1) for z in batch()), strict=True):
         schedule.step(x) if rank.rank == 0 else schedule.step(target=y)
-    return of_all_stages({names[name]: g for name, g in gradients_of(model).items()})
+    return all_gradients(model)
 
 
 def wrong(rank: Any) -> Gradients:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import ScheduleGPipe
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from unisono import gradients_of
-from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network, of_all_stages, summed
+from unisono_contrib.zoo.stages import all_gradients, my_stage
+from unisono_contrib.zoo.toys import MICROS, Gradients, batch, network, summed
 
 ADDRESS = "pytorch/torchtitan#596"
 STACK = "torch pipelining"
@@ -25,14 +25,13 @@ def reference() -> Gradients:
 
 
 def right(rank: Any, of_all: bool = True) -> Gradients:
-    layers, (x, y) = list(network().children()), batch()
-    model = nn.Sequential(*(layers[:2] if rank.rank == 0 else layers[2:]))
-    schedule = ScheduleGPipe(PipelineStage(model, rank.rank, 2, torch.device("cpu")), MICROS, cross_entropy)
+    x, y = batch()
+    model, stage = my_stage(rank)
+    schedule = ScheduleGPipe(stage, MICROS, cross_entropy)
     schedule.step(x[0].flatten(0, 1)) if rank.rank == 0 else schedule.step(target=y[0].flatten())
     norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     clip_grads_with_norm_(model.parameters(), LARGEST, summed(norm.square()).sqrt() if of_all else norm)
-    names = dict(zip(model.state_dict(), list(network().state_dict())[2 * rank.rank :], strict=False))
-    return of_all_stages({names[name]: g for name, g in gradients_of(model).items()})
+    return all_gradients(model)
 
 
 def wrong(rank: Any) -> Gradients:
