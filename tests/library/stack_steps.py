@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -54,6 +55,110 @@ class Uneven(Decaying):
 
     def weight(self, batch: Any) -> float:
         return float((batch[1] != -100).sum())
+
+
+class Matrices(Digits):
+    """Full matrices, whose gradients have full rank: Muon's rounding stays small."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(*(nn.Linear(8, 8, bias=False) if i % 2 == 0 else nn.GELU() for i in range(5)))
+        for p in model.parameters():
+            p.use_muon = True  # read by DeepSpeed
+        return model
+
+    def batch(self, number: int) -> Any:
+        drawn = torch.Generator().manual_seed(number)
+        return torch.randn(64, 8, generator=drawn), torch.randn(64, 8, generator=drawn)
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return (model(batch[0]) - batch[1]).square().mean()
+
+    def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        how = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0, "adjust_lr_fn": "original"}
+        return torch.optim.Muon(list(params), **how)
+
+
+class Words(unisono.TrainingStep):
+    """A small Llama on rows of which the first tokens are no targets."""
+
+    clip = 0.5
+
+    def model(self) -> Any:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=32, tie_word_embeddings=False, **sizes)).double()
+
+    def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=1e-2)
+
+
+class Rows(Words):
+    def batch(self, number: int) -> Any:
+        drawn = torch.Generator().manual_seed(number)
+        ids = torch.randint(2, 32, (2, 9), generator=drawn)
+        first = torch.randint(2, 8, (2, 1), generator=drawn)
+        labels = torch.where(torch.arange(9)[None] < first, -100, ids)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        return model(**batch).loss
+
+    def weight(self, batch: Any) -> float:
+        return float((batch["labels"][:, 1:] != -100).sum())
+
+
+class Examples(Words):
+    def batch(self, number: int) -> Any:
+        drawn = torch.Generator().manual_seed(number)
+        lengths = torch.randint(4, 10, (2,), generator=drawn).tolist()
+        rows = [torch.randint(2, 32, (length,), generator=drawn).tolist() for length in lengths]
+        return [{"input_ids": ids, "completion_mask": [0, 0] + [1] * (len(ids) - 2)} for ids in rows]
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        losses = []
+        for example in batch:
+            ids, mask = torch.tensor(example["input_ids"]), torch.tensor(example["completion_mask"]) > 0
+            logits = model(input_ids=ids[None]).logits[0, :-1]
+            losses.append(cross_entropy(logits[mask[1:]], ids[1:][mask[1:]], reduction="sum"))
+        return torch.stack(losses).sum() / self.weight(batch)
+
+    def weight(self, batch: Any) -> float:
+        return float(sum(sum(example["completion_mask"][1:]) for example in batch))
+
+
+class Tree(unisono.TrainingStep):
+    """A regression in JAX."""
+
+    def model(self) -> Any:
+        import jax
+
+        keys = jax.random.split(jax.random.key(0), 2)
+        return {"a": jax.random.normal(keys[0], (6, 8)), "b": jax.random.normal(keys[1], (8,))}
+
+    def batch(self, number: int) -> Any:
+        drawn = np.random.default_rng(number)
+        return drawn.normal(size=(5, 6)), drawn.normal(size=(5,))
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.mean((jnp.tanh(batch[0] @ model["a"]) @ model["b"] - batch[1]) ** 2)
+
+
+class UnevenTree(Tree):
+    def weight(self, batch: Any) -> float:
+        return 1.0 + float(batch[1][0] > 0)
+
+
+class TreeSummed(Tree):
+    """Gradients of all micro-batches are added up."""
+
+    def train(self, place: Any) -> Any:
+        import jax
+
+        grads = [jax.grad(self.loss)(place.model, batch) for batch in place.batches]
+        return jax.tree.map(lambda *g: sum(g), *grads)
 
 
 # Wrong uses of a stack -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -46,6 +47,11 @@ def case(
     return pytest.param(stack, step, ranks, options, marks=marks, id=name)
 
 
+MUON = {
+    "type": "Muon",
+    "params": {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0, "ns_method": "standard"},
+}
+
 HEALTHY = [
     case("ddp", steps.Decaying, slow=False),
     case("ddp", steps.Momentum, static_graph=True),
@@ -67,6 +73,12 @@ HEALTHY = [
         for stage in range(4)
         for step in (steps.Decaying, steps.Uneven)
     ),
+    case("deepspeed", steps.Matrices, "deepspeed", zero_optimization={"stage": 1}, optimizer=MUON),
+    case("transformers", steps.Rows, "transformers"),
+    case("trl", steps.Examples, "trl"),
+    case("trl", steps.Examples, "trl", padding_free=True),
+    case("jax", steps.Tree, "jax"),
+    case("jax", steps.UnevenTree, "jax", ranks=4),
 ]
 
 
@@ -74,7 +86,7 @@ HEALTHY = [
 def test_a_healthy_stack_passes(stack, step, ranks, options, check):
     verdict = check(stack, step, ranks, options=options)
     assert verdict, verdict
-    assert verdict.updates and not verdict.cause
+    assert (verdict.updates or stack == "jax") and not verdict.cause
     verdict.check()
 
 
@@ -117,6 +129,25 @@ def test_right_weights_pass(loop, updates):
 def test_the_cause_of_a_wrong_update_is_named(step, loop, cause, updates):
     verdict = updates(step, loop)
     assert not verdict and (verdict.cause, verdict.what) == (cause, "updates"), verdict
+
+
+@pytest.mark.slow
+@needs("jax")
+def test_gradients_in_jax_that_are_summed_are_named(check):
+    verdict = check("jax", steps.TreeSummed)
+    assert verdict.cause == "factor_of_axis" and "4 times" in str(verdict), verdict
+
+
+@pytest.mark.slow
+@needs("deepspeed")
+def test_a_muon_that_is_silently_sgd_is_named(check):
+    """deepspeedai/DeepSpeed#8441, in 0.19.5."""
+    if version("deepspeed") != "0.19.5":
+        pytest.skip(f"DeepSpeed {version('deepspeed')} has it no more: pip install deepspeed==0.19.5")
+    verdict = check(
+        "deepspeed", steps.Matrices, options={"zero_optimization": {"stage": 0}, "optimizer": MUON}
+    )
+    assert (verdict.cause, verdict.what) == ("optimizer_is_sgd", "updates"), verdict
 
 
 def test_what_cannot_be_checked_is_refused(check):

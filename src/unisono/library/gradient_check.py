@@ -243,17 +243,18 @@ def judge(
     tokens: int,
     places: Mapping[int, tuple[str, int, int]] | None = None,
     past: Sequence[Gradients] = (),
+    inside: torch.dtype = torch.float64,
 ) -> GradientVerdict:
     """parts: shares of the right gradient, which add up to it. seen: each rank's tensors. layout: name or pattern →
     how a tensor lies on `shards` consecutive ranks. tokens: terms that a weight's gradient sums up. places, past: as of
-    `Evidence`.
+    `Evidence`. inside: the coarsest dtype that a gradient passes on its way.
 
     Raises UsageError V03 for names or shapes that do not go together.
     """
     order = list(dict.fromkeys(name for part in parts for name in part))
     want = {n: torch.stack([part[n].double() for part in parts if n in part]).sum(0) for n in order}
     _check_names(want, seen)
-    bound = _bound(want, seen, tokens)
+    bound = _bound(want, seen, tokens, inside)
     evidence = Evidence(
         want=want,
         held={name: _boxes(name, want[name], seen, layout, shards) for name in want},
@@ -329,10 +330,12 @@ def _sizes(ranks: int, parts: int, shards: int) -> dict[str, int]:
     }
 
 
-def _bound(want: Mapping[str, Tensor], seen: Sequence[Mapping[str, Tensor]], tokens: int) -> float:
+def _bound(
+    want: Mapping[str, Tensor], seen: Sequence[Mapping[str, Tensor]], tokens: int, inside: torch.dtype
+) -> float:
     shapes = [tuple(x.shape) for x in want.values()]
     path = sum(s[0] + math.prod(s[1:]) if len(s) > 1 else 4 * math.prod(s) for s in shapes)
-    dtypes = {x.dtype for held in seen for x in held.values()}
+    dtypes = {inside, *(x.dtype for held in seen for x in held.values())}
     coarse = max(
         (d for d in dtypes if d in _PRECISION), key=lambda d: torch.finfo(d).eps, default=torch.float64
     )

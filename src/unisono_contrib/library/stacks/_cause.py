@@ -31,7 +31,7 @@ class UpdateCase:
         self.device = OneDevice(step, argument["groups"], argument["micros"])
         for number in range(argument["at"]):
             self.device.update(added(self.device.shares(self.device.batch(number))))
-        self.at, self.near = argument["at"], max(1e-7, 10 * argument["near"])
+        self.at, self.near = argument["at"], min(0.1, max(1e-7, 10 * argument["near"]))
         self.wrong: Sequence[str] = argument["wrong"]
         folder, count = Path(argument["folder"]), argument["processes"]
         self.ranks = [load_file(folder / f"weight-{rank}-{self.at}") for rank in range(count)]
@@ -58,17 +58,24 @@ class UpdateCase:
         """How far a tensor went in this step."""
         return (weights[name].double() - self.before[name].double()).flatten()
 
-    def is_like(self, rank: int, weights: Tensors) -> bool:
-        """Whether what a rank has in place of the wrong weights are these."""
+    def distance(self, rank: int, weights: Tensors) -> float:
+        """How far what a rank has in place of the wrong weights is from these, over the largest movement."""
+        far = 0.0
         for name in self.wrong:
             got, want = self.move(self.ranks[rank], name), self.move(weights, name)
             top = max(want.abs().max().item(), self.move(self.after, name).abs().max().item())
-            room = (
-                self.near * top + 16 * torch.finfo(weights[name].dtype).eps * weights[name].abs().max().item()
-            )
-            if not (got - want).abs().max().item() <= room:
-                return False
-        return True
+            gap = (got - want).abs().max().item() - self.rounding(name)
+            far = max(far, gap / top if top else math.inf)
+        return far
+
+    def rounding(self, name: str) -> float:
+        """How much a weight of this size is rounded."""
+        weight = self.before[name]
+        return 16 * torch.finfo(weight.dtype).eps * weight.abs().max().item()
+
+    def is_like(self, rank: int, weights: Tensors) -> bool:
+        """Whether what a rank has in place of the wrong weights are these."""
+        return self.distance(rank, weights) <= self.near
 
     def played(self, act: Callable[[OneDevice], None]) -> dict[str, Tensor]:
         """The weights after a suspect's step."""
@@ -132,10 +139,12 @@ def _still(case: UpdateCase) -> Cause | None:
 
 
 def _played_again(case: UpdateCase) -> Cause | None:
-    for cause, act in _suspects(case):
-        if case.is_like(0, case.played(act)):
-            return cause
-    return None
+    """The first of the suspects that come as near as any does."""
+    tried = [(cause, case.distance(0, case.played(act))) for cause, act in _suspects(case)]
+    best = min((far for _, far in tried), default=math.inf)
+    if best > case.near:
+        return None
+    return next(cause for cause, far in tried if far <= max(2 * best, 1e-2 * case.near))
 
 
 def _suspects(case: UpdateCase) -> Iterator[Suspect]:
@@ -361,9 +370,9 @@ def _fits(case: UpdateCase, like: Tensors) -> list[tuple[float, float]]:
             if len(got) >= 4 or not bool(move.any()):
                 return []
             continue  # too few numbers to say
-        top = got.abs().max().item()
+        top = got.abs().max().item() or 1e-300
         fitted = sum((w * x for w, x in zip(solution.weights, columns, strict=True)), torch.zeros_like(got))
-        room = 10 * case.near * top + 16 * torch.finfo(like[name].dtype).eps * weight.abs().max().item()
+        room = min(0.02, 10 * case.near) * top + case.rounding(name)
         if not (got - fitted).abs().max().item() <= room:
             return []
         pairs.append((solution.weights[0], solution.weights[1] if len(columns) > 1 else 0.0))

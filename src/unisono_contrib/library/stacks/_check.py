@@ -20,7 +20,7 @@ from unisono.library.loop_check import BOUNDS, COARSE, ROUNDINGS
 from unisono.spec.errors import UnisonoError
 from unisono.spec.words import listed
 from unisono_contrib.library.stacks._adapter import misfit, stack_named
-from unisono_contrib.library.stacks._one_device import added, other_means
+from unisono_contrib.library.stacks._one_device import added, clipped_share, other_means, scaled
 from unisono_contrib.library.stacks._rank import ENTRY
 from unisono_contrib.library.stacks._step import TrainingStep
 
@@ -241,23 +241,27 @@ def _gradients(plays: Plays, step: int, tokens: int, past: Sequence[Tensors]) ->
     parts = [{name: part[name] for name in names} for part in parts]
     seen = [{name: rank[name] for name in names} for rank in seen]
 
-    def judged(times: Sequence[float]) -> GradientVerdict:
-        scaled = [{n: k * x for n, x in part.items()} for k, part in zip(times, parts, strict=True)]
-        return judge(scaled, seen, {}, plays.ranks, tokens, places, past)
+    # After a coarse update, weights and gradients differ as coarsely.
+    inside = [dtype_of(plays.alone[key]) for key in ("backward", "coarsest")][: 1 + (step > 0)]
+    coarse = max(inside, key=lambda dtype: torch.finfo(dtype).eps)
 
-    verdict = judged([1.0] * len(parts))
-    clip = plays.alone["clips"][step]
-    others = (
-        {("not_clipped", f"gradients are not clipped, by {clip:.4g}"): [1 / clip] * len(parts)}
-        if clip < 1
-        else {}
-    )
+    def judged(shares: Sequence[Tensors]) -> GradientVerdict:
+        return judge(shares, seen, {}, plays.ranks, tokens, places, past, coarse)
+
+    verdict = judged(parts)
+    if verdict.passed:
+        return verdict
+    factor, limit = plays.alone["clips"][step], plays.alone["clip"]
+    others = {}
+    if factor < 1:
+        text = f"gradients are not clipped, which would multiply them by {factor:.4g}"
+        others["not_clipped", text] = [1 / factor] * len(parts)
     for text, times in other_means(plays.alone["parts"][step], micros).items():
-        others["loss_normalisation", text] = times
-    for (cause, text), times in others.items() if not verdict.passed else ():
-        if judged(times).passed:
-            return replace(verdict, cause=cause, explanation=text)
-    return verdict
+        bare = scaled(parts, [k / factor for k in times])
+        others["loss_normalisation", text] = [clipped_share(bare, limit) * k / factor for k in times]
+    fitting = (cause for cause, times in others.items() if judged(scaled(parts, times)).passed)
+    cause, text = next(fitting, (verdict.cause, verdict.explanation))
+    return replace(verdict, cause=cause, explanation=text)
 
 
 def _update_errors(plays: Plays, step: int, seen: Sequence[Tensors]) -> tuple[dict[str, float], float]:
@@ -271,15 +275,17 @@ def _update_errors(plays: Plays, step: int, seen: Sequence[Tensors]) -> tuple[di
         if lost := [name for name in after if name not in held or held[name].shape != after[name].shape]:
             fix = "weights by the names and in the shapes of one device, for all that is trained"
             raise misfit(f"rank {rank} has no {listed(lost, 3)} of one device's shape", "check_stack", fix)
-    coarse = plays.alone["coarsest"]
-    dtype = next((x.dtype for x in after.values()), torch.float64)
-    bound = max(BOUNDS.get(kind, COARSE) for kind in (dtype, getattr(torch, coarse) if coarse else dtype))
+    dtypes = {x.dtype for x in after.values()} | {
+        dtype_of(plays.alone[key]) for key in ("backward", "coarsest")
+    }
+    bound = max(BOUNDS.get(dtype, COARSE) for dtype in dtypes)
+    roundings = 4.0 if bound >= COARSE else ROUNDINGS  # noise of that size is as large as rounding
     moves = {name: _gap(after[name], before[name]) for name in after}
     floor = 1e-3 * max(moves.values(), default=0.0)
     errors = {}
     for name in plays.alone["order"]:
         gap = max(_gap(held[name], after[name]) for held in seen)
-        room = max(bound * max(moves[name], floor), ROUNDINGS * _gap(noisy[name], after[name]))
+        room = max(bound * max(moves[name], floor), roundings * _gap(noisy[name], after[name]))
         room += (
             8 * torch.finfo(after[name].dtype).eps * after[name].abs().max().item()
             if after[name].numel()
@@ -287,6 +293,11 @@ def _update_errors(plays: Plays, step: int, seen: Sequence[Tensors]) -> tuple[di
         )
         errors[name] = bound * gap / room if room else (0.0 if gap == 0 else float("inf"))
     return errors, bound
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """A dtype by its name; float64 if that is empty."""
+    return getattr(torch, name or "float64")
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

@@ -53,16 +53,20 @@ class OneDevice:
             for (name, p), g in zip(params.items(), grads, strict=True)
         }
 
-    def shares(self, batch: GlobalBatch) -> list[dict[str, Tensor]]:
+    def shares(self, batch: GlobalBatch, coarsest: Coarsest | None = None) -> list[dict[str, Tensor]]:
         """Return what each micro-batch adds to the gradient."""
-        return [self.gradient(x, part) for x, part in zip(batch.batches, batch.parts, strict=True)]
+        with coarsest or nullcontext():
+            return [self.gradient(x, part) for x, part in zip(batch.batches, batch.parts, strict=True)]
 
-    def update(self, gradient: Tensors, clip: float | None = None, coarsest: Coarsest | None = None) -> None:
-        """Clip, and make a step of the optimiser. clip: in the place of the step's."""
+    def update(
+        self, gradient: Tensors, clip: float | None = None, coarsest: Coarsest | None = None, eps: float = 0.0
+    ) -> None:
+        """Clip, and make a step of the optimiser. clip: in the place of the step's. eps: how coarsely a step computes
+        inside, which noise has to reach to show what rounding does."""
         params = trainable(self.model)
         for name, p in params.items():
             p.grad = gradient[name].clone()
-        self._perturb([p.grad for p in params.values() if p.grad is not None])
+        self._perturb([p.grad for p in params.values() if p.grad is not None], eps)
         limit = self.step.clip if clip is None else clip
         if limit:
             torch.nn.utils.clip_grad_norm_(params.values(), limit)
@@ -80,13 +84,14 @@ class OneDevice:
         twin.model, twin.optimizer = copy.deepcopy((self.model, self.optimizer))
         return twin
 
-    def _perturb(self, grads: Sequence[Tensor]) -> None:
+    def _perturb(self, grads: Sequence[Tensor], eps: float) -> None:
         if self._noise is None:
             return
         largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
         for g in grads:
             drawn = 2 * torch.rand(g.shape, generator=self._noise, dtype=torch.float64) - 1
-            g.add_((NOISE * torch.finfo(g.dtype).eps * largest * drawn).to(g))
+            inside = eps * float(g.abs().max()) if g.numel() and eps > torch.finfo(g.dtype).eps else 0.0
+            g.add_((max(NOISE * torch.finfo(g.dtype).eps * largest, inside) * drawn).to(g))
 
 
 def added(shares: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -95,6 +100,11 @@ def added(shares: Sequence[Tensors]) -> dict[str, Tensor]:
         name: torch.stack([share[name].double() for share in shares]).sum(0).to(x)
         for name, x in shares[0].items()
     }
+
+
+def scaled(shares: Sequence[Tensors], times: Sequence[float]) -> list[dict[str, Tensor]]:
+    """Shares of a gradient, each multiplied by a number of its own."""
+    return [{name: k * x for name, x in share.items()} for share, k in zip(shares, times, strict=True)]
 
 
 def other_means(parts: Sequence[float], micros: int) -> dict[str, list[float]]:
@@ -123,20 +133,27 @@ def clipped_share(shares: Sequence[Tensors], clip: float) -> float:
 
 def alone(step: TrainingStep, argument: Mapping[str, Any]) -> dict[str, Any]:
     """Leave shares of each step's gradient, weights around each step, and weights had gradients carried noise."""
-    folder, coarsest = Path(argument["folder"]), Coarsest()
+    folder, backward, coarsest = Path(argument["folder"]), Coarsest(), Coarsest()
     right, noisy = (OneDevice(step, argument["groups"], argument["micros"], noise) for noise in (False, True))
     save_file(right.weights(), folder / "one-weight-0")
     clips, parts = [], []
     for number in range(argument["steps"]):
         batch = right.batch(number)
-        shares = right.shares(batch)
+        shares = right.shares(batch, backward)
         parts.append(list(batch.parts))
         clips.append(clipped_share(shares, step.clip) if argument["clipped"] else 1.0)
         for index, share in enumerate(shares):
             kept = {name: (clips[-1] * x).contiguous() for name, x in share.items()}
             save_file(kept, folder / f"share-{number}-{index}")
         right.update(added(shares), coarsest=coarsest)
-        noisy.update(added(noisy.shares(noisy.batch(number))))
+        noisy.update(added(noisy.shares(noisy.batch(number))), eps=coarsest.eps)
         save_file(right.weights(), folder / f"one-weight-{number + 1}")
         save_file(noisy.weights(), folder / f"noisy-weight-{number + 1}")
-    return {"order": list(right.weights()), "coarsest": coarsest.name, "clips": clips, "parts": parts}
+    return {
+        "order": list(right.weights()),
+        "backward": backward.name,
+        "coarsest": coarsest.name,
+        "clips": clips,
+        "parts": parts,
+        "clip": step.clip if argument["clipped"] else 0.0,
+    }

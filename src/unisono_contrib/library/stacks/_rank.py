@@ -47,9 +47,8 @@ def main(ctx: RankContext, argument: dict[str, Any], user: Mapping[str, Any]) ->
         return _loop(ctx, argument, user["loop"])
     kind = stack_named(argument["stack"])
     place = StackPlace(
-        ctx.rank, ctx.world, kind.groups(ctx.world, argument["options"]), argument["micros"], argument["options"],
-        step.clip,
-    )  # fmt: skip
+        ctx.rank, ctx.world, argument["groups"], argument["micros"], argument["options"], step.clip
+    )
     seen = kind(step, place).play(argument["steps"])
     for number, each in enumerate(seen[: argument["steps"]]):
         _keep(argument, ctx.rank, number, each)

@@ -71,7 +71,10 @@ class DeepSpeed(StackAdapter):
         """Return whole gradients of this rank, {} where this version does not show them. A collective."""
         from deepspeed.utils import safe_get_full_grad  # pyright: ignore[reportMissingImports]
 
-        zero = self.place.stack.zero_optimization()
+        engine = self.place.stack
+        zero = engine.zero_optimization()
+        if zero and str(engine.optimizer_name()).lower() == "muon":  # what it keeps then are updates
+            return {}
         read = safe_get_full_grad if zero else (lambda p: p.grad)
         seen = {name: read(p) for name, p in self.named().items()}
         return {} if any(grad is None for grad in seen.values()) else {n: copied(g) for n, g in seen.items()}

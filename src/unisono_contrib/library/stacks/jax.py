@@ -35,7 +35,7 @@ class Jax(StackAdapter):
         place = self.place
         configure(place.groups)
         place.model = self.step.model()
-        place.stack = jax.make_mesh((place.groups,), ("data",))
+        place.stack = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
         seen = []
         for number in range(steps):
             place.step = number
@@ -97,7 +97,14 @@ class Jax(StackAdapter):
                 share = {n: x * (weight / total(weights)) for n, x in tensors(gradient(tree, batch)).items()}
                 order = list(share)
                 save_file(share, Path(argument["folder"]) / f"share-{number}-{index}")
-        return {"order": order, "coarsest": "", "clips": [1.0] * argument["steps"], "parts": every}
+        return {
+            "order": order,
+            "backward": "",
+            "coarsest": "",
+            "clips": [1.0] * argument["steps"],
+            "parts": every,
+            "clip": 0.0,
+        }
 
 
 def configure(devices: int) -> None:

@@ -53,7 +53,11 @@ class Transformers(StackAdapter):
             "gradient_accumulation_steps": place.micros, "max_steps": self.steps, "max_grad_norm": place.clip,
             "report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True,
             "dataloader_pin_memory": False, "lr_scheduler_type": "constant",
-        } | place.options)  # fmt: skip
+        } | self.habits() | place.options)  # fmt: skip
+
+    def habits(self) -> dict[str, Any]:
+        """Return arguments that only this kind of Trainer has."""
+        return {}
 
     def optimizers(self) -> tuple[Any, Any]:
         """Return the step's optimiser, and a rate that stays."""

@@ -11,14 +11,22 @@ from unisono_contrib.library.stacks.transformers import Transformers, in_order
 
 
 class Trl(Transformers):
-    """Examples of ids, without a tokenizer: `place.batches` is the list of all. `packing` and `padding_free` of the
-    options pack them."""
+    """Examples of ids, without a tokenizer: `place.batches` is the list of all. `packing` would hand them out in
+    another order, so that steps are others than those of one device; `padding_free` keeps it."""
 
     library = extra = "trl"
 
     def rows(self) -> list[Any]:
         place = self.place
         return [x for n in numbers_of(0, place.groups, place.micros * self.steps) for x in self.step.batch(n)]
+
+    def habits(self) -> dict[str, Any]:
+        # Autocast to bfloat16 is SFTConfig's default, and hides mistakes of a percent.
+        return {
+            "completion_only_loss": "completion_mask" in self.place.batches[0],
+            "bf16": False,
+            "max_length": None,
+        }
 
     def wrapped(self) -> Any:
         from datasets import Dataset
