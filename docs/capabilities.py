@@ -1244,6 +1244,13 @@ DEBUGGING = (
     proven(_G, "Correctness check against one device", "dp=2 tp=2"),
     prints(
         _G,
+        "Silent bugs of other stacks, found and named",
+        "python -m unisono_contrib.zoo 6660 24725 4332 --explain",
+        "doubled micro-batches, a mean of means, a bias divided by tp; their healthy twins pass",
+        r"3 bugs: 3 found in one step, 3 with their cause; 3 of 3 healthy twins pass",
+    ),
+    prints(
+        _G,
         "Check of one device against a second engine",
         "unisono verify --model.n_layer 2 --train.global_batch 8 --plan dp=2 --steps 1 --witness numpy",
         "loss, gradients and updates of NumPy, to 1e-12",

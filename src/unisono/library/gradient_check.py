@@ -11,7 +11,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import Path
@@ -119,6 +119,7 @@ def check_gradients(
     dtype: str = "float64",
     tokens: int = 4096,
     timeout: float = 300.0,
+    meets: int | None = None,
 ) -> GradientVerdict:
     """Compare the gradients of a parallel loop with those of one device. The verdict is true if they agree.
 
@@ -132,12 +133,13 @@ def check_gradients(
     name or pattern → `Shard(dim)` or `Partial()` of torch.distributed.tensor, for plain tensors that are pieces, or
     terms of a sum, on consecutive ranks. shards: how many consecutive ranks hold one tensor; all if None. dtype:
     torch's default dtype in both functions. tokens: how many terms (samples, or samples times positions) a weight's
-    gradient sums. timeout: seconds for each function.
+    gradient sums. timeout: seconds for each function. meets: how often a gradient may be summed over ranks in what the
+    candidate does; if None, nobody counts.
 
     Raises UsageError V03 where names, shapes or functions do not fit, UserCodeError when one of the functions raises.
     """
     with ForkServer(ENTRY, path=path_of(reference)) as server:
-        return check_on(server, reference, candidate, ranks, layout, shards, dtype, tokens, timeout)
+        return check_on(server, reference, candidate, ranks, layout, shards, dtype, tokens, timeout, meets)
 
 
 def check_on(
@@ -150,6 +152,7 @@ def check_on(
     dtype: str = "float64",
     tokens: int = 4096,
     timeout: float = 300.0,
+    meets: int | None = None,
 ) -> GradientVerdict:
     """Do as `check_gradients` on processes forked from a fork server of this module's ENTRY."""
     shards = shards or ranks
@@ -157,15 +160,42 @@ def check_on(
         raise _misfit(f"{ranks} ranks do not divide into groups of {shards}", "shards that divide ranks")
     with tempfile.TemporaryDirectory(prefix="unisono-check-") as name:
         call = {"dtype": dtype, "folder": name, "seed": 0}
-        (reference_play,) = run(server, {**call, **home_of(reference), "alone": True}, 1, timeout)
-        results = run(server, {**call, **home_of(candidate), "alone": False}, ranks, timeout)
+        alone = {**call, **home_of(reference), "alone": True}
+        (reference_play,) = run(server, alone, 1, timeout)
+        counted = {**call, **home_of(candidate), "alone": False, "counts": meets is not None}
+        results = run(server, counted, ranks, timeout)
         parts = [load_file(Path(name) / f"part-{i:04d}") for i in range(reference_play["parts"])]
         seen = [load_file(Path(name) / f"rank-{i:04d}") for i in range(ranks)]
-    gathered: dict[str, Placement] = dict.fromkeys(
-        (key for result in results for key in result["cut"]), Replicate()
+        gathered: dict[str, Placement] = dict.fromkeys(
+            (key for result in results for key in result["cut"]), Replicate()
+        )
+        ordered = [{key: part[key] for key in reference_play["order"] if key in part} for part in parts]
+        cut = {**gathered, **(layout or {})}
+        verdict = judge(ordered, seen, cut, shards, tokens)
+        if verdict.cause == "gradient":  # in no pattern: perhaps another forward
+            (tries,) = run(server, {**alone, "suppose": ranks}, 1, timeout)
+            for number, text in enumerate(tries["texts"]):
+                like = load_file(Path(name) / f"supposed-{number:04d}")
+                if judge([{key: like[key] for key in reference_play["order"]}], seen, cut, shards, tokens):
+                    text = f"{text}, as where each rank adds it before a sum: one device makes the same then"
+                    return replace(verdict, cause="bias_added_by_each_rank", explanation=text)
+    return verdict if meets is None else _counted(verdict, ordered[0], results, meets)
+
+
+def _counted(
+    verdict: GradientVerdict, like: Gradients, results: Sequence[Mapping[str, Any]], meets: int
+) -> GradientVerdict:
+    """A right gradient that was summed over ranks more often than `meets` is a wrong loop too."""
+    times = max(result["summed"] for result in results) / max(1, sum(x.numel() for x in like.values()))
+    if not verdict.passed or times < meets + 0.5:
+        return verdict
+    text = (
+        f"each gradient is right, but crosses between ranks {times:.3g} times, not {meets}: "
+        "what should wait for the last micro-batch does not"
     )
-    ordered = [{key: part[key] for key in reference_play["order"] if key in part} for part in parts]
-    return judge(ordered, seen, {**gathered, **(layout or {})}, shards, tokens)
+    return replace(
+        verdict, passed=False, cause="summed_too_often", explanation=text, first=next(reversed(list(like)))
+    )
 
 
 def path_of(function: Callable[..., Any]) -> list[str]:

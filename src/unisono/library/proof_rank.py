@@ -32,6 +32,8 @@ from unisono.library.batch_tracer import LossWatcher
 from unisono.library.enter import ScriptStage, init, staged
 from unisono.library.gradient_check import PLAYS, SCRIPT, plain_name
 from unisono.library.job import Job
+from unisono.library.suppose import supposed
+from unisono.library.wire_count import SummedNumbers
 from unisono.plan import Plan
 from unisono.spec.errors import UserCodeError
 from unisono.spec.finder import executed
@@ -242,10 +244,14 @@ def _module(name: str, file: str) -> ModuleType:
     return sys.modules[name] if name in sys.modules else executed(file, name, "check_gradients")
 
 
+def _seed(number: int) -> None:
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(number)
+
+
 def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any] | None) -> dict[str, Any]:
     """Every rank calls function(job), or runs the script; or calls the function for its gradients."""
-    for seed in (torch.manual_seed, random.seed, np.random.seed):
-        seed(argument["seed"])
+    _seed(argument["seed"])
     if argument["dtype"]:
         torch.set_default_dtype(getattr(torch, argument["dtype"]))
     if function is not None and "alone" in argument:
@@ -274,7 +280,10 @@ def _gradients(ctx: RankContext, argument: dict[str, Any], function: Callable[..
     alone = argument["alone"]
     if not alone:
         dist.init_process_group(ctx.backend, store=ctx.store, rank=ctx.rank, world_size=ctx.world)
-    returned = function() if alone else function(ctx)
+    if "suppose" in argument:
+        return _supposed(argument, function)
+    with SummedNumbers() if argument.get("counts") else nullcontext() as summed:
+        returned = function() if alone else function(ctx)
     parts: list[Any] = list(returned) if isinstance(returned, Sequence) and alone else [returned]
     order: dict[str, None] = {}
     for i, part in enumerate(parts):
@@ -283,7 +292,22 @@ def _gradients(ctx: RankContext, argument: dict[str, Any], function: Callable[..
         order |= dict.fromkeys(tensors)
         save_file(tensors, folder)
     sharded = [plain_name(str(name)) for name, x in parts[0].items() if isinstance(x, DTensor)]
-    return {"parts": len(parts), "order": list(order), "cut": [] if alone else sharded}
+    numbers = 0 if summed is None else summed.numbers
+    return {"parts": len(parts), "order": list(order), "cut": [] if alone else sharded, "summed": numbers}
+
+
+def _supposed(argument: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """What one device makes with one mistake, for each mistake that is supposed; all shares of it together."""
+    texts: list[str] = []
+    for text, parts in supposed(function, argument["suppose"], partial(_seed, argument["seed"])):
+        total = {
+            key: sum(part[key].detach() for part in parts if key in part) for part in parts for key in part
+        }
+        save_file(
+            _whole_gradients(total, argument["name"]), Path(argument["folder"]) / f"supposed-{len(texts):04d}"
+        )
+        texts.append(text)
+    return {"texts": texts}
 
 
 def _whole_gradients(part: Any, name: str) -> dict[str, Tensor]:

@@ -81,7 +81,10 @@ def size_text(c: float, sizes: Mapping[str, int]) -> str:
 
 def factor(who: str, c: float, sizes: Mapping[str, int]) -> Cause:
     """Return the cause where all of `who` is multiplied by one number."""
-    text = size_text(c, sizes)
+    text = size_text(abs(c), sizes)
+    if c < 0:
+        times = f"{c:.6g} times the right one{f', as many as {text}' if text else ''}"
+        return Cause("reversed", f"{who} {times}: it points the other way")
     if not text and abs(c - 1) < 0.01:
         near = "nothing is missing or counted twice; an epsilon, a norm or a count by which all are divided is off"
         return Cause("factor", f"{who} {c - 1:+.1e} off, all by the same share: {near}")

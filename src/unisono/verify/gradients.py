@@ -3,7 +3,6 @@
 One list serves the prover and `check_gradients`: what both know is an `Evidence`.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from unisono.spec.words import listed
 from unisono.verify.evidence import Cause, Evidence, box_of, factor, fit, lower_precision, only_at, ratio
-
-NEAR = 1e-3  # of a share's weight: whole numbers are told apart, rounding is not seen
+from unisono.verify.part_patterns import by_local_norms, rounding_noise
+from unisono.verify.share_weights import NEAR, by_weights
 
 
 def explain(ev: Evidence, names: Sequence[str]) -> Cause:
@@ -24,10 +23,12 @@ def explain(ev: Evidence, names: Sequence[str]) -> Cause:
         _foreign,
         _rounded,
         _factor,
+        by_local_norms,
         _tied,
         _shares,
         _copies_apart,
         _carried,
+        rounding_noise,
         _elements,
         _permuted,
         _slice,
@@ -184,39 +185,11 @@ def _shares(ev: Evidence, names: Sequence[str]) -> Cause | None:
     for chosen, rank in looks:
         weights = ev.weights(chosen, rank)
         on = "" if rank is None else f" on rank {rank}"
-        cause = None if weights is None else _by_weights(ev, weights, f"in {many(chosen)}{on}")
+        where = f"in {many(chosen)}{on}"
+        cause = None if weights is None else by_weights(ev, weights, where, alike=not drifted)
         if cause is not None:
             return cause
     return None
-
-
-def _by_weights(ev: Evidence, weights: Sequence[float], where: str) -> Cause | None:
-    lost = [i for i, w in enumerate(weights) if abs(w) < NEAR]
-    odd = {i: w for i, w in enumerate(weights) if i not in lost and abs(w - 1) > NEAR}
-    if len(lost) == len(weights) or not (lost or odd):
-        return None
-    alike = {
-        f"{w:.4g}": [i for i, v in odd.items() if math.isclose(v, w, rel_tol=NEAR)] for w in odd.values()
-    }
-    counts = [f"{ev.share} {listed(which)} counts {times} times" for times, which in alike.items()]
-    if lost:
-        name, text = _lost(ev, lost, len(weights))
-        return Cause(name, f"{where} {', '.join((text, *counts[:3]))}")
-    name = "counted_twice" if max(odd.values()) > 1 else "factor"
-    return Cause(name, f"{where} {listed(counts, 3)}")
-
-
-def _lost(ev: Evidence, lost: Sequence[int], shares: int) -> tuple[str, str]:
-    """(cause, what is missing), by where the missing shares are computed."""
-    place, kept = ev.places, [i for i in range(shares) if i not in lost]
-    if len(place) == shares:
-        several = any(place[i][2] > 1 for i in kept)
-        ranks = {place[i][0] for i in lost}
-        if several and all(place[i][1] == place[i][2] - 1 for i in kept):
-            return "missing_micro_batch", f"all but the last {ev.share} of each rank are lost"
-        if not ranks & {place[i][0] for i in kept}:
-            return "missing_share", f"all that {listed(sorted(ranks))} should add is missing"
-    return "missing_micro_batch", f"{ev.share} {listed(lost)} of the batch is missing"
 
 
 def _carried(ev: Evidence, names: Sequence[str]) -> Cause | None:
@@ -245,6 +218,9 @@ def _rounded(ev: Evidence, names: Sequence[str]) -> Cause | None:
             continue
         word = lower_precision(got, ev.want[name])
         if word and ev.worst(name) < 0.02 * ev.top(name):
+            noise = rounding_noise(ev, names)
+            if noise and f" {word} " not in noise.text:
+                return noise  # a few numbers of a smaller dtype fit, added up, into this one
             text = f"all entries of {many([name])} are {word} numbers: it was rounded on its way"
             return Cause("precision_lost", text)
     return None

@@ -320,6 +320,9 @@ def _scaled(case: UpdateCase) -> Cause | None:
     (a, pull), scale = pairs[0], 1.0
     if not all(math.isclose(other, a, rel_tol=1e-3) for other, _ in pairs):
         return None
+    if a < 0:
+        text = f"{listed(case.wrong, 3)} moved {a:.6g} times as far as it should, which is the other way"
+        return Cause("reversed", f"{text}: a sign is wrong")
     if abs(a - 1) > 1e-3:
         near = size_text(a, case.sizes)
         near = f", as many as {near}" if near else ""
