@@ -22,7 +22,7 @@ from unisono.spec.model import Facts, ModelConfig
 from unisono.train.data.dataset import Images, fetched
 from unisono_contrib.comm import threads
 from unisono_contrib.models.dit import DiTConfig
-from unisono_contrib.train.data.flow import Noisy, asked, patched, unpatched
+from unisono_contrib.train.data.flow import Noisy, conditioned, patched, unpatched
 from unisono_contrib.train.drawing import drawn, png
 
 FACTS = Facts(classes=10, sample_shape=(1, 8, 8))
@@ -63,7 +63,8 @@ def test_every_patch_sees_every_other() -> None:
 def test_time_and_class_change_what_is_computed() -> None:
     net, patches = model(), torch.rand(1, 16, 4, dtype=WIDE)
     ys = [
-        net(asked(patches, torch.tensor([t]), torch.tensor([c]))) for t, c in ((0.1, 3), (0.2, 3), (0.1, 10))
+        net(conditioned(patches, torch.tensor([t]), torch.tensor([c])))
+        for t, c in ((0.1, 3), (0.2, 3), (0.1, 10))
     ]
     assert not torch.allclose(ys[0], ys[1]) and not torch.allclose(ys[0], ys[2])
 

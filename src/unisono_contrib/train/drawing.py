@@ -14,7 +14,7 @@ from unisono.observe.files import write_whole
 from unisono.train.build.build import facts_of
 from unisono.train.sample import load_model
 from unisono_contrib.models.dit import DiTConfig
-from unisono_contrib.train.data.flow import asked, normals, patched, unpatched
+from unisono_contrib.train.data.flow import conditioned, normals, patched, unpatched
 
 _PIXEL = 8  # of the file, a side of a small picture's pixel
 _SMALL = 64  # rows of a picture that is shown larger
@@ -54,9 +54,9 @@ def drawn(
     x_BTP = patched(start.to(kind), config.patch)
     for step in range(steps):
         time_B = torch.full((len(labels_B),), step / steps, dtype=kind)
-        v_BTP = model(asked(x_BTP, time_B, labels_B))
+        v_BTP = model(conditioned(x_BTP, time_B, labels_B))
         if guidance != 1.0:
-            free_BTP = model(asked(x_BTP, time_B, torch.full_like(labels_B, classes)))
+            free_BTP = model(conditioned(x_BTP, time_B, torch.full_like(labels_B, classes)))
             v_BTP = free_BTP + guidance * (v_BTP - free_BTP)
         x_BTP = x_BTP + v_BTP / steps
     return ((unpatched(x_BTP, shape, config.patch) + 1.0) / 2.0).clamp(0.0, 1.0)

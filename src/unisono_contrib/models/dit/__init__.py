@@ -20,7 +20,7 @@ WAVES = 256  # sines and cosines of a time
 
 
 class DiTConfig(PictureModel):
-    """Transformer blocks over the patches of a noisy picture, told its time and class by adaLN-Zero."""
+    """Transformer blocks over the patches of a noisy picture, modulated by its time and class (adaLN-Zero)."""
 
     name: ClassVar[str] = "dit"
     selective: ClassVar[bool] = True

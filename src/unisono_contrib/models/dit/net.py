@@ -21,7 +21,7 @@ from unisono.models.noise import Dropout, Noise
 from unisono.spec.layout import Anatomy, Split
 from unisono_contrib.models.dit import WAVES, DiTConfig
 
-Told = tuple[
+Conditioned = tuple[
     Tensor, Tensor
 ]  # residual stream [B, T, D]; what a picture's time and class are as numbers, [B, 1, D]
 
@@ -44,7 +44,7 @@ def _norm(width: int) -> nn.LayerNorm:
 
 
 class DiTStem(nn.Module):
-    """Patches with their picture's time and class [B, T, P + 2] → `Told`."""
+    """Patches with their picture's time and class [B, T, P + 2] → `Conditioned`."""
 
     def __init__(self, config: DiTConfig, patches: int, values: int, classes: int) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class DiTStem(nn.Module):
         self.time2 = nn.Linear(width, width, bias=config.bias)
         self.label = nn.Embedding(classes + 1, width)  # the last one stands for no class
 
-    def forward(self, x_BTP: Tensor, noise: Noise | None = None) -> Told:
+    def forward(self, x_BTP: Tensor, noise: Noise | None = None) -> Conditioned:
         patches_BTP, time_B1, label_B1 = x_BTP[..., :-2], x_BTP[:, :1, -2], x_BTP[:, :1, -1]
-        told_B1D = self.time2(F.silu(self.time1(waves(time_B1)))) + self.label(label_B1.long())
-        return self.pos(self.patch(patches_BTP), noise), F.silu(told_B1D)
+        cond_B1D = self.time2(F.silu(self.time1(waves(time_B1)))) + self.label(label_B1.long())
+        return self.pos(self.patch(patches_BTP), noise), F.silu(cond_B1D)
 
 
 class DiTBlock(nn.Module):
@@ -75,18 +75,18 @@ class DiTBlock(nn.Module):
         self.mlp = FeedForward(layers)
         self.drop2 = Dropout(config.dropout)
 
-    def forward(self, carry: Told, noise: Noise | None = None) -> Told:
-        x_BTD, told_B1D = carry
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.mod(told_B1D).chunk(6, -1)
+    def forward(self, carry: Conditioned, noise: Noise | None = None) -> Conditioned:
+        x_BTD, cond_B1D = carry
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.mod(cond_B1D).chunk(6, -1)
         y_BTD = self.attn(modulated(self.norm1(x_BTD), shift1, scale1), noise)
         x_BTD = x_BTD + gate1 * self.drop1(y_BTD, noise)
         y_BTD = self.mlp(modulated(self.norm2(x_BTD), shift2, scale2))
         # FSDP2 makes a view of what comes in, and warns of one that goes out.
-        return x_BTD + gate2 * self.drop2(y_BTD, noise), told_B1D.clone()
+        return x_BTD + gate2 * self.drop2(y_BTD, noise), cond_B1D.clone()
 
 
 class DiTHead(nn.Module):
-    """`Told` → velocities [B, T, P], which begin at zero."""
+    """`Conditioned` → velocities [B, T, P], which begin at zero."""
 
     def __init__(self, config: DiTConfig, values: int) -> None:
         super().__init__()
@@ -94,9 +94,9 @@ class DiTHead(nn.Module):
         self.norm = _norm(config.d_model)
         self.out = nn.Linear(config.d_model, values, bias=False)
 
-    def forward(self, carry: Told) -> Tensor:
-        x_BTD, told_B1D = carry
-        return self.out(modulated(self.norm(x_BTD), *self.mod(told_B1D).chunk(2, -1)))
+    def forward(self, carry: Conditioned) -> Tensor:
+        x_BTD, cond_B1D = carry
+        return self.out(modulated(self.norm(x_BTD), *self.mod(cond_B1D).chunk(2, -1)))
 
 
 def summed_squares(velocity: Tensor, target: Tensor) -> Tensor:

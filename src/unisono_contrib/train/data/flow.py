@@ -39,7 +39,7 @@ def unpatched(patches_BTP: Tensor, shape: tuple[int, ...], patch: int) -> Tensor
     return F.fold(patches_BTP.transpose(1, 2), shape[1:], patch, stride=patch)
 
 
-def asked(patches_BTP: Tensor, time_B: Tensor, label_B: Tensor) -> Tensor:
+def conditioned(patches_BTP: Tensor, time_B: Tensor, label_B: Tensor) -> Tensor:
     """What the model reads: patches, each with the time and the class of its picture, [B, T, P + 2]."""
     more = torch.stack((time_B, label_B), -1).to(patches_BTP.dtype)
     return torch.cat((patches_BTP, more[:, None].expand(-1, patches_BTP.shape[1], -1)), -1)
@@ -76,19 +76,23 @@ class Noisy:
         return self._noisy(0, indices, self.inner.fetch(indices))
 
     def fetch_at(self, seed: int, positions: np.ndarray, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """inputs float32 [n, T, P + 2], as `asked` says, targets float32 [n, T, P]."""
+        """inputs float32 [n, T, P + 2], as `conditioned` says, targets float32 [n, T, P]."""
         return self._noisy(seed, positions, fetched(self.inner, seed, positions, indices))
 
     def _noisy(self, seed: int, positions: np.ndarray, read: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         (pictures, labels), config = read, self.config
         end_BTP, at = patched(2.0 * pictures - 1.0, config.patch), Noise(seed, torch.from_numpy(positions))
         begin_BTP = normals("noise", tuple(end_BTP.shape), at).float()
-        one = (len(labels), 1)
-        time_B = uniforms("time", one, at) if config.time == "uniform" else normals("time", one, at).sigmoid()
-        label_B = torch.where(uniforms("label", one, at)[:, 0] < config.label_drop, self.classes, labels)
+        single = (len(labels), 1)
+        time_B = (
+            uniforms("time", single, at)
+            if config.time == "uniform"
+            else normals("time", single, at).sigmoid()
+        )
+        label_B = torch.where(uniforms("label", single, at)[:, 0] < config.label_drop, self.classes, labels)
         time_B11 = time_B[..., None].float()
         now_BTP = (1.0 - time_B11) * begin_BTP + time_B11 * end_BTP
-        return asked(now_BTP, time_B11[:, 0, 0], label_B), end_BTP - begin_BTP
+        return conditioned(now_BTP, time_B11[:, 0, 0], label_B), end_BTP - begin_BTP
 
 
 def prepared(config: DiTConfig, corpus: Corpus) -> Corpus:
