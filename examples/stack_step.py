@@ -1,4 +1,4 @@
-"""A training step of one's own, proven under DDP: python examples/stack_step.py. docs/stacks.md has the other stacks."""
+"""A training step proven under DDP: python examples/stack_step.py. docs/stacks.md has the other stacks."""
 
 import sys
 
