@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from unisono import config
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import contributed
 from unisono.spec.runs import run_folder
@@ -56,6 +55,8 @@ class SampleVerb(Verb):
             return call.would(
                 {"run_dir": str(run)}, f"would draw {args.tokens} tokens from {checkpoint or run}"
             )
+        from unisono import config
+
         if config.load(run).recipe.model.draws:
             return _pictures(call, run, checkpoint)
         call.settings.note(f"drawing {args.tokens} tokens (importing torch) ...")
