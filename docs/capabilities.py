@@ -273,6 +273,13 @@ DATA_PARALLEL = (
         "a training loop of its own with three lines of Unisono",
         r"epoch 3  loss",
     ),
+    prints(
+        _G,
+        "nanoGPT's and torchtitan's scripts in at most 12 new lines",
+        'for n in nanogpt titan; do unisono prove examples/doors/${n}_after.py --plan "dp=2 shard=2"; done',
+        "`ok` for both: as one process computes it",
+        r"\bok$(.|\n)*\bok$",
+    ),
 )
 _G = "3 Sharded data parallelism"
 SHARDED = (
