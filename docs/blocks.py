@@ -251,9 +251,9 @@ def checkpoint_format() -> str:
 
 def difference(script: str) -> str:
     """What a script of examples/doors changes to run on several ranks."""
-    names = [f"examples/doors/{script}_{when}.py" for when in ("before", "after")]
-    texts = ((ROOT / name).read_text(encoding="utf-8").splitlines() for name in names)
-    return fenced("\n".join(line.rstrip() for line in difflib.unified_diff(*texts, *names, n=1, lineterm="")))
+    before, after = (f"examples/doors/{script}_{when}.py" for when in ("before", "after"))
+    a, b = ((ROOT / name).read_text(encoding="utf-8").splitlines() for name in (before, after))
+    return fenced("\n".join(map(str.rstrip, difflib.unified_diff(a, b, before, after, n=1, lineterm=""))))
 
 
 def codes() -> dict[str, set[str]]:

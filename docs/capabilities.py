@@ -913,6 +913,15 @@ FAULTS = (
         r"1 losses, 1 made good",
         r"step 10/10",
     ),
+    prints(
+        _G,
+        "Quorums by step, in the shape of torchft's manager",
+        "python examples/doors/torchft_loop.py",
+        "the step of the killed worker is made by two, the next by three, and all have the same weights",
+        r"step 3: 2 workers",
+        r"step 4: 3 workers",
+        r"all workers have the same weights",
+    ),
     reads(
         _G,
         "The same bits after faults",

@@ -61,6 +61,7 @@ def test_the_core_names_its_sister_package_in_few_places() -> None:
         "library/user_hooks.py",
         "library/lightning.py",
         "library/notebook.py",
+        "library/manager.py",
         "library/streaming.py",
         "library/trainer.py",
         "comm/threads.py",

@@ -14,11 +14,13 @@ EXPORTED = {
     "UnisonoError",
     "__version__",
     "check_gradients",
+    "from_dtensor_state_dict",
     "gradients_of",
     "init",
     "notebook_launch",
     "prove",
     "scope",
+    "to_dtensor_state_dict",
     "trainer",
 }
 

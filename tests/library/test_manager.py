@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,68 +28,88 @@ def flat(model: torch.nn.Module) -> list[float]:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 
 
-def trained(ctx: Any, fatal: int) -> dict[str, Any]:
-    """The loop. Its first worker 1 is killed between two messages of a step."""
-    torch.manual_seed(ctx.rank if ctx.rendezvous is None else 99)  # the state comes from the first
+def trained(ctx: Any, victim: int, fatal: int, place: str) -> dict[str, Any]:
+    """The loop. One worker is killed at a place of a step, or reports an error of its own there."""
+    first = ctx.rendezvous is None
+    torch.manual_seed(ctx.rank if first else 99)  # the state comes from another
     model, inner = parts()
-    if ctx.rank == 0:
-        torch.manual_seed(0)
-        model, inner = parts()
     manager = Manager(ctx, model.load_state_dict, model.state_dict)
     optimizer = ManagedOptimizer(manager, inner)
     manager.register_state_dict_fn("optimizer", optimizer.load_state_dict, optimizer.state_dict)
-    log = []
+    log, tries = [], 0
+
+    def reached(here: str) -> None:
+        if first and (ctx.rank, manager.current_step(), here) == (victim, fatal, place):
+            os.kill(os.getpid(), signal.SIGKILL)
+
     while manager.current_step() < STEPS:
+        reached("quorum")
         optimizer.zero_grad()
-        before = manager.current_step()
+        before, tries = manager.current_step(), tries + 1
         loss_of(model, before, ctx.rank).backward()
         for number, p in enumerate(model.parameters()):
-            if ctx.rank == 1 and before == fatal and number == 2 and ctx.rendezvous is None:
-                os.kill(os.getpid(), signal.SIGKILL)
+            reached(f"message {number}")
+            assert p.grad is not None
             manager.allreduce(p.grad).wait()
+        if place == "doubt" and (ctx.rank, before) == (victim, fatal) and tries == fatal + 1:
+            manager.report_error(ValueError("a bad batch"))
+        reached("vote")
         optimizer.step()
         if manager.current_step() > before:
             log.append([before, manager.num_participants(), manager.participating_rank(), flat(model)])
     manager.shutdown()
-    return {"log": log, "batches": manager.batches_committed()}
+    return {"log": log, "batches": manager.batches_committed(), "tries": tries}
 
 
-def reference(fatal: int) -> list[list[float]]:
-    """One process; worker 1's samples are left out of one step."""
+def reference(victim: int, fatal: int) -> list[list[float]]:
+    """One process; a worker's samples are left out of one step."""
     torch.manual_seed(0)
     model, optimizer = parts()
     weights = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        workers = [0, 2] if step == fatal else [0, 1, 2]
+        workers = [worker for worker in range(3) if (worker, step) != (victim, fatal)]
         torch.stack([loss_of(model, step, worker) for worker in workers]).mean().backward()
         optimizer.step()
         weights.append(flat(model))
     return weights
 
 
-def on_workers(nursery: ForkServer, fatal: int) -> list[dict[str, Any]]:
-    argument = {"function": "trained", "group": False, "kwargs": {"fatal": fatal},
-                "module": __name__, "file": str(Path(__file__))}  # fmt: skip
+def on_workers(nursery: ForkServer, losses: int, **kwargs: Any) -> list[dict[str, Any]]:
+    argument = {"function": "trained", "group": False, "kwargs": kwargs, "module": __name__, "file": __file__}
     outcome = nursery.run(argument, 3, recovers=True, timeout=30, backend="gloo")
     results = [result["value"] for result in outcome.returned()]
-    assert outcome.losses == (fatal >= 0)
+    assert outcome.losses == losses
     return results
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("fatal", [FATAL, -1], ids=["killed", "all-live"])
-def test_workers_agree_and_a_new_one_gets_the_state_of_a_live_one(nursery: ForkServer, fatal: int) -> None:
-    """The same bits on all live workers after each committed step; to rounding those of one process."""
-    workers = on_workers(nursery, fatal)
+@pytest.mark.parametrize("place", ["quorum", "message 0", "message 2", "vote"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_new_worker_gets_the_state_of_a_live_one(nursery: ForkServer, victim: int, place: str) -> None:
+    """The same bits on all live workers after each committed step; to rounding those of one process that left the
+    killed worker's samples out of that step."""
+    workers = on_workers(nursery, 1, victim=victim, fatal=FATAL, place=place)
+    live = [number for number in range(3) if number != victim]
     for number, worker in enumerate(workers):
-        begin = fatal if number == 1 and fatal >= 0 else 0
+        begin = FATAL if number == victim else 0
         assert [line[0] for line in worker["log"]] == [*range(begin, STEPS)], "each step is committed once"
-        for step, count, _, weights in worker["log"]:
-            assert count == (2 if step == fatal else 3)
-            assert weights == workers[0]["log"][step][3], (number, step)
-        assert worker["batches"] == 3 * STEPS - (fatal >= 0)
-    if fatal >= 0:
-        assert [workers[n]["log"][i][2] for n, i in ((0, fatal), (1, 0), (2, fatal))] == [0, None, 1]
-    for line, weights in zip(workers[0]["log"], reference(fatal), strict=True):
+        for step, count, part, weights in worker["log"]:
+            there = live if step == FATAL else [0, 1, 2]
+            assert count == len(there)
+            assert part == (there.index(number) if number in there else None)
+            assert weights == workers[live[0]]["log"][step][3], (number, step)
+        assert worker["batches"] == 3 * STEPS - 1
+    for line, weights in zip(workers[live[0]]["log"], reference(victim, FATAL), strict=True):
+        assert line[3] == pytest.approx(weights, abs=1e-12)
+
+
+@pytest.mark.timeout(90)
+def test_a_step_that_one_worker_doubts_is_made_again_by_all(nursery: ForkServer) -> None:
+    workers = on_workers(nursery, 0, victim=2, fatal=FATAL, place="doubt")
+    for worker in workers:
+        assert worker["tries"] == STEPS + 1 and worker["log"] == [
+            [step, 3, worker["log"][0][2], workers[0]["log"][step][3]] for step in range(STEPS)
+        ]
+    for line, weights in zip(workers[0]["log"], reference(-1, -1), strict=True):
         assert line[3] == pytest.approx(weights, abs=1e-12)

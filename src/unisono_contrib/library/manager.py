@@ -60,7 +60,7 @@ class Manager:
     def __init__(
         self,
         context: RankContext,
-        load_state_dict: Callable[[Any], None] | None = None,
+        load_state_dict: Callable[[Any], object] | None = None,
         state_dict: Callable[[], Any] | None = None,
         min_replica_size: int = 1,
         use_async_quorum: bool = True,
@@ -73,12 +73,12 @@ class Manager:
         self._error: Exception | None = None
         self._participants: list[int] = []
         self._pending: list[Reduction] = []
-        self._states: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
+        self._states: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {}
         if load_state_dict is not None and state_dict is not None:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
 
     def register_state_dict_fn(
-        self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
+        self, key: str, load_state_dict: Callable[[Any], object], state_dict: Callable[[], Any]
     ) -> None:
         """Add a part of what a new worker gets: tensors, numbers and text in dicts and lists. Raises ValueError for a
         key that is registered."""
@@ -141,9 +141,7 @@ class Manager:
             for key, (load, _) in self._states.items():
                 load(states[key])
 
-    def allreduce(
-        self, tensor: Tensor, reduce_op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG
-    ) -> Reduction:
+    def allreduce(self, tensor: Tensor, reduce_op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG) -> Reduction:
         """Begin to replace a tensor by its mean (or its sum, SUM) over the participants. After an error it stays as it
         is, and the step is not committed. Raises ValueError for other operations."""
         if reduce_op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
