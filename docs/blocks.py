@@ -5,6 +5,7 @@ to it. No torch.
 """
 
 import ast
+import difflib
 import re
 import sys
 from collections import Counter
@@ -248,6 +249,13 @@ def checkpoint_format() -> str:
     return said.partition("\n\n")[2]
 
 
+def difference(script: str) -> str:
+    """What a script of examples/doors changes to run on several ranks."""
+    before, after = (f"examples/doors/{script}_{when}.py" for when in ("before", "after"))
+    a, b = ((ROOT / name).read_text(encoding="utf-8").splitlines() for name in (before, after))
+    return fenced("\n".join(map(str.rstrip, difflib.unified_diff(a, b, before, after, n=1, lineterm=""))))
+
+
 def codes() -> dict[str, set[str]]:
     """Every error code in the source -> the files that raise it."""
     found: dict[str, set[str]] = {}
@@ -299,6 +307,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "refused": refused,
     "proven": proven,
     "checkpoint-format": checkpoint_format,
+    "diff-nanogpt": lambda: difference("nanogpt"),
+    "diff-titan": lambda: difference("titan"),
     "top": lambda: section_keys(""),
     **{section: (lambda section=section: section_keys(section)) for section in SECTIONS},
 }

@@ -309,6 +309,13 @@ DATA_PARALLEL = (
         "a training loop of its own with three lines of Unisono",
         r"epoch 3  loss",
     ),
+    prints(
+        _G,
+        "nanoGPT's and torchtitan's scripts in at most 12 new lines",
+        'for n in nanogpt titan; do unisono prove examples/doors/${n}_after.py --plan "dp=2 shard=2"; done',
+        "`ok` for both: as one process computes it",
+        r"\bok$(.|\n)*\bok$",
+    ),
 )
 _G = "3 Sharded data parallelism"
 SHARDED = (
@@ -941,6 +948,15 @@ FAULTS = (
         "a killed rank is replaced, and the run ends",
         r"1 losses, 1 made good",
         r"step 10/10",
+    ),
+    prints(
+        _G,
+        "Quorums by step, in the shape of torchft's manager",
+        "python examples/doors/torchft_loop.py",
+        "the step of the killed worker is made by two, the next by three, and all have the same weights",
+        r"step 3: 2 workers",
+        r"step 4: 3 workers",
+        r"all workers have the same weights",
     ),
     reads(
         _G,

@@ -62,6 +62,7 @@ def test_the_core_names_its_sister_package_in_few_places() -> None:
         "library/lightning.py",
         "library/notebook.py",
         "library/stacks.py",
+        "library/manager.py",
         "library/streaming.py",
         "library/trainer.py",
         "comm/threads.py",

@@ -17,11 +17,13 @@ EXPORTED = {
     "check_gradients",
     "check_stack",
     "check_updates",
+    "from_dtensor_state_dict",
     "gradients_of",
     "init",
     "notebook_launch",
     "prove",
     "scope",
+    "to_dtensor_state_dict",
     "trainer",
 }
 

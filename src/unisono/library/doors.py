@@ -6,7 +6,7 @@ be plain or DTensors on any mesh. On disk it is a folder of DCP, which `JobPlace
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +14,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from unisono.library.explain import explained
-from unisono.library.state import Kept, Prepared, make_room, persistent_buffers, pieces_of, restore_settings
+from unisono.library.state import (
+    Kept,
+    Prepared,
+    SavedJob,
+    make_room,
+    persistent_buffers,
+    pieces_of,
+    restore_settings,
+)
 from unisono.models.weights import Weights, matched, own_names
 from unisono.spec.errors import UsageError
 from unisono.train.foreign.trained import TrainedSource, TrainedState, by_parameter, lacks
 from unisono.train.state.checkpoint import Box
-
-if TYPE_CHECKING:
-    from unisono.library.job import Job
 
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")
 """Of an optimiser's group: what does not say which update is made."""
@@ -29,7 +34,7 @@ _HOW = ("params", "foreach", "fused", "capturable", "differentiable")
 
 @explained()
 @torch.no_grad()
-def to_dtensor_state_dict(job: "Job", mesh: DeviceMesh | None = None) -> dict[str, Any]:
+def to_dtensor_state_dict(job: SavedJob, mesh: DeviceMesh | None = None) -> dict[str, Any]:
     """Return `{"model": ..., "optim": ..., "step": N}` of the job's model, as torch's `get_state_dict` names it. Every
     rank calls it.
 
@@ -67,7 +72,7 @@ def _on(mesh: DeviceMesh, x: Tensor) -> DTensor:
 
 @explained()
 @torch.no_grad()
-def from_dtensor_state_dict(job: "Job", state: Mapping[str, Any]) -> None:
+def from_dtensor_state_dict(job: SavedJob, state: Mapping[str, Any]) -> None:
     """Fill the job's model, optimiser and step from `{"model": ..., "optim": ..., "step": N}`; the reverse of
     `to_dtensor_state_dict`. Every rank calls it, after `job.prepare`.
 
@@ -119,7 +124,7 @@ def _settings(optim: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return by_parameter(groups)
 
 
-def go_on(job: "Job", state: TrainedState) -> dict[str, Any]:
+def go_on(job: SavedJob, state: TrainedState) -> dict[str, Any]:
     """Fill the job's model, optimiser and step from what another program saved; returns {}: what `job.save` was given
     is not there. Every rank calls it.
 
@@ -155,7 +160,7 @@ def _dtype(weights: Weights, name: str) -> torch.dtype:
 
 
 def _fill(
-    job: "Job",
+    job: SavedJob,
     settings: Mapping[str, Mapping[str, Any]],
     kept: Kept,
     read: Callable[[Box], None],
@@ -193,7 +198,7 @@ def _groups(
         yield dict(said[0]) if said else {}
 
 
-def _only(job: "Job") -> Prepared:
+def _only(job: SavedJob) -> Prepared:
     if len(job._prepared) == 1:
         return job._prepared[0]
     raise UsageError(

@@ -30,7 +30,7 @@ def source_of(config: ModelConfig, model: nn.Module, state: TrainedState) -> Tra
     layout = layout_of(config, model, state.weights)
     prefix, held = prefix_of(model, layout), getattr(model, "cut_names", {})
     beside = {name: prefix + name.removeprefix("stem.module.") for name, _ in model.named_buffers()}
-    beside |= {name: prefix + own.name for name, own in held.items() if name not in layout}
+    beside |= {name: prefix + alias.name for name, alias in held.items() if name not in layout}
     moments = {key: folded_as(model, layout, kept) for key, kept in state.moments.items()}
     state = replace(state, weights=folded_as(model, layout, state.weights), moments=moments)
     there = {name: theirs for name, theirs in beside.items() if theirs in state.weights.shapes}
