@@ -234,7 +234,7 @@ ARCHITECTURES = (
         "Post-training by rewards (GRPO)",
         'unisono train examples/grpo.toml --no-out.report --plan "dp=2 sync=canonical" --post.sft_steps 2'
         " --train.steps 6 --post.max_staleness 1",
-        "sequences are drawn by weights of at most one update before, and their versions are told: `staleness` is 0, then"
+        "weights of at most one update before draw the sequences, and their version is there: `staleness` is 0, then"
         " 1",
         lambda ran: (
             [step["staleness"] for step in ran.metrics() if "staleness" in step] == [0.0, 1.0, 1.0, 1.0]

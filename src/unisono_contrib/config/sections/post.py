@@ -88,18 +88,22 @@ class PostConfig(Section):
         return ("post",)
 
     def problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
+        chosen = {
+            key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default
+        }
         for kind, keys in _ONLY.items():
-            for key in self.model_fields_set & set(keys) if kind != self.kind else ():
+            for key in sorted(chosen & set(keys)) if kind != self.kind else ():
                 what = f"post.{key} says nothing where post.kind is {self.kind}"
                 yield Problem("C06", what, f"post.{key}, post.kind", f"leave it out, or post.kind = {kind}")
         if self.kind == "grpo" and self.group < 2:
             what = "a group of one sequence has no other to be compared with"
             yield Problem("C06", what, "post.group", "--post.group 8")
         if self.kind != "sft":
-            yield from self._size_problems(recipe.train)
+            yield from self._size_problems(recipe.train, plan)
             yield from self._plan_problems(recipe, plan)
 
-    def _size_problems(self, train: Any) -> Iterator[Problem]:
+    def _size_problems(self, train: Any, plan: Plan) -> Iterator[Problem]:
+        policy = named("sync", plan.sync)
         if train.global_batch % self.sequences:
             what = (
                 f"a global batch of {train.global_batch} sequences is no number of groups of {self.sequences}"
@@ -108,6 +112,14 @@ class PostConfig(Section):
         elif self.kind == "dpo" and train.micro_batch and train.micro_batch % 2:
             what = f"a micro-batch of {train.micro_batch} sequences cuts a pair in two"
             yield Problem("C06", what, "train.micro_batch, post.kind", "an even train.micro_batch")
+        elif (
+            plan.pp > 1
+            and policy is not None
+            and policy.leafwise
+            and train.micro_batch not in (None, self.sequences)
+        ):
+            what = f"sync={plan.sync} computes groups of {self.sequences} one by one, and stages send micro-batches"
+            yield Problem("C06", what, "train.micro_batch, post", f"--train.micro_batch {self.sequences}")
 
     def _plan_problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
         """What [post] cannot be played with, and why."""

@@ -23,7 +23,7 @@ from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss
 from unisono_contrib.train.post.player import LossDesk, PostPlayer
 from unisono_contrib.train.post.rewards import rewards_of
 from unisono_contrib.train.post.sampler import HereSampler, Sampler, Sampling
-from unisono_contrib.train.post.sequences import Documents, PostLeaf, Sequences
+from unisono_contrib.train.post.sequences import AnswerDocuments, PostLeaf, Sequences
 from unisono_contrib.train.post.work import Drawing, Preferring
 from unisono_contrib.train.samplers.process import Draws
 from unisono_contrib.train.samplers.run import RunSamplers
@@ -40,7 +40,7 @@ def batches(
 ) -> Sequences | None:
     """Sequences by groups; the usual batches for SFT. Raises UsageError D05, D21, D22."""
     if section.kind == "sft":
-        Documents.of(dataset, False, recipe.data.source)
+        AnswerDocuments.of(dataset, False, recipe.data.source)
         return None
     return sequences_of(section, recipe, plan, dataset, device)
 
@@ -51,7 +51,7 @@ def sequences_of(
     """The sequences of each step. Where sums over leaves are to have the same bits however ranks divide them, a leaf is
     one group, whatever the micro-batch. Raises UsageError D05, D21, D22."""
     train, pairs = recipe.train, section.kind == "dpo"
-    documents = Documents.of(dataset, pairs, recipe.data.source)
+    documents = AnswerDocuments.of(dataset, pairs, recipe.data.source)
     micro = section.sequences if POLICIES.read(plan.sync).leafwise else train.micro_batch or 1
     return Sequences(
         documents, recipe.seed, train.global_batch, section.sequences, micro, device, recipe.data.source
@@ -117,15 +117,15 @@ class PostTraining:
             raise RuntimeError("no run has been joined yet")
         plan, data = run.replica.plan, self.corpus.train
         several = isinstance(data, PackedWindows) and data.several and not POLICIES.read(plan.sync).leafwise
-        pack = lambda made: [leaf.packed(fixed=plan.pp > 1) for leaf in made] if several else made
+        pack = lambda built: [leaf.packed(fixed=plan.pp > 1) for leaf in built] if several else built
         return self.work.leaves(run, player, leaves, pack)
 
     def _tell(self, run: Run, verdict: Verdict) -> Mapping[str, Any]:
         """After an update, on every rank."""
         if self.work is None:
             return {}
-        found = run.mesh.world.all_reduce(self.desk.found).tolist()
-        return self.work.says(dict(zip(self.desk.loss.measures, found, strict=True)))
+        measured = run.mesh.world.all_reduce(self.desk.measured).tolist()
+        return self.work.says(dict(zip(self.desk.loss.measures, measured, strict=True)))
 
 
 def draws(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Draws:
@@ -135,7 +135,7 @@ def draws(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Draws:
 
 def sampling_of(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Sampling:
     """How sequences are drawn, wherever that is."""
-    end = Documents.of(corpus.train, False, recipe.data.source).question(0).answer[-1]
+    end = AnswerDocuments.of(corpus.train, False, recipe.data.source).question(0).answer[-1]
     return Sampling(
         section.group, section.temperature, section.max_new_tokens, end, recipe.seed, recipe.model.window
     )

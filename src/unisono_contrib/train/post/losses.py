@@ -78,8 +78,10 @@ class PolicyLoss:
             loss = loss + how.kl * (away.expm1() - away)
         apart = torch.where(counted, (lp.detach() - sampled).double(), 0.0)
         cut = counted & (ratio > how.truncate) if how.truncate else counted & False
-        found = (counted, apart.abs(), apart.expm1() - apart, cut)
-        return torch.where(counted, weight * loss, 0.0).sum(), torch.stack([x.double().sum() for x in found])
+        measured = (counted, apart.abs(), apart.expm1() - apart, cut)
+        return torch.where(counted, weight * loss, 0.0).sum(), torch.stack(
+            [x.double().sum() for x in measured]
+        )
 
 
 class PreferenceLoss:
@@ -106,5 +108,5 @@ class PreferenceLoss:
         gained = sums - reference
         margin = self._beta * (gained[0::2] - gained[1::2])
         seen = margin.detach().double()
-        found = (torch.ones_like(seen), (seen > 0).double(), seen)
-        return -logsigmoid(margin).sum(), torch.stack([x.sum() for x in found])
+        measured = (torch.ones_like(seen), (seen > 0).double(), seen)
+        return -logsigmoid(margin).sum(), torch.stack([x.sum() for x in measured])

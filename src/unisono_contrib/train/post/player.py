@@ -17,22 +17,22 @@ from unisono_contrib.train.post.sequences import PostLeaf
 
 
 class LossDesk:
-    """Knows, where the loss of a micro-batch is computed, what there is to know of its sequences. found: measures of
+    """Knows, where the loss of a micro-batch is computed, what there is to know of its sequences. measured: measures of
     the last step, summed over this rank's micro-batches, float64."""
 
     def __init__(self, loss: PostLoss, temperature: float) -> None:
         self.loss, self._temperature = loss, temperature
         self._leaves: Sequence[PostLeaf] | None = None
         self._micro, self._counts = 0, True
-        self._known: dict[int, Tensor] | None = None  # while the reference is asked
+        self._known: dict[int, Tensor] | None = None  # while the reference is played
         self.references: dict[int, Tensor] = {}
         self._hooked = set[int]()
-        self.found = torch.zeros(len(loss.measures), dtype=torch.float64)
+        self.measured = torch.zeros(len(loss.measures), dtype=torch.float64)
 
     def attach(self, run: Run) -> None:
         """Compute the losses of this run's last stages."""
         self._counts = run.mesh.tp.index == 0
-        self.found = self.found.to(run.local.device)
+        self.measured = self.measured.to(run.local.device)
         for stage in run.local.stages.values():
             if stage.last and id(stage) not in self._hooked:
                 self._hooked.add(id(stage))
@@ -56,8 +56,8 @@ class LossDesk:
                 return lp.new_zeros(())
             if self._micro in self.references:
                 by_token["reference"] = self.references[self._micro]
-            value, found = self.loss.summed(lp, counted, by_token, by_sequence)
-            self.found += found if self._counts else 0.0
+            value, measured = self.loss.summed(lp, counted, by_token, by_sequence)
+            self.measured += measured if self._counts else 0.0
             return value
 
         stage.beside, stage.loss = note, loss
@@ -65,7 +65,7 @@ class LossDesk:
     def played(self, leaves: Sequence[PostLeaf], play: Callable[[], Tensor]) -> Tensor:
         """What play() gives, which computes these leaves."""
         self._leaves = leaves
-        self.found.zero_()
+        self.measured.zero_()
         try:
             return play()
         finally:
@@ -97,8 +97,8 @@ class PostPlayer(Player):
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
         if seed is None:
             return self._inner.play(row, leaves, weight, seed)
-        made = self._make(self._inner, leaves)
-        return self._desk.played(made, lambda: self._inner.play(row, made, weight, seed))
+        built = self._make(self._inner, leaves)
+        return self._desk.played(built, lambda: self._inner.play(row, built, weight, seed))
 
     def __getattr__(self, name: str) -> Any:
         """What else the player inside has: its wires, its stages."""

@@ -24,14 +24,14 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class AnswerDocuments:
     """Documents of which answers count, one a window; pairs: each two belong together."""
 
     windows: PackedWindows
     pairs: bool
 
     @classmethod
-    def of(cls, dataset: Dataset, pairs: bool, origin: str) -> "Documents":
+    def of(cls, dataset: Dataset, pairs: bool, origin: str) -> "AnswerDocuments":
         """From windows of any packing. Raises UsageError D21 where nobody knows what is an answer, D22 where documents
         are no pairs."""
         while isinstance(dataset, Thinned):  # a prompt is known by its place in the whole data
@@ -92,7 +92,7 @@ class Sequences(Feed):
 
     def __init__(
         self,
-        documents: Documents,
+        documents: AnswerDocuments,
         seed: int,
         global_batch: int,
         group: int,

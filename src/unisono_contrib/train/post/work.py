@@ -1,4 +1,4 @@
-"""What a step of post-training is made of: drawn sequences with rewards, or pairs with their reference.
+"""What a step of post-training is built of: drawn sequences with rewards, or pairs with their reference.
 
 Shapes: B sequences of a step, T positions.
 """
@@ -71,9 +71,9 @@ class Drawing:
         if step < how.sft_steps:
             return pack(_answers(leaves, self._sequences, step))
         batch = self._batch(run, step)
-        made = pack(self._trained(run, batch, leaves))
+        built = pack(self._trained(run, batch, leaves))
         if how.kl > 0.0:
-            self._desk.references = self._desk.known(run, player, made)
+            self._desk.references = self._desk.known(run, player, built)
         if self.heard is not None:
             self.heard(step, batch)
         drawn = (batch.rollouts.ends - batch.rollouts.begins).double()
@@ -82,22 +82,22 @@ class Drawing:
             "staleness": float(step - batch.rollouts.version),
             "drawn_tokens": float(drawn.mean()),
         }
-        return made
+        return built
 
-    def says(self, found: Mapping[str, float]) -> Mapping[str, float]:
-        """What there is to tell of the last step. found: measures, summed over all ranks."""
+    def says(self, measured: Mapping[str, float]) -> Mapping[str, float]:
+        """What there is to tell of the last step. measured: measures, summed over all ranks."""
         if not self._says:
             return {}
-        tokens = max(1.0, found["tokens"])
+        tokens = max(1.0, measured["tokens"])
         return {
             **self._says,
-            "kl_sampler": found["kl"] / tokens,
-            "logprob_gap": found["apart"] / tokens,
-            "truncated_share": found["truncated"] / tokens,
+            "kl_sampler": measured["kl"] / tokens,
+            "logprob_gap": measured["apart"] / tokens,
+            "truncated_share": measured["truncated"] / tokens,
         }
 
     def _batch(self, run: Run, step: int) -> DrawnBatch:
-        """The batch of this step. Those after it that the bound admits are asked for, and no others."""
+        """The batch of this step. Those after it that the bound admits begin too, and no others."""
         last = max(step, min(step + self._how.max_staleness, self._steps - 1))
         for number in range(step, last + 1):
             if number not in self._queue:
@@ -110,16 +110,16 @@ class Drawing:
 
     def _begun(self, run: Run, number: int, version: int) -> Callable[[], DrawnBatch]:
         sequences = self._sequences
-        asked = [sequences.documents.question(n) for n in sequences.numbers(number).tolist()]
+        questions = [sequences.documents.question(n) for n in sequences.numbers(number).tolist()]
         places = sequences.positions(number).tolist()
-        prompts = [Prompt(place, question.prompt) for place, question in zip(places, asked, strict=True)]
+        prompts = [Prompt(place, question.prompt) for place, question in zip(places, questions, strict=True)]
         if self.sampler is None:
             raise RuntimeError("no run has been joined yet")
         self.sampler.sync(version, {})
         begun = self.sampler.begin(prompts, version, number)
-        return lambda: self._drawn(run, asked, begun())
+        return lambda: self._drawn(run, questions, begun())
 
-    def _drawn(self, run: Run, asked: Sequence[Question], rollouts: Rollouts) -> DrawnBatch:
+    def _drawn(self, run: Run, questions: Sequence[Question], rollouts: Rollouts) -> DrawnBatch:
         if bool((rollouts.ends == rollouts.begins).any()):
             window = rollouts.tokens.shape[1]
             raise UsageError(
@@ -128,9 +128,9 @@ class Drawing:
                 fix="a larger model.context, or shorter prompts",
                 code="D21",
             )
-        return DrawnBatch(rollouts, self._rewards(run, asked, rollouts, self._how.group))
+        return DrawnBatch(rollouts, self._rewards(run, questions, rollouts, self._how.group))
 
-    def _rewards(self, run: Run, asked: Sequence[Question], rollouts: Rollouts, group: int) -> Tensor:
+    def _rewards(self, run: Run, questions: Sequence[Question], rollouts: Rollouts, group: int) -> Tensor:
         """Each rank judges the sequences of its own leaves, and all hear of all."""
         rewards = torch.zeros(len(rollouts.tokens), dtype=torch.float64)
         size = self._sequences.micro_batch
@@ -138,7 +138,7 @@ class Drawing:
         for leaf in run.leaves if mine else ():
             for row in range(leaf * size, (leaf + 1) * size):
                 begin, end = int(rollouts.begins[row]), int(rollouts.ends[row])
-                rewards[row] = self._reward(asked[row // group], rollouts.tokens[row, begin:end].tolist())
+                rewards[row] = self._reward(questions[row // group], rollouts.tokens[row, begin:end].tolist())
         return run.mesh.world.all_reduce(rewards.to(run.local.device)).cpu()
 
     def _trained(self, run: Run, batch: DrawnBatch, leaves: Sequence[Leaf]) -> list[PostLeaf]:
@@ -176,22 +176,22 @@ class Preferring:
         rows = sequences.documents.rows(sequences.numbers(step), 2)
         return pack(self._pairs(leaves, step, self._table[torch.from_numpy(rows)]))
 
-    def says(self, found: Mapping[str, float]) -> Mapping[str, float]:
+    def says(self, measured: Mapping[str, float]) -> Mapping[str, float]:
         """Share of pairs whose chosen answer has gained more, and by how much, times beta."""
-        pairs = max(1.0, found["pairs"])
-        return {"preferred_share": found["right"] / pairs, "margin": found["margin"] / pairs}
+        pairs = max(1.0, measured["pairs"])
+        return {"preferred_share": measured["right"] / pairs, "margin": measured["margin"] / pairs}
 
     def _pairs(self, leaves: Sequence[Leaf], step: int, reference: Tensor) -> list[PostLeaf]:
         """reference: [B]."""
         sequences = self._sequences
         size, window = sequences.global_batch, leaves[0].inputs.shape[1]
-        made = _answers(leaves, sequences, step, size * window / (size // 2))
-        for leaf in made:
+        built = _answers(leaves, sequences, step, size * window / (size // 2))
+        for leaf in built:
             first = int(leaf.samples[0]) - step * size
             m = len(leaf.lengths)
             leaf.by_token["sequence"] = torch.arange(m)[:, None].expand(-1, window).to(leaf.inputs.device)
             leaf.by_sequence["reference"] = reference[first : first + m].to(leaf.inputs.device)
-        return made
+        return built
 
     def _references(self, run: Run, player: Player, pack: Pack) -> Tensor:
         """[sequences of the data], float64: of each the reference's log-probability."""
@@ -203,8 +203,8 @@ class Preferring:
             inputs, targets = documents.windows.fetch((rows % len(table)).numpy())
             inputs, targets = inputs.to(table.device), targets.to(table.device)
             cut = [slice(leaf * m, (leaf + 1) * m) for leaf in run.leaves]
-            asked = [_Rows(inputs[part], targets[part], rows[part] - first) for part in cut]
-            known = self._desk.known(run, player, pack(self._pairs(asked, 0, torch.zeros(size))))
+            questions = [_Rows(inputs[part], targets[part], rows[part] - first) for part in cut]
+            known = self._desk.known(run, player, pack(self._pairs(questions, 0, torch.zeros(size))))
             for micro, sums in known.items() if run.mesh.tp.index == 0 else ():
                 there = rows[cut[micro]]
                 inside = there < len(table)
@@ -230,14 +230,16 @@ def _answers(
         rows = sequences.documents.rows(sequences.numbers(step), sequences.group)
         window = leaves[0].inputs.shape[1]
         scale = len(rows) * window / float(sequences.documents.windows.counted(rows).sum())
-    made = list[PostLeaf]()
+    built = list[PostLeaf]()
     for leaf in leaves:
         counted, window = leaf.targets != IGNORED, leaf.targets.shape[1]
         places = torch.arange(1, window + 1, device=counted.device)
         lengths = torch.where(counted, places, 0).amax(1)
         weight = torch.ones(counted.shape, dtype=torch.float64, device=counted.device)
-        made.append(PostLeaf(leaf.inputs, leaf.targets, leaf.samples, scale, lengths, {"weight": weight}, {}))
-    return made
+        built.append(
+            PostLeaf(leaf.inputs, leaf.targets, leaf.samples, scale, lengths, {"weight": weight}, {})
+        )
+    return built
 
 
 def _cut(
@@ -251,10 +253,10 @@ def _cut(
     scale: float,
 ) -> list[PostLeaf]:
     """The sequences of a step, [B, T], in the places of these leaves."""
-    made, size = list[PostLeaf](), len(tokens)
+    built, size = list[PostLeaf](), len(tokens)
     for leaf in leaves:
         rows, device = (leaf.samples - step * size).cpu(), leaf.inputs.device
         each, whole = ({n: x[rows].to(device) for n, x in part.items()} for part in (by_token, by_sequence))
         inputs, wanted, length = (x[rows].to(device) for x in (tokens, targets, lengths))
-        made.append(PostLeaf(inputs, wanted, leaf.samples, scale, length, each, whole))
-    return made
+        built.append(PostLeaf(inputs, wanted, leaf.samples, scale, length, each, whole))
+    return built

@@ -56,10 +56,10 @@ def main(ctx: SamplerPlace, recipe: Recipe, corpus: Corpus, dtype: torch.dtype) 
     """Be a sampler of a run until that is over. The live part of a section of the recipe says how samples are drawn:
     `draws(section, recipe, corpus)`. dtype: in which ranks compute. Raises LookupError where none does."""
     live = ((section, sister(f"unisono.train.build.{section.name}")) for section in recipe.sections())
-    known = (
+    live_draws = (
         (section, module.draws) for section, module in live if module is not None and hasattr(module, "draws")
     )
-    how = next((draws(section, recipe, corpus) for section, draws in known), None)
+    how = next((draws(section, recipe, corpus) for section, draws in live_draws), None)
     if how is None:
         raise LookupError("no section of the recipe says how samples are drawn")
     return serve(ctx, holder_of(recipe, corpus, dtype), how)
