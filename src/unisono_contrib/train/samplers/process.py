@@ -66,21 +66,31 @@ def main(ctx: SamplerPlace, recipe: Recipe, corpus: Corpus, dtype: torch.dtype) 
 
 
 def serve(ctx: SamplerPlace, holder: WeightHolder, draws: Draws) -> dict[str, Any]:
-    """Serve whoever proves to be of the run, one after the other, until the supervisor says that the run is over."""
+    """Serve whoever proves to be of the run, the newest one alone, until the supervisor says that the run is over. A
+    rank that meets the others anew calls anew, and may not know of the connection that it had."""
+    callers = SimpleQueue[Connection]()
     served = _Served(holder, draws, ctx.channel.stop_requested)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(_LOOK)
+        key = ctx.run_token.encode()
+        threading.Thread(
+            target=_accept, args=(listener, key, callers), name="unisono-door", daemon=True
+        ).start()
         announce(ctx.store.across(), ctx.rank - ctx.world, listener.getsockname()[1])
         while not ctx.channel.stop_requested():
-            try:
-                connection, _ = wire.answer(listener.accept()[0], ctx.run_token.encode())
-            except TimeoutError:
-                continue
-            except (OSError, EOFError, AuthenticationError, ValueError):
-                continue
-            with connection:
-                served.all_of(connection)
+            with suppress(Empty), callers.get(timeout=_LOOK) as connection:
+                served.all_of(connection, callers)
     return {"sampler": ctx.rank - ctx.world, "requests": served.requests, "version": holder.version}
+
+
+def _accept(listener: socket.socket, key: bytes, callers: "SimpleQueue[Connection]") -> None:
+    """Until the listener is closed."""
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        with suppress(OSError, EOFError, AuthenticationError, ValueError):
+            callers.put(wire.answer(sock, key)[0])
 
 
 @dataclass
@@ -93,8 +103,8 @@ class _Served:
     requests: int = 0
     _sending: threading.Lock = field(default_factory=threading.Lock)
 
-    def all_of(self, connection: Connection) -> None:
-        """Do what comes over a connection, until it ends or the run does."""
+    def all_of(self, connection: Connection, callers: "SimpleQueue[Connection]") -> None:
+        """Do what comes over a connection, until it ends, the run does, or somebody newer calls."""
         queue, ended = SimpleQueue[wire.Message | None](), threading.Event()
         beside = [
             threading.Thread(target=_read, args=(connection, queue), name="unisono-hear", daemon=True),
@@ -104,7 +114,7 @@ class _Served:
             thread.start()
         try:
             self._say(connection, {"welcome": True})
-            while not self.over():
+            while not self.over() and callers.empty():
                 with suppress(Empty):
                     if (message := queue.get(timeout=_LOOK)) is None:
                         return
