@@ -13,9 +13,12 @@ CAUSE = "steps_per_micro_batch"
 WRONG = {"optimizer": MUON, "zero_optimization": {"stage": 3, "reduce_scatter": False}}
 
 
-class Step(MuonStep):
+class SquareMuonStep(MuonStep):
     """Weights of one shape: this stage gathers no others over Gloo."""
 
     def model(self) -> nn.Module:
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(6, 6, bias=False), nn.GELU(), nn.Linear(6, 6, bias=False))
+
+
+Step = SquareMuonStep
