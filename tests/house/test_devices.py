@@ -31,7 +31,7 @@ ALLOWED = {
     "report/profile/pieces.py": "names of kernels by which tools know communication; no torch there",
     "observe/environment.py": "variables that are noted beside a run; no torch there",
 }
-CATALOGUES = "planner/"  # devices and links that one can buy, and stacks that run on them
+CATALOGUES = ("planner/", "zoo/bugs/")  # what one can buy and what runs on it; addresses of issues
 KINDS = ("cpu", *WORDS)
 BEGINS = re.compile(rf"(?<![a-z])({'|'.join(WORDS)})")
 

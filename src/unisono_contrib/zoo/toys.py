@@ -101,11 +101,11 @@ class TwoExperts(nn.Module):
         if self.spread is None:
             y = torch.cat([half @ w for half, w in zip(halves.chunk(2), self.experts, strict=True)])
         else:
-            y = Exchange.apply(Exchange.apply(halves) @ self.experts[0])
+            y = HalvesExchanged.apply(HalvesExchanged.apply(halves) @ self.experts[0])
         return self.head(torch.stack(y.tanh().chunk(2), 1).flatten(0, 1))
 
 
-class Exchange(torch.autograd.Function):
+class HalvesExchanged(torch.autograd.Function):
     """Half r of each rank's rows goes to rank r; or comes back from it, which is the same exchange."""
 
     @staticmethod
@@ -116,4 +116,4 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return Exchange.forward(ctx, grad)
+        return HalvesExchanged.forward(ctx, grad)

@@ -30,11 +30,14 @@ def _trusted(weight: Tensor, update: Tensor) -> Tensor:
     return update * weight.norm() / update.norm()
 
 
-class Step(MuonStep):
+class LayerRatesStep(MuonStep):
     """The network without biases, by that."""
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
         return LayerRates(params)
+
+
+Step = LayerRatesStep
 
 
 def right(rank: Any, by_part: bool = False) -> Gradients:
