@@ -11,11 +11,16 @@ from unisono.models.noise import Dropout, Noise
 from unisono.parallel import cut
 from unisono.parallel.fill import fill
 from unisono.train.build import build
-from unisono.train.data import feed
+from unisono.train.data import dataset
 from unisono.train.data.feed import Permuted
 from unisono.train.step import join
 
-LEAVES_OF, INITIAL, SAMPLES_AT, FETCH = join.leaves_of, build.initial_values, feed.samples_at, Permuted.fetch
+LEAVES_OF, INITIAL, SAMPLES_AT, FETCH = (
+    join.leaves_of,
+    build.initial_values,
+    dataset.samples_at,
+    Permuted.fetch,
+)
 DROP, BITS = Dropout.forward, Dropout.bits
 
 
@@ -53,7 +58,7 @@ def sample_index_overflows(patch):
     def narrow(seed, positions, samples):
         return SAMPLES_AT(seed, positions, samples).astype(np.int8).astype(np.int64) % samples
 
-    patch(feed, "samples_at", narrow)
+    patch(dataset, "samples_at", narrow)
 
 
 @bug("dp=2", "wrong_samples")

@@ -17,7 +17,7 @@ from unisono.parallel import tensor
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.post import Post
 from unisono.parallel.tensor import VocabEmbedding, leave
-from unisono.train.data import feed, order
+from unisono.train.data import dataset, order
 from unisono.train.data.feed import Permuted
 from unisono.train.state import run_state
 from unisono.train.state.checkpoint import read
@@ -271,7 +271,7 @@ def a10_one_key_for_a_block(patch):
         keys = order._round_keys(seed, line[:1] // samples)
         return order._permute(line % samples, keys, samples).astype("int64")
 
-    patch(feed, "samples_at", one_key)
+    patch(dataset, "samples_at", one_key)
 
 
 @bug("shard=2", "resume", "checkpoint", "lost_between_steps")

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from unisono.spec.errors import UsageError
@@ -33,6 +32,8 @@ class Sums(DataSource):
 
     def texts(self) -> list[tuple[str, str]]:
         """(prompt, answer) of each document."""
+        import numpy as np
+
         from unisono.train.data.order import mix, sample_ids
 
         count = 10**self.digits
@@ -47,6 +48,8 @@ class Sums(DataSource):
         return texts
 
     def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
+        import numpy as np
+
         from unisono.train.data.dataset import Corpus, require_samples
         from unisono.train.data.load import check_vocab, fingerprint
         from unisono.train.data.packing import PackedWindows
