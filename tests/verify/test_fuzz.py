@@ -68,6 +68,7 @@ def test_drawn_plans_are_as_one_device(texts: Path) -> None:
     assert not result.failures and result.proven >= 8
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found_and_shrunk(texts: Path) -> None:
     found = search(["loss_by_local_tokens"], 16, 1, texts)
     assert list(found) == ["loss_by_local_tokens"]
