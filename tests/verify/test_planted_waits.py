@@ -29,6 +29,8 @@ OTHER = {
     "train/state/checkpoint/saver.py:Saver.save": "the thread that writes a save",
     "sync/_mail.py": "a thread of the host",
     "sync/_servers/": "connections between processes of the host",
+    "train/samplers/": "processes and connections of the host",
+    "library/manager.py": "collectives of the host: it meets over Gloo alone",
     "library/trainer.py": "a barrier of the host",
     "library/ranks.py:Ranks.main_first": "a barrier of the host",
     # no number of a run depends on it

@@ -23,6 +23,8 @@ TITLES: Mapping[str, str] = {
     "cohort": "Cohort: peers whose deltas counted in a round",
     "epsilon": "Epsilon: what the run may have revealed so far of any one sample or client",
     "noise_scale": "Gradient noise scale, in samples: batches far above it gain little",
+    "reward": "Reward: mean of the sequences of a step",
+    "kl_sampler": "KL(sampler, trainer), in nats per token",
     "val_gap": "Generalisation gap: loss on held-out samples less that of training",
 }
 COUNTS = "staleness_counts"
