@@ -117,7 +117,8 @@ def test_more_work_takes_longer_and_about_as_much_longer(
     assert once < more < later
     # Each further micro-batch costs the same, and at most what all cost on average with the pipeline's fill.
     assert later - more == pytest.approx(more - once, rel=1e-6)
-    assert cost(model, plan, where, made, micro_batch + 1, micros).step > once
+    # As long where what is sent takes longer than what is computed beside it.
+    assert cost(model, plan, where, made, micro_batch + 1, micros).step >= once
     deep = [
         cost(replace(model, n_layer=n * plan.pp), plan, where, made, micro_batch, micros).step
         for n in (
