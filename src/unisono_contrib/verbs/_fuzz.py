@@ -18,7 +18,8 @@ def run(call: CommandCall) -> Result:
     """Lines and the object of --json. Raises UsageError V11 where something else is wanted too."""
     args, seed = call.args, int(dict(call.keys).get("seed") or 0)
     keys = [f"--{key}" for key, _ in call.keys if key != "seed"]
-    beside = [*(["FILE"] if args.file else []), *["--plan"][: len(args.plan)], *["--all"][: args.all], *keys]
+    words = {"FILE": args.file, "--plan": args.plan, "--all": args.all}
+    beside = [*(word for word, value in words.items() if value), *keys]
     if args.fuzz < 1 or beside or args.static or args.witness or args.engine:
         what = (
             f"--fuzz {args.fuzz} draws plans and recipes itself"

@@ -15,7 +15,15 @@ from torch.optim import Optimizer
 
 from unisono.spec.words import listed
 from unisono.verify.evidence import Cause, factor, fit, size_text
-from unisono_contrib.library.stacks._one_device import GlobalBatch, OneDevice, added, other_means
+from unisono_contrib.library.stacks._one_device import (
+    GlobalBatch,
+    OneDevice,
+    added,
+    clipped_share,
+    multiplied,
+    other_means,
+    scaled,
+)
 from unisono_contrib.library.stacks._step import TrainingStep, trainable
 
 Tensors = Mapping[str, Tensor]
@@ -113,7 +121,7 @@ def _apart(case: UpdateCase) -> Cause | None:
         alone = [
             case.played(
                 lambda device, r=rank, k=scale: device.update(
-                    _times(added(case.shares[r * size :][:size]), k)
+                    multiplied(added(case.shares[r * size :][:size]), k)
                 )
             )
             for rank in range(case.groups)
@@ -177,7 +185,7 @@ def _each_micro_batch(case: UpdateCase, device: OneDevice, scale: int, kept: boo
         batch = GlobalBatch([case.batch.batches[i] for i in at], [case.batch.parts[i] for i in at])
         shares = device.shares(batch)
         past = [*past, *shares] if kept else shares
-        device.update(_times(added(past), scale))
+        device.update(multiplied(added(past), scale))
 
 
 def _of_options(case: UpdateCase) -> Iterator[Suspect]:
@@ -252,20 +260,19 @@ def _of_clipping(case: UpdateCase) -> Iterator[Suspect]:
     yield (
         Cause("clipping", "each rank clips by the norm of its own gradient, before ranks meet"),
         lambda device: device.update(
-            added([_clipped(_times(added(case.shares[r * size :][:size]), case.groups), clip, 1 / case.groups)
+            added([_clipped(multiplied(added(case.shares[r * size :][:size]), case.groups), clip, 1 / case.groups)
                    for r in range(case.groups)]), 0.0),
     )  # fmt: skip
     yield (
         Cause("clipping", "each micro-batch's gradient is clipped, in the place of their sum"),
         lambda device: device.update(
-            added([_clipped(_times(s, many), clip, 1 / many) for s in case.shares]), 0.0
+            added([_clipped(multiplied(s, many), clip, 1 / many) for s in case.shares]), 0.0
         ),
     )
 
 
 def _clipped(gradient: Tensors, clip: float, times: float) -> dict[str, Tensor]:
-    norm = torch.stack([x.double().norm() for x in gradient.values()]).norm().item()
-    return _times(gradient, times * min(1.0, clip / (norm + 1e-6)))
+    return multiplied(gradient, times * clipped_share([gradient], clip))
 
 
 def _of_shares(case: UpdateCase) -> Iterator[Suspect]:
@@ -284,14 +291,14 @@ def _of_shares(case: UpdateCase) -> Iterator[Suspect]:
         for scale in (1.0, many / len(kept)):
             yield (
                 Cause(name, f"in the gradient {text}"),
-                lambda d, k=kept, s=scale: d.update(_times(added([case.shares[i] for i in k]), s)),
+                lambda d, k=kept, s=scale: d.update(multiplied(added([case.shares[i] for i in k]), s)),
             )
     for twice in range(many):
         extra = [*case.shares, case.shares[twice]]
         text = f"in the gradient micro-batch {twice} of the batch counts 2 times"
         yield Cause("counted_twice", text), lambda device, x=extra: device.update(added(x))
     for text, times in other_means(case.batch.parts, size).items():
-        other = [_times(share, k) for share, k in zip(case.shares, times, strict=True)]
+        other = scaled(case.shares, times)
         yield Cause("loss_normalisation", text), lambda device, x=other: device.update(added(x))
 
 
@@ -301,12 +308,8 @@ def _of_factors(case: UpdateCase) -> Iterator[Suspect]:
             if size > 1:
                 yield (
                     factor("the gradient that the optimiser is given is", k, case.sizes),
-                    lambda device, times=k: device.update(_times(case.gradient, times)),
+                    lambda device, times=k: device.update(multiplied(case.gradient, times)),
                 )
-
-
-def _times(gradient: Tensors, factor: float) -> dict[str, Tensor]:
-    return {name: factor * x for name, x in gradient.items()}
 
 
 # Formulas ------------------------------------------------------------------------------------------------------------

@@ -102,9 +102,14 @@ def added(shares: Sequence[Tensors]) -> dict[str, Tensor]:
     }
 
 
+def multiplied(gradient: Tensors, by: float) -> dict[str, Tensor]:
+    """A gradient times a number."""
+    return {name: by * x for name, x in gradient.items()}
+
+
 def scaled(shares: Sequence[Tensors], times: Sequence[float]) -> list[dict[str, Tensor]]:
     """Shares of a gradient, each multiplied by a number of its own."""
-    return [{name: k * x for name, x in share.items()} for share, k in zip(shares, times, strict=True)]
+    return [multiplied(share, k) for share, k in zip(shares, times, strict=True)]
 
 
 def other_means(parts: Sequence[float], micros: int) -> dict[str, list[float]]:

@@ -17,13 +17,13 @@ class BesideSampler:
 
     def __init__(self, samplers: RunSamplers, how: Sampling, micro: int) -> None:
         self._samplers, self._how, self._micro = samplers, how, micro
-        self._version, self._digest = -1, ""
+        self._version = -1
 
-    def sync(self, version: int, weights: Mapping[str, Tensor]) -> str:
+    def sync(self, version: int) -> None:
         """The run's own weights go out, once for each version. Raises WeightsNotHeld, SamplerLost."""
         if version != self._version:
-            self._version, self._digest = version, self._samplers.sync(version)
-        return self._digest
+            self._version = version
+            self._samplers.sync(version)
 
     def generate(self, prompts: Sequence[Prompt], version: int) -> Rollouts:
         """As `Sampler` says."""

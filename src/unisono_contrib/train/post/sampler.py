@@ -3,7 +3,7 @@
 Shapes: n sequences, T positions of a window, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -49,9 +49,8 @@ class Sampling:
 class Sampler(Protocol):
     """Draws sequences by weights that it was handed."""
 
-    def sync(self, version: int, weights: Mapping[str, Tensor]) -> str:
-        """Take these weights, full tensors by logical names, which have seen `version` updates → the digest of what it
-        then holds. Every rank calls it."""
+    def sync(self, version: int) -> None:
+        """Draw by the run's weights of now, which have seen `version` updates. Every rank calls it."""
         ...
 
     def generate(self, prompts: Sequence[Prompt], version: int) -> Rollouts:
@@ -82,9 +81,8 @@ class HereSampler:
     def __init__(self, model: Logits, how: Sampling) -> None:
         self._model, self._how = model, how
 
-    def sync(self, version: int, weights: Mapping[str, Tensor]) -> str:
-        """The run's weights are these."""
-        return ""
+    def sync(self, version: int) -> None:
+        """It has no others."""
 
     def generate(self, prompts: Sequence[Prompt], version: int) -> Rollouts:
         """As `Sampler` says; prompts × group are the global batch."""

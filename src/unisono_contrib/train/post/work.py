@@ -74,8 +74,7 @@ class Drawing:
         built = pack(self._trained(run, batch, leaves))
         if how.kl > 0.0:
             self._desk.references = self._desk.known(run, player, built)
-        if self.heard is not None:
-            self.heard(step, batch)
+        self.heard(step, batch)
         drawn = (batch.rollouts.ends - batch.rollouts.begins).double()
         self._says = {
             "reward": float(batch.rewards.mean()),
@@ -115,7 +114,7 @@ class Drawing:
         prompts = [Prompt(place, question.prompt) for place, question in zip(places, questions, strict=True)]
         if self.sampler is None:
             raise RuntimeError("no run has been joined yet")
-        self.sampler.sync(version, {})
+        self.sampler.sync(version)
         begun = self.sampler.begin(prompts, version, number)
         return lambda: self._drawn(run, questions, begun())
 
@@ -158,7 +157,7 @@ class Drawing:
             "sampled": sampled,
         }
         scale = size * window / float((weight * each).sum())
-        return _cut(leaves, run.step, tokens, targets, ends - 1, by_token, {}, scale)
+        return _cut(leaves, run.step, tokens, targets, ends - 1, by_token, scale)
 
 
 class Preferring:
@@ -249,14 +248,13 @@ def _cut(
     targets: Tensor,
     lengths: Tensor,
     by_token: Mapping[str, Tensor],
-    by_sequence: Mapping[str, Tensor],
     scale: float,
 ) -> list[PostLeaf]:
     """The sequences of a step, [B, T], in the places of these leaves."""
     built, size = list[PostLeaf](), len(tokens)
     for leaf in leaves:
         rows, device = (leaf.samples - step * size).cpu(), leaf.inputs.device
-        each, whole = ({n: x[rows].to(device) for n, x in part.items()} for part in (by_token, by_sequence))
+        each = {name: x[rows].to(device) for name, x in by_token.items()}
         inputs, wanted, length = (x[rows].to(device) for x in (tokens, targets, lengths))
-        built.append(PostLeaf(inputs, wanted, leaf.samples, scale, length, each, whole))
+        built.append(PostLeaf(inputs, wanted, leaf.samples, scale, length, each, {}))
     return built

@@ -85,7 +85,7 @@ class SamplerPool:
             )
         self._weights, self._wanted[version] = weights, HeldWeights(version, digests, held.logits)
         for sampler in self._samplers:
-            self._send_weights(sampler)
+            self._send(sampler, version)
 
     def ask(self, step: int, requests: Sequence[Request]) -> None:
         """Ask for the samples that `step` will train, dealt to samplers in turn. Raises ValueError where the bound does
@@ -129,9 +129,6 @@ class SamplerPool:
                 with suppress(OSError):
                     sampler.connection.close()
                 sampler.connection = None
-
-    def _send_weights(self, sampler: _CalledSampler) -> None:
-        self._send(sampler, self._holder.version)
 
     def _send(self, sampler: _CalledSampler, what: "int | tuple[int, Request]") -> None:
         sampler.sent.append(what)

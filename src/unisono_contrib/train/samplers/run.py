@@ -1,7 +1,6 @@
 """The samplers of a run, for all its ranks: weights of any plan go out whole, samples come back to every rank."""
 
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 from unisono.train.step.run import Run
 from unisono_contrib.sync._servers import wire
 from unisono_contrib.train.samplers.pool import DrawnSamples, Request, SamplerPool
-from unisono_contrib.train.samplers.weights import WeightHolder, digest_of, whole_weights
+from unisono_contrib.train.samplers.weights import WeightHolder, whole_weights
 
 
 class RunSamplers:
@@ -27,16 +26,13 @@ class RunSamplers:
         if run.mesh.world.index == 0:
             self._pool = SamplerPool(run.replica.beside, count, bound, holder())
 
-    def sync(self, version: int) -> str:
-        """Send the run's weights as this version; returns the digest of all of them. Raises WeightsNotHeld,
-        SamplerLost."""
+    def sync(self, version: int) -> None:
+        """Send the run's weights as this version. Raises WeightsNotHeld, SamplerLost."""
         weights = whole_weights(self._run)
         if self._pool is not None:
             self._pool.publish(version, weights)
             if not self._bound:
                 self._pool.settle()
-        lines = "".join(f"{name} {digest_of(weights[name])}\n" for name in sorted(weights))
-        return blake2b(lines.encode(), digest_size=16).hexdigest()
 
     def ask(self, step: int, requests: Sequence[Request]) -> None:
         """Ask for the samples of a step; requests are the first rank's. See `SamplerPool.ask`."""

@@ -71,7 +71,7 @@ AXES: Mapping[str, Sequence[int]] = {
     "dp": (1, 2, 3, 4), "shard": (1, 2, 3, 4), "pp": (1, 2, 3, 4), "tp": (1, 2, 4), "cp": (1, 2, 4), "ep": (1, 2, 3, 4),
 }  # fmt: skip
 DIMENSIONS: tuple[str, ...] = (
-    "model.kind", *ATTENDING, *(key for key in EXPERTS if key not in ATTENDING), *TRAINING, *AXES, "zero", "chunks",
+    "model.kind", *ATTENDING, *(key for key in EXPERTS if key not in ATTENDING), *TRAINING, *AXES, "zero",
     *(key for key in NAMED if key != "precision"), "blocks",
 )  # fmt: skip
 """Every key that a fuzz varies."""

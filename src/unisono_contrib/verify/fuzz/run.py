@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -22,26 +22,33 @@ from unisono_contrib.verify.fuzz.draw import PLANS, FuzzCase, draw_plan, draw_re
 
 STEPS = 2
 TURNS = 4 * PLANS  # plans drawn for one recipe at most
+KEPT = (
+    "train.dtype", "train.lr", "train.steps", "train.global_batch", "train.micro_batch", "model.kind", "model.n_layer",
+    "model.n_head", "model.d_model", "model.context", "model.hidden", "model.channels", "data.source",
+    "model.n_experts",
+)  # fmt: skip
+"""Without them a case would be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class FuzzFailure:
-    """A case that is not as one device. why: what the proof says, in one line. small: the least case that fails too;
-    None until it is looked for."""
+    """A case that is not as one device, as it was drawn, and the least one that fails too: itself until that is looked
+    for. proof: of the least one."""
 
     case: FuzzCase
-    why: str
-    small: FuzzCase | None = None
+    small: FuzzCase
+    proof: Proof
 
-    def as_dict(self) -> dict[str, str]:
-        """A row of --json."""
-        small = self.small or self.case
-        return {
-            "plan": small.plan,
-            "why": self.why,
-            "command": small.command(STEPS),
-            "drawn": self.case.command(STEPS),
-        }
+    @property
+    def why(self) -> str:
+        """What the proof says, in one line."""
+        said = f"{self.proof.first_divergence}; {self.proof.cause}: {self.proof.explanation}"
+        return said.replace("\n", " ")
+
+    def as_dict(self) -> dict[str, Any]:
+        """A row of --json: that of the proof, and the commands that show it."""
+        commands = {"command": self.small.command(STEPS), "drawn": self.case.command(STEPS)}
+        return {**self.proof.as_dict(), "plan": self.small.plan, "why": self.why, **commands}
 
 
 @dataclass(slots=True)
@@ -155,7 +162,7 @@ def prove_recipe(seed: int, number: int, texts: Path) -> FuzzResult:
         elif proof.verdict == "unproven":
             result.unproven += 1
         else:
-            result.failures.append(FuzzFailure(case, why_of(proof)))
+            result.failures.append(FuzzFailure(case, case, proof))
     return result
 
 
@@ -214,24 +221,19 @@ def is_wrong(proof: Proof) -> bool:
     return proof.verdict == "wrong" and proof.cause != "refused"
 
 
-def why_of(proof: Proof) -> str:
-    """In one line."""
-    return f"{proof.first_divergence}; {proof.cause}: {proof.explanation}".replace("\n", " ")
-
-
 def shrink(failure: FuzzFailure, entry: str = ENTRY, marks: Sequence[str] = ()) -> FuzzFailure:
     """The failure with the least case that fails too: no word or key of it can be left out, and no number made less.
     entry, marks: see `prove_on`."""
-    small, is_smaller = failure.case, True
+    is_smaller = True
     while is_smaller:
         is_smaller = False
-        for case in _smaller(small):
+        for case in _smaller(failure.small):
             with suppress(UsageError):  # refused: no smaller case
                 (proof,) = proofs_of([case], entry, marks)
                 if is_wrong(proof):
-                    small, is_smaller = case, True
+                    failure, is_smaller = replace(failure, small=case, proof=proof), True
                     break
-    return FuzzFailure(failure.case, failure.why, small)
+    return failure
 
 
 def _smaller(case: FuzzCase) -> Iterator[FuzzCase]:
@@ -255,11 +257,3 @@ def _smaller(case: FuzzCase) -> Iterator[FuzzCase]:
     for key, value in least.items():
         if case.keys.get(key, value) > value:
             yield FuzzCase({**case.keys, key: value}, case.words)
-
-
-KEPT = (
-    "train.dtype", "train.lr", "train.steps", "train.global_batch", "train.micro_batch", "model.kind", "model.n_layer",
-    "model.n_head", "model.d_model", "model.context", "model.hidden", "model.channels", "data.source",
-    "model.n_experts",
-)  # fmt: skip
-"""Without them a case would be larger."""
