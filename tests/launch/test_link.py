@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from unisono.launch import agent, link, wire
 from unisono.launch.host_listener import HostListener
 from unisono.launch.link import Broken, HostLink, Refused
-from unisono.launch.remote_host import RemoteHost
+from unisono.launch.remote_host import RemoteHost, stream_of
 from unisono.launch.stream_mux import StreamMux
+from unisono.launch.worker_handle import line_pairs
 
 pytestmark = pytest.mark.timeout(60)
 HOST = {"name": "b", "room": 2, "cores": 4}
@@ -283,6 +284,38 @@ def test_lanes_carry_whatever_is_written(pieces: list[tuple[bool, bytes]]) -> No
     theirs.close()
     near.close()
     far.close()
+
+
+def test_the_end_of_a_worker_comes_after_all_that_it_printed() -> None:
+    """More than a pipe holds, and the end in the same breath: who hears of the end closes the pipe."""
+    one, other, _ = linked()
+    agent_side, host, (ours, theirs) = StreamMux(one), RemoteHost("b", 1, 1, other), line_pairs()
+    printed, worker_end = socket.socketpair()
+    agent_side.carry(stream_of(4, 2), printed.detach(), writes=False)
+    host.send({"op": "spawn", "worker": 4}, theirs)
+    for file in theirs:
+        os.close(file)
+    for _ in range(6):
+        worker_end.sendall(b"x" * 50_000)
+        agent_side.drain(stream_of(4, 2))
+    agent_side.say({"op": "exit", "worker": 4})
+    reports, got, until = list[Any](), 0, time.monotonic() + 20
+    while not reports and time.monotonic() < until:
+        agent_side.turn()
+        if reports := host.poll():
+            break
+        with contextlib.suppress(BlockingIOError):
+            got += len(os.read(ours[2], 1 << 13))
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(ours[2], 1 << 16):
+            got += len(piece)
+    assert reports == [{"op": "exit", "worker": 4}] and got == 300_000
+    worker_end.close()
+    agent_side.close()
+    host.close()
+    ours[0].close()
+    ours[1].close()
+    os.close(ours[2])
 
 
 def test_a_door_for_which_there_is_no_descriptor_waits_and_is_opened_later(

@@ -92,6 +92,7 @@ class RemoteHost:
     mux: StreamMux = field(init=False)
     _said: float = 0.0
     _over: bool = False
+    _exits: list[Message] = field(default_factory=list)
     _probe: LinkProbe = field(default_factory=LinkProbe)
 
     def __post_init__(self) -> None:
@@ -128,8 +129,11 @@ class RemoteHost:
                     pass
                 case "probed":
                     self._ask(self._probe.answered(message["number"], time.monotonic()))
+                case "exit":
+                    self._exits.append(message)
                 case _:
                     reports.append(message)
+        reports += self._ended()
         now = time.monotonic()
         if now - self._said >= BEAT and not self.link.owed:  # what waits to be sent is a sign of life too
             self._said = now
@@ -145,6 +149,17 @@ class RemoteHost:
         """The run is over, or the host is: whatever runs there ends."""
         self._over = True
         self.mux.close()
+
+    def _ended(self) -> list[Message]:
+        """Ends of workers, each after the last byte of what the worker said, asked and printed: a pipe holds 64 KiB, and
+        who hears of the end reads what lies there and closes it."""
+        over = [
+            exit
+            for exit in self._exits
+            if self._over or not any(self.mux.owes(stream_of(exit["worker"], line)) for line in range(LINES))
+        ]
+        self._exits = [exit for exit in self._exits if exit not in over]
+        return over
 
     def _ask(self, lengths: Sequence[int]) -> None:
         for nbytes in lengths:

@@ -84,6 +84,11 @@ class StreamMux:
         while stream is not None and stream.reads and self._read(stream):
             pass
 
+    def owes(self, number: int) -> bool:
+        """Whether some of what came for a stream was not taken yet, since the file was full."""
+        stream = self._streams.get(number)
+        return stream is not None and bool(stream.owed)
+
     def close(self) -> None:
         for stream in list(self._streams.values()):
             self._end(stream)
