@@ -170,9 +170,11 @@ class Sync(ABC):
     keeps_weights: bool = True
     one_copy: bool = False
 
-    def among(self, world: "Group", counted: frozenset[str] = frozenset()) -> None:
+    def among(
+        self, world: "Group", replica: "Group | None" = None, counted: frozenset[str] = frozenset()
+    ) -> None:
         """Before the first step. world: all ranks of the run, with whom a decision is taken that all must take alike.
-        counted: names of the parameters of which this rank's box counts, since another of its replica may hold the
+        replica: those between which one replica's parameters are split; None where one rank has all of them. counted: names of the parameters of which this rank's box counts, since another of its replica may hold the
         same."""
         return None
 

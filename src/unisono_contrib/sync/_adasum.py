@@ -1,7 +1,6 @@
 """The live part of `adasum`: parts of all replicas' gradients, their dot products, and the merged parts again."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from unisono.comm.group import Group, Pending
 from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
 from unisono.sync._slots import learning
+from unisono_contrib.sync._presence import numbered
 
 NOTHING = 1e-13
 """Squared length, over that of what it was added up from, below which a vector is rounding noise around zero."""
@@ -32,30 +32,24 @@ class AdasumSync(Sync):
             )
             raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
         self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
-        self._rows: dict[str, int] = {}
+        self._rows: Mapping[str, int] = {}
         self._count = 0
         self._flights: list[tuple[Bucket, Tensor, Pending]] = []
         self._counts = torch.ones(1, dtype=torch.float64)
 
-    def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
+    def among(
+        self, world: Group, replica: Group | None = None, counted: frozenset[str] = frozenset()
+    ) -> None:
         """Number the tensors of the whole model, alike on all ranks. Raises UsageError P24, on all ranks, where the
         uses of a tied weight are summed after replicas have met."""
         self._world = world
-        names = {slot.name for slot in self._slots}
         apart = any(slot.alias for slot in self._slots)
-        keys = {name: int.from_bytes(blake2b(name.encode(), digest_size=7).digest()) for name in names}
         like = torch.empty(0, dtype=torch.int64, device=self._device)
-        sizes = world.all_gather(like.new_tensor([[len(keys), apart]]))
-        if bool(sizes[:, 1].any()):
+        if bool(world.all_gather(like.new_tensor([apart])).any()):
             what = "sync=adasum merges whole gradients, and stages of a pipeline hold the two uses of a tied weight"
             fix = "--no-model.tie_embeddings, or pp=1"
             raise UsageError(what, where="plan.sync, plan.pp", fix=fix, code="P24")
-        mine = like.new_full((1, int(sizes[:, 0].max())), -1)
-        mine[0, : len(keys)] = like.new_tensor(sorted(keys.values()))
-        known = sorted({*world.all_gather(mine).flatten().tolist()} - {-1})
-        place = {key: row for row, key in enumerate(known)}
-        self._rows = {name: place[key] for name, key in keys.items()}
-        self._count = len(known)
+        self._rows, self._count = numbered({slot.name for slot in self._slots}, world, like)
 
     def grad_ready(self, bucket: Bucket) -> None:
         self._flights.append((bucket, *self.dp.start_exchange(bucket.flat)))

@@ -22,6 +22,7 @@ from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
 from unisono.sync._drive import issued
 from unisono.sync._slots import learning_dense
+from unisono_contrib.sync._presence import Presence
 
 COUNT, LOST = "delayed_steps", "delayed_lost"
 
@@ -87,10 +88,16 @@ class DelayedSync(Sync):
         self._spare = [self._flight()]
         self._count, self._lost = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
         self._new: _Flight | None = None
-        self._exposed = 0.0
+        self._exposed, self._presence = 0.0, Presence()
 
     def _flight(self) -> _Flight:
         return _Flight({s.name: torch.zeros_like(s.master, dtype=s.master.grad_dtype) for s in self._slots})
+
+    def among(
+        self, world: Group, replica: Group | None = None, counted: frozenset[str] = frozenset()
+    ) -> None:
+        names, like = [slot.name for slot in self._slots], torch.empty(0, device=self._device)
+        self._presence = Presence.among(names, replica, like)
 
     # Departure.
 
@@ -175,10 +182,10 @@ class DelayedSync(Sync):
 
     def _bring(self, flight: _Flight) -> None:
         """The values of a flight into the gradients; zeros are no gradient."""
-        values = [flight.values[slot.name] for slot in self._slots]
-        there = torch.stack([value.any() for value in values]).tolist() if values else []
-        for slot, value, has in zip(self._slots, values, there, strict=True):
-            if not has:
+        there = self._presence.nonzero(flight.values)
+        for slot in self._slots:
+            value = flight.values[slot.name]
+            if slot.name not in there:
                 slot.drop_gradient()
             elif slot.master.grad is None:
                 slot.master.grad = value.clone()

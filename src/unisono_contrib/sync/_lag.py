@@ -12,6 +12,7 @@ from unisono.comm.group import Group
 from unisono.sync import Sync, Verdict
 from unisono.sync._slots import learning_dense
 from unisono.sync.every_step import EveryStepSync
+from unisono_contrib.sync._presence import Presence
 
 
 class LagSync(Sync):
@@ -26,24 +27,30 @@ class LagSync(Sync):
         self.dp, self.xi = group, xi
         self._every_step = EveryStepSync(group, codec, slots)
         self.cap, self.sliced = self._every_step.cap, self._every_step.sliced
-        trained = learning_dense(slots, "lag")
+        self._slots = trained = learning_dense(slots, "lag")
         self._names = {id(p): slot.name for slot in trained for p in (slot.live, slot.master)}
         like = {slot.name: torch.zeros_like(slot.master, dtype=slot.master.grad_dtype) for slot in trained}
         self.total, self.uploaded = like, {name: torch.zeros_like(x) for name, x in like.items()}
         self.taken = torch.zeros(window, dtype=torch.float64)
         self._world, self._counted = group, frozenset(like)
+        self._presence = Presence()
         self._ready: list[Bucket] = []
         self._after: tuple[Tensor, dict[str, Tensor], dict[str, Tensor]] | None = None
         self._uploads = 0
 
-    def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
+    def among(
+        self, world: Group, replica: Group | None = None, counted: frozenset[str] = frozenset()
+    ) -> None:
         self._world, self._counted = world, counted
+        device = self._slots[0].master.device if self._slots else None
+        self._presence = Presence.among(self.total, replica, torch.empty(0, device=device))
 
     def grad_ready(self, bucket: Bucket) -> None:
         self._ready.append(bucket)
 
     def lacking(self, absent: Sequence[Any]) -> Sequence[Any]:
-        return [p for p in absent if not self.total[self._names[id(p)]].any()]
+        there = self._presence.nonzero(self.total)
+        return [p for p in absent if self._names[id(p)] not in there]
 
     @torch.no_grad()
     def settle(self) -> Verdict:

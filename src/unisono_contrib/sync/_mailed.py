@@ -42,7 +42,9 @@ class MailedSync(RoundsSync):
         self._says: dict[str, Any] = {}
         self.lane = SampleLane(0, place.peers)
 
-    def among(self, world: Group, counted: frozenset[str] = frozenset()) -> None:
+    def among(
+        self, world: Group, replica: Group | None = None, counted: frozenset[str] = frozenset()
+    ) -> None:
         """Before the first step: all ranks of this run."""
         site, fragment = self.site, self._fragment
         slots = {slot.name: slot for slot in site.learning()}

@@ -92,6 +92,7 @@ class PeriodSync(Sync):
         import torch
 
         from unisono.sync._slots import learning_dense
+        from unisono_contrib.sync._presence import Presence
 
         self.inner, self.dp, self.cap, self.least, self.most = inner, inner.dp, inner.cap, steps, most
         self.sliced, self.kept = inner.sliced, inner.kept
@@ -103,13 +104,22 @@ class PeriodSync(Sync):
         self._count = torch.zeros((), dtype=torch.int64)  # steps that are held
         self._period = torch.tensor(steps)
         self._world: Group | None = None
+        self._presence, self._there = Presence(), frozenset[str]()
         self._shown, self._computed, self._since, self._said = 0.0, 0.0, 0, 0
         # Gradients of a step that does not meet, until it is known to count.
         self._new: list[tuple[str, Tensor]] = []
         self._adds = False
 
-    def among(self, world: "Group", counted: frozenset[str] = frozenset()) -> None:
+    def among(
+        self, world: "Group", replica: "Group | None" = None, counted: frozenset[str] = frozenset()
+    ) -> None:
+        import torch
+
+        from unisono_contrib.sync._presence import Presence
+
         self._world = world
+        device = self._slots[0].master.device if self._slots else None
+        self._presence = Presence.among(self._held, replica, torch.empty(0, device=device))
 
     @property
     def steps(self) -> int:
@@ -132,7 +142,8 @@ class PeriodSync(Sync):
     def lacking(self, absent: "Sequence[Any]") -> "Sequence[Any]":
         if not self.is_due:
             return absent
-        return [p for p in absent if not self._held[self._names[id(p)]].any()]
+        self._there = self._presence.nonzero(self._held)
+        return [p for p in absent if self._names[id(p)] not in self._there]
 
     def settle(self) -> Verdict:
         import torch
@@ -159,7 +170,7 @@ class PeriodSync(Sync):
         for slot in self._slots:
             held = self._held[slot.name]
             if slot.master.grad is None:
-                slot.master.grad = held.clone() if held.any() else None
+                slot.master.grad = held.clone() if slot.name in self._there else None
             else:
                 slot.master.grad.add_(held)
             if slot.master.grad is not None:

@@ -190,7 +190,7 @@ def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, near: Mesh, plan: Pla
         bound = policy.bind_outer(_site(replica, policy, mesh, near, coder))
     else:
         bound = policy.bind(slots, mesh.dp, coder)
-    bound.among(mesh.world, frozenset(slot.name for slot in slots if slot.counted(mesh.at)))
+    bound.among(mesh.world, mesh.replica, frozenset(slot.name for slot in slots if slot.counted(mesh.at)))
     if coder.rungs:
         choosing = contributed("unisono.sync._choice").choosing
         bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
