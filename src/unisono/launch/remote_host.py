@@ -151,8 +151,8 @@ class RemoteHost:
         self.mux.close()
 
     def _ended(self) -> list[Message]:
-        """Ends of workers, each after the last byte of what the worker said, asked and printed: a pipe holds 64 KiB, and
-        who hears of the end reads what lies there and closes it."""
+        """Ends of workers, each after the last byte of what the worker said, asked and printed: a pipe holds 64 KiB,
+        and who hears of the end reads what lies there and closes it."""
         over = [
             exit
             for exit in self._exits

@@ -174,8 +174,8 @@ class Sync(ABC):
         self, world: "Group", replica: "Group | None" = None, counted: frozenset[str] = frozenset()
     ) -> None:
         """Before the first step. world: all ranks of the run, with whom a decision is taken that all must take alike.
-        replica: those between which one replica's parameters are split; None where one rank has all of them. counted: names of the parameters of which this rank's box counts, since another of its replica may hold the
-        same."""
+        replica: those between which one replica's parameters are split; None where one rank has all of them. counted:
+        names of the parameters of which this rank's box counts, since another of its replica may hold the same."""
         return None
 
     def assigned(self, stretches: "Sequence[range]", shards: int) -> None:

@@ -20,11 +20,14 @@ formula (`verify/laws.py`). Beside that:
 - A weight that the model reads in float32 has a gradient that is added up in float32 (`path.read_in_float32`):
   lambda * sqrt(2 * tokens) * 2^-24 * sqrt(tokens) more, of that weight alone.
 - A gradient that is scattered in int8 (`zero=3:scatter=int8`) is off by at most 1/254 of the largest entry of its
-  block, once for each of the t leaves, whose sum is about sqrt(t) times as large as one: sqrt(t) / 254 more. Parameters
-  that are gathered in int8 are held to one device that rounds its own alike.
+  block, once for each of t parts (of a leaf, on a rank of cp), whose sum is about sqrt(t) times as large as one:
+  sqrt(t) / 254 more, with a margin of two. Parameters that are gathered in int8 are held to one device that rounds its
+  own alike.
 - A codec on `dp` declares how far an element of its sum may be off, over the largest of its parameter (`Codec.lost`).
   With error feedback, what a step did not send comes in a later one, and that is an error of both; such a bound may be
   above 1. What was not sent, and is kept, is proved by the codec's own suite (`verify --conformance`).
+- Both take parts to be sqrt(t) times smaller than their sum. Where parts contradict each other they are larger: a plan
+  that is outside is held once more to what the parts of that very step come to (`verify/parts.py`).
 - Where an optimiser has its first moment cross in the place of gradients, of decay b, the error of the gradient is
   1 / (1 - b) times the codec's; with a margin of two, for a moment may be larger than the gradient.
 - What an optimiser observes of layers (`Optimiser.observed`) is compared itself (`Bounds.observed`), and its formula is
@@ -105,6 +108,12 @@ class Bounds:
         with a margin of two. No codec touches them."""
         return 4 * (self.most - self.lost) + 64 * self.unit
 
+    @property
+    def parts_runs(self) -> bool:
+        """Whether a codec may lose half of a gradient or more: then two runs that are right need not stay near each
+        other from step to step, and to compare them there shows nothing."""
+        return self.lost >= 0.5
+
     def total(self, terms: int) -> float:
         """Return the bound of a sum of `terms` positive numbers, taken once more in another order."""
         return self.spread * math.sqrt(2 * terms) * self.unit
@@ -134,7 +143,7 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     lossy = plan.dp > 1 and codec.fidelity is Fidelity.LOSSY
     lost = codec.lost(plan.dp) * sizes.magnified if lossy else 0.0
     if plan.wires.scatter and plan.shard > 1:
-        lost += math.sqrt(sizes.leaves) * INT8
+        lost += 2 * math.sqrt(sizes.leaves * plan.cp) * INT8
     grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves)
     kept = ULP if plan.arithmetic.stochastic else 0.0
     narrow = min(1.0, spread * math.sqrt(2) * sizes.tokens * ROUNDOFF["fp32"])

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from unisono.plan import Plan
-from unisono.verify.compare import CompareTerms, Divergence
+from unisono.verify.compare import Divergence
 from unisono.verify.record import Record
+from unisono.verify.room import CompareTerms
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,17 @@ What comes first is where the mistake is; what follows is mostly its consequence
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from unisono.config import TrainConfig
-from unisono.parallel.stochastic import Dither
 from unisono.verify import averages
-from unisono.verify.bounds import Bounds
 from unisono.verify.evidence import RecordedBox
-from unisono.verify.laws import Keep, clip_factor, first_state, observed_after, update
+from unisono.verify.laws import clip_factor, first_state, observed_after, update
 from unisono.verify.record import Note, Record
+from unisono.verify.room import CompareTerms, GradientRoom, largest_of
 
 CONTRACT = ("loss", "grad", "param", "optim")
 KIND_OF = {
@@ -62,30 +61,6 @@ class Judgement:
     divergences: list[Divergence] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class CompareTerms:
-    """What a comparison needs. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
-    they have a gradient alone. dither: how parameters without masters are rounded after an update. rhythm: steps of
-    the run that make one step of the proof. lag: steps from a gradient to its update. average_step: see `Section`."""
-
-    train: TrainConfig
-    bounds: Bounds
-    exact: bool
-    owners: Mapping[str, str]
-    lazy: frozenset[str] = frozenset()
-    dither: Dither | None = None
-    rhythm: int = 1
-    lag: int = 0
-    average_step: Callable[[int], float] = averages.no_average
-
-    def kept(self, name: str, step: int) -> Keep | None:
-        """Return the function that rounds a whole parameter after the update of a step; None if nothing is rounded."""
-        if self.dither is None:
-            return None
-        dither = replace(self.dither, step=(step + 1) * self.rhythm - 1 + self.lag)
-        return lambda x: dither.rounded(x.float(), name, (0,) * x.dim(), x.shape).double()
-
-
 def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, seen: Record) -> Judgement:
     """Compare one step. before: the reference's record of the step before, None at step 0."""
     out = Judgement()
@@ -104,11 +79,10 @@ class _Step:
     before: Record | None
     seen: Record
     out: Judgement
-    # Of the reference's gradients before clipping, by key.
-    largest: dict[str, float] = field(default_factory=dict)
+    room: "GradientRoom" = field(init=False)
 
     def __post_init__(self) -> None:
-        self.largest = {key: _largest(self.ref.whole(key)) for key in self.ref.names("raw")}
+        self.room = GradientRoom.beside(self.terms, self.ref)
 
     # What went in ------------------------------------------------------------------------------------------------
 
@@ -163,39 +137,24 @@ class _Step:
 
     def raw(self) -> Iterator[Divergence]:
         """Gradients before clipping, in the order in which backward makes them."""
-        tolerance = self.gradient_tolerance
+        tolerance = self.room.of
         yield from self._tensors(
             "raw", lambda key, want: torch.tensor(tolerance(key), dtype=torch.float64), backward=True
         )
 
-    def gradient_tolerance(self, key: str) -> float:
-        """Absolute error that one gradient may have."""
-        bound = self.terms.bounds.of(key.partition("/")[2])
-        largest, most = self.largest.get(key, 0.0), max(self.largest.values(), default=0.0)
-        return bound * (largest if largest > bound * most else most)
-
-    def norm_tolerance(self) -> float:
-        """Relative error of the norm: of all gradients' errors together, and of its own sum."""
-        sizes = {key: math.prod(self.ref.shapes[key]) for key in self.largest}
-        elements = sum(sizes.values())
-        square = sum(size * self.gradient_tolerance(key) ** 2 for key, size in sizes.items())
-        norm = self.ref.notes[0].norm
-        rounding = 0.0 if self.terms.exact else self.terms.bounds.total(elements)
-        return math.sqrt(square) / norm + rounding if norm else rounding
-
     def norm(self) -> Iterator[Divergence]:
         """The reported norm: against the reference's, and against the gradients that the plan really had."""
-        want, bound = self.ref.notes[0].norm, self.norm_tolerance()
+        want, bound = self.ref.notes[0].norm, self.room.of_norm()
         for note in self.seen.notes:
             yield from self._number("norm", "norm of the gradient", note.norm, want, bound, note)
 
     def clipped(self) -> Iterator[Divergence]:
         """Gradients after clipping: against the reference's, and against raw ones times the factor."""
         factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
-        relative = self.norm_tolerance() + 8 * self.terms.bounds.unit
+        relative = self.room.of_norm() + 8 * self.terms.bounds.unit
 
         def tolerance(key: str, want: Tensor) -> Tensor:
-            raw = self.gradient_tolerance(key.replace("grad/", "raw/", 1))
+            raw = self.room.of(key.replace("grad/", "raw/", 1))
             return raw * factor * (1 + relative) + want.double().abs() * relative
 
         yield from self._tensors("grad", tolerance, backward=True)
@@ -216,7 +175,7 @@ class _Step:
             if not note.finite and self.ref.notes[0].finite:
                 what = f"loss or norm of rank {note.rank} is not a number"
                 yield self._say("loss", what, math.inf, what, (note.rank,))
-        relative = self.norm_tolerance() + 8 * self.terms.bounds.unit
+        relative = self.room.of_norm() + 8 * self.terms.bounds.unit
         parted = [name for name in self.ref.names("model") if not self._same(name)]
         bounds = {
             key: b for name in parted for key, (_, b) in self._formula(name, self.ref, relative).items()
@@ -257,7 +216,7 @@ class _Step:
         error: Tensor | float = 0.0
         if relative is not None:
             factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
-            raw = self.gradient_tolerance(f"raw/{name}")
+            raw = self.room.of(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
         sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
         how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step), "name": name}
@@ -383,15 +342,11 @@ def _owner(key: str, owners: Mapping[str, str]) -> str:
     return f"{kind}/{owners[head]}/{last}" if head in owners else key
 
 
-def _largest(x: Tensor | None) -> float:
-    return x.double().abs().max().item() if x is not None and x.numel() else 0.0
-
-
 def _apart(a: Tensor, b: Tensor) -> tuple[float, list[int]]:
     """(largest |a - b| over the largest |b|, where)."""
     gap = (a.double() - b.double()).abs()
     flat = int(gap.argmax())
     entry = [int(i) for i in torch.unravel_index(torch.tensor(flat), gap.shape)] if gap.dim() else []
-    scale, worst = _largest(b), gap.max().item()
+    scale, worst = largest_of(b), gap.max().item()
     error = worst / scale if scale else math.inf
     return (math.inf if error != error else error), entry

@@ -23,12 +23,14 @@ from unisono.verify.beyond import beyond
 from unisono.verify.bounds import Bounds, bounds_of, lag_of, rhythm_of
 from unisono.verify.case import Case
 from unisono.verify.cause import diagnose
-from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge, state_before
+from unisono.verify.compare import CONTRACT, Divergence, judge, state_before
 from unisono.verify.evidence import Cause
 from unisono.verify.laws import clip_factor, observed_after, update
+from unisono.verify.parts import parts_of
 from unisono.verify.path import sizes_of
 from unisono.verify.play import crossed_losses, losses_with, play_leaves, play_twin, record_of, tokens_of
 from unisono.verify.record import Record
+from unisono.verify.room import CompareTerms
 from unisono.verify.stretch import met_by
 
 
@@ -76,9 +78,16 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
 
 
 def judge_plan(
-    resolved: Resolved, corpus: Corpus, steps: int, folder: Path, reference: Path
+    resolved: Resolved,
+    alone: Resolved,
+    place: Place,
+    corpus: Corpus,
+    steps: int,
+    folder: Path,
+    reference: Path,
 ) -> dict[str, Any]:
-    """Compare every step of a plan. Records of a step that is right are deleted.
+    """Compare every step of a plan. Records of a step that is right are deleted. alone, place: of the one device, whose
+    leaves are played again where a codec has a plan out of its bound.
 
     Keys: bound, errors (by the contract's kinds), bit_identical, wide (whether the bound shows nothing), first (text,
     or None), step (of it), kind, notes.
@@ -90,6 +99,9 @@ def judge_plan(
     for step in range(steps):
         ref, seen = Record(record_of(reference, step)), Record(record_of(folder, step))
         judgement = judge(terms, step, ref, before, seen)
+        if judgement.divergences and terms.bounds.lost:
+            parts = parts_of(resolved, play_leaves(alone, place, corpus, step, reference), terms.owners)
+            judgement = judge(replace(terms, parts=parts), step, ref, before, seen)
         errors = {k: max(v, judgement.errors[k]) for k, v in errors.items()}
         same &= judgement.bit_identical
         if judgement.divergences and first is None:

@@ -114,7 +114,8 @@ def _prove(
             ctx.channel.send("note", text=f"model: {inferred}")
         if job.get("shelf"):  # judging deletes what is right
             contributed("unisono.verify.engines.export").export_plan(resolved, corpus, job)
-        result = judge_plan(resolved, corpus, steps, folder, reference)
+        alone = _one_device(ctx, job, resolved)
+        result = judge_plan(resolved, *alone, corpus, steps, folder, reference)
     wrong = torch.tensor(float(result.get("first") is not None))
     right = not run.mesh.world.all_reduce(wrong).item()
     if right:
