@@ -13,7 +13,7 @@ from unisono.comm.mesh import Mesh
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono_contrib.sync._presence import Presence
+from unisono_contrib.sync._presence import GradientPresence
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -22,7 +22,7 @@ def nonzero(ctx: Any, held: list[dict[str, list[float]]]) -> set[str]:
     """What the ranks of one replica agree on. held: by rank, what it has of each parameter."""
     mine = {name: torch.tensor(values) for name, values in held[ctx.rank].items()}
     mesh = Mesh(Shape(shard=len(held)), ctx.rank, Recorder(ctx.rank), timedelta(seconds=60))
-    return set(Presence.among(mine, mesh.replica, torch.empty(0)).nonzero(mine))
+    return set(GradientPresence.among(mine, mesh.replica, torch.empty(0)).nonzero(mine))
 
 
 def test_ranks_agree_on_what_they_share_and_keep_what_they_have_alone(threads) -> None:
@@ -35,7 +35,7 @@ def test_ranks_agree_on_what_they_share_and_keep_what_they_have_alone(threads) -
 
 
 def test_one_rank_needs_nobody() -> None:
-    here = Presence.among(["w", "z"], None, torch.empty(0))
+    here = GradientPresence.among(["w", "z"], None, torch.empty(0))
     assert here.nonzero({"w": torch.ones(2), "z": torch.zeros(2)}) == {"w"}
     assert here.nonzero({}) == set()
 

@@ -22,7 +22,7 @@ from unisono.spec.errors import UsageError
 from unisono.sync import Sync, Verdict
 from unisono.sync._drive import issued
 from unisono.sync._slots import learning_dense
-from unisono_contrib.sync._presence import Presence
+from unisono_contrib.sync._presence import GradientPresence
 
 COUNT, LOST = "delayed_steps", "delayed_lost"
 
@@ -88,7 +88,7 @@ class DelayedSync(Sync):
         self._spare = [self._flight()]
         self._count, self._lost = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
         self._new: _Flight | None = None
-        self._exposed, self._presence = 0.0, Presence()
+        self._exposed, self._presence = 0.0, GradientPresence()
 
     def _flight(self) -> _Flight:
         return _Flight({s.name: torch.zeros_like(s.master, dtype=s.master.grad_dtype) for s in self._slots})
@@ -97,7 +97,7 @@ class DelayedSync(Sync):
         self, world: Group, replica: Group | None = None, counted: frozenset[str] = frozenset()
     ) -> None:
         names, like = [slot.name for slot in self._slots], torch.empty(0, device=self._device)
-        self._presence = Presence.among(names, replica, like)
+        self._presence = GradientPresence.among(names, replica, like)
 
     # Departure.
 

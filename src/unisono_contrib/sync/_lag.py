@@ -12,7 +12,7 @@ from unisono.comm.group import Group
 from unisono.sync import Sync, Verdict
 from unisono.sync._slots import learning_dense
 from unisono.sync.every_step import EveryStepSync
-from unisono_contrib.sync._presence import Presence
+from unisono_contrib.sync._presence import GradientPresence
 
 
 class LagSync(Sync):
@@ -33,7 +33,7 @@ class LagSync(Sync):
         self.total, self.uploaded = like, {name: torch.zeros_like(x) for name, x in like.items()}
         self.taken = torch.zeros(window, dtype=torch.float64)
         self._world, self._counted = group, frozenset(like)
-        self._presence = Presence()
+        self._presence = GradientPresence()
         self._ready: list[Bucket] = []
         self._after: tuple[Tensor, dict[str, Tensor], dict[str, Tensor]] | None = None
         self._uploads = 0
@@ -43,7 +43,7 @@ class LagSync(Sync):
     ) -> None:
         self._world, self._counted = world, counted
         device = self._slots[0].master.device if self._slots else None
-        self._presence = Presence.among(self.total, replica, torch.empty(0, device=device))
+        self._presence = GradientPresence.among(self.total, replica, torch.empty(0, device=device))
 
     def grad_ready(self, bucket: Bucket) -> None:
         self._ready.append(bucket)

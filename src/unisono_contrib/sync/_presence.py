@@ -23,7 +23,7 @@ def numbered(names: Iterable[str], group: Group, like: Tensor) -> tuple[Mapping[
 
 
 @dataclass(frozen=True)
-class Presence:
+class GradientPresence:
     """A parameter is a whole: of the ranks of a replica between which it is split, some may hold zeros alone, such as
     the rows of bytes that no sample had, and its update is for all of them or for none. As here: one rank has all."""
 
@@ -32,7 +32,7 @@ class Presence:
     replica: Group | None = None
 
     @classmethod
-    def among(cls, names: Iterable[str], replica: Group | None, like: Tensor) -> "Presence":
+    def among(cls, names: Iterable[str], replica: Group | None, like: Tensor) -> "GradientPresence":
         """names: of this rank's parameters. Every rank of the replica calls it, or it hangs."""
         if replica is None or replica.size == 1:
             return cls()

@@ -92,7 +92,7 @@ class PeriodSync(Sync):
         import torch
 
         from unisono.sync._slots import learning_dense
-        from unisono_contrib.sync._presence import Presence
+        from unisono_contrib.sync._presence import GradientPresence
 
         self.inner, self.dp, self.cap, self.least, self.most = inner, inner.dp, inner.cap, steps, most
         self.sliced, self.kept = inner.sliced, inner.kept
@@ -104,7 +104,7 @@ class PeriodSync(Sync):
         self._count = torch.zeros((), dtype=torch.int64)  # steps that are held
         self._period = torch.tensor(steps)
         self._world: Group | None = None
-        self._presence, self._there = Presence(), frozenset[str]()
+        self._presence, self._there = GradientPresence(), frozenset[str]()
         self._shown, self._computed, self._since, self._said = 0.0, 0.0, 0, 0
         # Gradients of a step that does not meet, until it is known to count.
         self._new: list[tuple[str, Tensor]] = []
@@ -115,11 +115,11 @@ class PeriodSync(Sync):
     ) -> None:
         import torch
 
-        from unisono_contrib.sync._presence import Presence
+        from unisono_contrib.sync._presence import GradientPresence
 
         self._world = world
         device = self._slots[0].master.device if self._slots else None
-        self._presence = Presence.among(self._held, replica, torch.empty(0, device=device))
+        self._presence = GradientPresence.among(self._held, replica, torch.empty(0, device=device))
 
     @property
     def steps(self) -> int:
