@@ -97,7 +97,7 @@ def sample_seconds(run_dir: Path) -> float:
 
 
 def repaired(plant: Planted, before: Answered) -> tuple[str, str]:
-    """(the flags of the repeated run, what was changed)."""
+    """(the flags of the repeated run, "" where nobody knows a change; what was changed)."""
     change = str(before.verdict["change"])
     if change and not plant.by_hand:
         return f"{plant.flags} {change}", change
@@ -114,8 +114,8 @@ def row(plant: Planted, folder: Path, repeat: bool) -> dict[str, Any]:
         "share": verdict["share"], "sentence": verdict["sentence"], "others": verdict["others"],
         "promised": verdict["gain_s"] / verdict["step_s"] if verdict["step_s"] else 0.0,
     }  # fmt: skip
-    if repeat and right:
-        flags, change = repaired(plant, before)
+    flags, change = repaired(plant, before)
+    if repeat and right and flags:
         after = run(plant, flags, folder)
         result |= {"change": change, "gained": 1.0 - after.sample_s / before.sample_s}
         result["kept"] = result["gained"] >= 0.5 * result["promised"]
