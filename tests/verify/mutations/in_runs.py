@@ -100,7 +100,7 @@ def a26_canonical_norm_by_tensor(patch):
 @bug("shard=2 sync=canonical", "update_rule", recipe={"model.d_model": 36, "train.dtype": "float32"})
 def a27_canonical_optimiser_not_evened(patch):
     """A fused kernel rounds the last few elements of a tensor otherwise, and which those are depends on the cut."""
-    patch(update, "make", lambda train, slots, device, even=False, dither=None: MAKE(train, slots, device))
+    patch(update, "make", lambda train, slots, device, even=False, **rest: MAKE(train, slots, device, **rest))
 
 
 @bug("shard=2", "wrong_group")
@@ -141,7 +141,7 @@ def a39_position_slices_of_two(patch):
     """Slices of the positions begin as if there were two of them."""
 
     def forward(self, x, noise=None):
-        first = (rank() % 2) * x.shape[1]
+        first = (rank() % 2) * x.shape[1] if x.shape[1] < len(self.weight) else 0
         return x + self.weight[first : first + x.shape[1]]
 
     patch(Positions, "forward", forward)
