@@ -9,9 +9,10 @@ from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
 from unisono.models.build import build
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono.spec.errors import ConfigProblems
+from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.model import Facts
 from unisono_contrib.parallel.virtual.attention import VirtualCore
+from unisono_contrib.parallel.virtual.build import _check_weightless
 from unisono_contrib.parallel.virtual.deal import VirtualDeal
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,6 +32,7 @@ def recipe(**model):
         "d_ff": 30,
     }
     train = {"steps": 3, "global_batch": 8, "micro_batch": 2, "lr": 1e-2, "warmup_steps": 2, "clip": 0.5}
+    train["lora_rank"] = model.pop("lora_rank", 0)
     return Recipe(seed=3, model=ModelConfig(**{**given, **model}), train=TrainConfig(**train))
 
 
@@ -42,6 +44,20 @@ def proven(recipe, texts, steps=2):
 
 def test_weights_are_the_same_bits_however_layers_are_cut():
     proven(recipe(), FEW)
+
+
+def test_so_are_those_of_adapters_of_which_tp_leaves_a_half_whole():
+    proven(recipe(lora_rank=2, n_layer=1), ["cp=2", "tp=2 cp=2"], steps=1)
+
+
+def test_a_layer_that_nobody_knows_is_refused():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(4))
+
+    with pytest.raises(UsageError, match=r"Scaled, whose weight is blocks\.0\.scale\.gain"):
+        _check_weightless("blocks.0.scale", Scaled())
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Layers by virtual shards: sums that leave their tree, or lose terms between ranks."""
 
+import torch.nn.functional as F
+
 from tests.verify.mutations.planting import WIDE, bug
 from unisono.train.step.grad_norm import ByRow
 from unisono_contrib.parallel.virtual import deal, layers
@@ -69,3 +71,9 @@ def vectors_summed_over_tp(patch):
         return made if x.dim() > 1 else [part * 1.0 + (part - part.detach()) for part in made]
 
     patch(layers, "fan", biased)
+
+
+@bug(f"cp=2 {SHARDED}", "not_reduced", recipe={**LONG, "train.lora_rank": 2})
+def virtual_adapters_keep_the_gradient_of_their_positions(patch):
+    """Of the half of an adapter that tp leaves whole, nobody adds up what the positions of each rank contribute."""
+    patch(layers.VirtualLinear, "forward", lambda self, x: F.linear(x, self.weight, self.bias))

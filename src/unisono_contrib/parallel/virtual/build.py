@@ -10,6 +10,7 @@ from unisono_contrib.parallel.virtual.attention import VirtualCore
 from unisono_contrib.parallel.virtual.deal import VirtualDeal
 from unisono_contrib.parallel.virtual.layers import (
     VirtualColumn,
+    VirtualLinear,
     VirtualNorm,
     VirtualPositions,
     VirtualRow,
@@ -41,6 +42,7 @@ def virtualize(stages: Stages, context: PassContext) -> None:
         for name, module in list(stage.named_modules()):
             layer = _layer(name, module, anatomy, deal, here)
             if layer is None:
+                _check_weightless(name, module)
                 continue
             parent, _, leaf = name.rpartition(".")
             setattr(stage.get_submodule(parent), leaf, layer)
@@ -64,6 +66,8 @@ def _layer(
         return VirtualNorm(module, deal)
     if split in _LAYERS:
         return _LAYERS[split](module, deal)  # type: ignore[arg-type]
+    if type(module) is nn.Linear:
+        return VirtualLinear(module, deal)
     if split is Split.CORE:
         return VirtualCore(module.drop, deal, anatomy.divides["heads"])  # type: ignore[arg-type]
     if split is Split.SEQUENCE_DROPOUT:
@@ -71,3 +75,12 @@ def _layer(
     elif split is Split.ROTARY:
         module.places = here  # type: ignore[assignment]
     return None
+
+
+def _check_weightless(name: str, module: nn.Module) -> None:
+    """Raise UsageError P12 for weights of which nobody would add up what the positions of each rank contribute."""
+    weight = next((key for key, p in module.named_parameters(recurse=False) if p.requires_grad), None)
+    if weight is not None:
+        what = f"virtual shards do not know how to compute {type(module).__name__}, whose weight is {name}.{weight}"
+        fix = "sync=canonical, without shards"
+        raise UsageError(what, where="plan.sync, model.kind", fix=fix, code="P12")

@@ -74,6 +74,22 @@ class VirtualRow(nn.Module):
         return torch.cat(parts, 1)
 
 
+class VirtualLinear(nn.Module):
+    """A layer that `tp` leaves whole, such as half of an adapter, one stretch of the positions at a time."""
+
+    def __init__(self, whole: nn.Linear, deal: VirtualDeal) -> None:
+        super().__init__()
+        self.deal, self.weight, self.bias = deal, whole.weight, whole.bias
+        self.cuts: dict[str, Cut] = {}
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        deal, n = self.deal, self.deal.stretches
+        weights = fan(self.weight, n, deal.cp)
+        biases = [None] * n if self.bias is None else fan(self.bias, n, deal.cp)
+        uses = zip(deal.along(x_BTD), weights, biases, strict=True)
+        return torch.cat([solid(F.linear(solid(x), w, b)) for x, w, b in uses], 1)
+
+
 class VirtualTable(nn.Module):
     """Rows of an embedding are dealt; tokens of other shards give zero."""
 
