@@ -137,7 +137,8 @@ def judge_stretch(
     """Return the keys of `judge_plan` that the stretch changes: none if all of it is right, else what is wrong and why.
     alone, place: of the one device, whose twin is played here where it is needed."""
     terms = terms_of(resolved, corpus)
-    twin = None if terms.exact else _twin(terms, alone, place, corpus, steps, reference)
+    needs_twin = not terms.exact and not terms.bounds.parts_runs
+    twin = _twin(terms, alone, place, corpus, steps, reference) if needs_twin else None
     fault_and_cause = next(
         beyond(terms, resolved.plan, resolved.batch.leaves, steps, folder, reference, twin), None
     )

@@ -65,12 +65,13 @@ def make_twin(run: Run, bounds: Bounds) -> None:
 @torch.no_grad()
 def push(grads: Mapping[str, Tensor], bounds: Bounds, noise: torch.Generator) -> None:
     """Move each gradient, element by element, by its bound times its tensor's largest entry; a tensor of mere rounding
-    by its bound times the model's largest."""
+    by its bound times the model's largest. Zeros, such as those of half of an adapter in its first step, stay zeros, as
+    they do under any order of summation and any codec."""
     tops = {name: grad.abs().max().item() if grad.numel() else 0.0 for name, grad in grads.items()}
     most = max(tops.values(), default=0.0)
     for name, grad in grads.items():
         signs, bound = torch.randint(0, 2, grad.shape, generator=noise).to(grad) * 2 - 1, bounds.of(name)
-        grad.add_(signs, alpha=bound * max(tops[name], bound * most))
+        grad.add_(signs, alpha=bound * max(tops[name], bound * most) if tops[name] else 0.0)
 
 
 def apart(value: float, right: float) -> float:

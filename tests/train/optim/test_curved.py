@@ -154,3 +154,23 @@ def test_state_that_lies_with_owners_is_not_offloaded(tmp_path) -> None:
     told = recipe(tmp_path, optimizer="soap", dtype="float32")
     with pytest.raises((ConfigProblems, UsageError), match="state lies with owners"):
         resolve(told, "dp=2 offload=optimizer", 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("power", [0.25, 1.0])
+def test_the_root_of_a_mean_of_zeros_is_that_of_nothing_known(power: float, dtype: torch.dtype) -> None:
+    assert torch.equal(inverse_root(torch.zeros(3, 3, dtype=dtype), power, 1e-3), torch.eye(3, dtype=dtype))
+    assert inverse_root(1e-12 * torch.eye(3, dtype=dtype), power, 1e-3).isfinite().all()
+
+
+def adapted(ctx: Any, told: Any) -> bool:
+    """Whether all weights are numbers after two steps, in the first of which half of each adapter has no gradient."""
+    run, feed, _ = started(ctx, told, "dp=1")
+    reports = [train_step(run, feed.fetch(step, run.leaves)) for step in range(2)]
+    return all(slot.master.isfinite().all() for slot in run.local.slots) and not any(r.bad for r in reports)
+
+
+@pytest.mark.parametrize("optimizer", ["kfac", "shampoo", "soap", "muon"])
+def test_an_adapter_whose_half_has_no_gradient_at_first_stays_a_number(threads, tmp_path, optimizer) -> None:
+    told = recipe(tmp_path, dtype="float32", optimizer=optimizer, lora_rank=2)
+    assert threads(adapted, 1, told=told) == [True]

@@ -19,10 +19,14 @@ APART = 1e-3  # of the mean eigenvalue
 
 
 def inverse_root(x: Tensor, power: float, damping: float) -> Tensor:
-    """(x + λI)^-power of a symmetric x [m, m] without negative eigenvalues; λ: `damping` times their mean."""
+    """(x + λI)^-power of a symmetric x [m, m] without negative eigenvalues; λ: `damping` times their mean. Of zeros it
+    is I, as of the mean of gradients that half of a new adapter has: nothing is known, and no number is infinite."""
     values, vectors = torch.linalg.eigh(x.double())
     floor = damping * values.mean().clamp(min=0) + torch.finfo(torch.float64).tiny
-    return ((vectors * (values.clamp(min=0) + floor) ** -power) @ vectors.mT).to(x.dtype)
+    root = (vectors * (values.clamp(min=0) + floor) ** -power) @ vectors.mT
+    return torch.where(values[-1] > torch.finfo(x.dtype).tiny ** 0.5, root, torch.eye(len(x)).to(root)).to(
+        x.dtype
+    )
 
 
 def inverse_root_within(
