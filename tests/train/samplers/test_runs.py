@@ -9,6 +9,8 @@ import pytest
 
 from tests.verbs.jobs import started, unisono
 from unisono.observe.metrics import read_steps
+from unisono.report.collect import collect
+from unisono_contrib.report.lengths import read
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -52,6 +54,8 @@ def trained(folder: Path, name: str, plan: str, *keys: str) -> tuple[list[dict[s
     done = unisono(folder, "train", "sums.toml", "--json", "--name", name, "--plan", plan, *keys)
     assert done.code == 0 and done.left == (), done.err
     steps, _ = read_steps(folder / done.object["run_dir"] / "metrics.jsonl")
+    lengths = read(collect(folder / done.object["run_dir"]))
+    assert lengths is None or (lengths.lost == lengths.ahead == 0 and lengths.drawn == lengths.trained)
     files = sorted((folder / done.object["checkpoint"]).glob("*.safetensors"))
     return steps, [path.read_bytes() for path in files]
 
@@ -89,6 +93,8 @@ def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
         done = job.done()
     assert done.code == 0 and done.left == (), done.err
     assert "sampler 0 is lost" in done.err
+    lengths = read(collect(tmp_path / done.object["run_dir"]))
+    assert lengths is not None and lengths.lost == 0 and lengths.alike
     files = sorted((tmp_path / done.object["checkpoint"]).glob("*.safetensors"))
     assert [path.read_bytes() for path in files] == weights
 

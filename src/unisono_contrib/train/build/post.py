@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from unisono.train.step.played_model import PlayedModel
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.post import PostConfig
 from unisono_contrib.train.build.ema import copies_of
-from unisono_contrib.train.post.beside import BesideSampler, draw_asked
+from unisono_contrib.train.post.beside import BesideSampler, DrawnLog, draw_asked
 from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss
 from unisono_contrib.train.post.player import LossDesk, PostPlayer
 from unisono_contrib.train.post.rewards import rewards_of
@@ -124,13 +125,15 @@ class PostTraining:
         """After an update, on every rank."""
         if self.work is None:
             return {}
-        measured = run.mesh.world.all_reduce(self.desk.measured).tolist()
-        return self.work.says(dict(zip(self.desk.loss.measures, measured, strict=True)))
+        sums = torch.cat((self.desk.measured, self.work.lengths.to(self.desk.measured.device)))
+        measures, sums = self.desk.loss.measures, run.mesh.world.all_reduce(sums).tolist()
+        measured = dict(zip(measures, sums, strict=False))
+        return self.work.says(measured, sums[len(measures) :])
 
 
-def draws(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Draws:
-    """How a process beside the ranks draws sequences."""
-    return partial(draw_asked, sampling_of(section, recipe, corpus))
+def draws(section: PostConfig, recipe: Recipe, corpus: Corpus, log: Path) -> Draws:
+    """How a process beside the ranks draws sequences. log: the file into which it writes what it has drawn."""
+    return partial(draw_asked, sampling_of(section, recipe, corpus), DrawnLog(log))
 
 
 def sampling_of(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Sampling:
