@@ -4,8 +4,8 @@ section of the report. No torch.
     lengths = read(run)
     lengths.drawn[3], lengths.trained[3]     # sequences of 3 tokens after their prompt
 
-Samplers write down what they have drawn before the ranks hear of it (`samplers/sampler*.jsonl`), and ranks what the loss
-counts (`lengths` in `metrics.jsonl`). So a sequence that is thrown away or cut on its way is missing in the second.
+Samplers write down what they have drawn before the ranks hear of it (`samplers/sampler*.jsonl`), and ranks what the
+loss counts (`lengths` in `metrics.jsonl`). So a sequence that is thrown away or cut on its way is missing there.
 """
 
 import math
@@ -24,8 +24,8 @@ CHANCE = 0.001
 
 
 def distance(first: Mapping[int, int], second: Mapping[int, int]) -> tuple[float, float]:
-    """The Kolmogorov-Smirnov statistic of two samples, the largest distance of their distribution functions, and what it
-    exceeds in `CHANCE` of all cases if both are of one distribution, or less often (Smirnov, "Table for estimating the
+    """The Kolmogorov-Smirnov statistic of two samples, the largest distance of their distribution functions, and what
+    it exceeds in at most `CHANCE` of all cases if both are of one distribution (Smirnov, "Table for estimating the
     goodness of fit of empirical distributions", 1948). Samples are counts by value; (0.0, inf) where one is empty."""
     sizes = sum(first.values()), sum(second.values())
     if not all(sizes):
@@ -61,12 +61,14 @@ class SampleLengths:
     def says(self) -> str:
         """A sentence."""
         statistic, limit = distance(self.drawn, self.trained)
-        parts = [f"samplers drew {sum(self.drawn.values()):,} sequences", f"{sum(self.trained.values()):,} are trained"]
+        parts = [
+            f"samplers drew {sum(self.drawn.values()):,} sequences",
+            f"{sum(self.trained.values()):,} are trained",
+        ]
         parts += [f"{self.ahead:,} for steps to come"] if self.ahead else []
         parts += [f"{self.lost:,} lost"] if self.lost else []
         verdict = "lengths of one distribution" if self.alike else "trained ones have other lengths"
         return f"{', '.join(parts)}: {verdict} (Kolmogorov-Smirnov {statistic:.3f}, limit {limit:.3f})"
-
 
 
 def read(run: RunRecord) -> SampleLengths | None:

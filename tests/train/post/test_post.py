@@ -22,7 +22,8 @@ from unisono.train.data.load import load
 from unisono.train.step.train_step import fetch, train_step
 from unisono_contrib.config.sections.post import PostConfig
 from unisono_contrib.train.post.draw import draw, log_probs, uniforms
-from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss, counted_log_probs
+from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss, counted_log_probs, size_of
+from unisono_contrib.train.post.player import LossDesk
 from unisono_contrib.train.post.rewards import advantages
 from unisono_contrib.train.post.sequences import PostLeaf
 
@@ -126,6 +127,60 @@ def test_every_plan_is_one_device(tmp_path: Path, kind: str, packing: str) -> No
     assert len(proofs) == len(plans)
 
 
+CANCELS: dict[str, Any] = {
+    "max_new_tokens": 1
+}  # all sequences of a group weigh alike, and advantages add up to 0
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("plan", "kl"),
+    [("cp=2", 0.0), *(pytest.param(*c, marks=SLOW) for c in (("tp=2", 0.0), ("cp=2 tp=2", 0.1)))],
+)
+def test_a_loss_that_cancels_is_held_to_the_size_of_its_terms(tmp_path: Path, plan: str, kl: float) -> None:
+    """Groups of one length have a loss of rounding alone, 1e-17, which another order of sums doubles."""
+    (proof,) = prove(recipe(tmp_path, kl=kl, **CANCELS), [Plan.parse(plan)], 3)
+    assert proof.passed and proof.max_rel_err["loss"] < 1e-15, proof.first_divergence
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("plan", ["cp=2", pytest.param("tp=2", marks=SLOW)])
+def test_a_wrong_loss_is_found_where_terms_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    """One sequence of each micro-batch counts 1e-10 more, under the plan: in the loss alone, no gradient changes."""
+
+    class WrongLoss(PolicyLoss):
+        def terms(self, lp: torch.Tensor, *others: Any) -> Any:
+            terms, measured = super().terms(lp, *others)
+            return terms + 1e-10 * terms.detach().abs() * (torch.arange(len(terms)) == 1)[:, None], measured
+
+    def attach(desk: LossDesk, run: Any) -> None:
+        usual(desk, run)
+        desk.loss = WrongLoss(desk.loss._how) if run.mesh.world.size > 1 else desk.loss  # type: ignore[attr-defined]
+
+    usual = LossDesk.attach
+    monkeypatch.setattr(LossDesk, "attach", attach)
+    (proof,) = prove(recipe(tmp_path, **CANCELS), [Plan.parse(plan)], 3)
+    assert not proof.passed and "loss of the leaf" in str(proof.first_divergence), proof.first_divergence
+
+
+def test_the_size_of_a_loss() -> None:
+    """That of -Σ log p is the loss itself; that of terms that cancel is what it would be if they did not."""
+    lp = -torch.rand(2, 3, dtype=torch.float64) - 1.0
+    counted, weight = torch.ones(2, 3, dtype=torch.bool), {"weight": torch.rand(2, 3, dtype=torch.float64)}
+    loss = PolicyLoss(PostConfig())  # type: ignore[call-arg]
+    terms, _ = loss.terms(lp, counted, weight, {})
+    assert math.isclose(size_of(loss, lp, counted, weight, {}), float(terms.sum()), rel_tol=1e-14)
+    alike = {"weight": torch.ones(2, 3), "advantage": torch.tensor([[1.0], [-1.0]]), "sampled": lp.clone()}
+    terms, _ = loss.terms(lp, counted, alike, {})
+    size = size_of(loss, lp, counted, alike, {})
+    assert abs(float(terms.sum())) < 1e-15 and math.isclose(size, 2 * float(-lp.sum()), rel_tol=1e-12)
+
+
 def trained(ctx: RankContext, told: str, steps: int) -> list[list[int]]:
     """Of each step: its number, the version of the weights that drew, the prompt's numbers, the drawn lengths."""
     from unisono_contrib.train.build.post import PostTraining
@@ -209,7 +264,7 @@ def test_importance_weights_are_truncated() -> None:
             for name, x in (("weight", 1.0), ("advantage", advantage), ("sampled", -6.0))
         }
         counted = torch.tensor([[True]])
-        loss, found = PolicyLoss(PostConfig(clip=0.0)).summed(lp, counted, sides, {})  # type: ignore[call-arg]
+        loss, found = PolicyLoss(PostConfig(clip=0.0)).terms(lp, counted, sides, {})  # type: ignore[call-arg]
         loss.backward()
         assert float(loss.detach()) == -2.0 * advantage and float(lp.grad) == -2.0 * advantage  # type: ignore[arg-type]
         assert found[3] == 1
@@ -220,7 +275,7 @@ def test_preference_loss_is_that_of_the_paper() -> None:
     sides = {"sequence": torch.tensor([[0, 0], [1, 1]])}
     counted = torch.tensor([[True, True], [True, False]])
     reference = {"reference": torch.tensor([-3.5, -3.0]), "length": torch.tensor([2, 2])}
-    loss, found = PreferenceLoss(PostConfig(kind="dpo", beta=0.5)).summed(lp, counted, sides, reference)  # type: ignore[call-arg]
+    loss, found = PreferenceLoss(PostConfig(kind="dpo", beta=0.5)).terms(lp, counted, sides, reference)  # type: ignore[call-arg]
     margin = 0.5 * ((-3.0 + 3.5) - (-4.0 + 3.0))
     assert math.isclose(float(loss), math.log1p(math.exp(-margin))) and found.tolist() == [1.0, 1.0, margin]
 

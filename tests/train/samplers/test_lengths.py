@@ -94,7 +94,9 @@ def test_a_stopped_run_has_drawn_no_more_than_the_bound_admits(tmp_path: Path) -
     """What was under way is counted, and drawn anew when the run goes on."""
     (tmp_path / "sums.toml").write_text(RECIPE)
     (tmp_path / "reward.py").write_text(REWARD)
-    with started(tmp_path, "train", "sums.toml", "--json", "--plan", "dp=1", "--train.save_every", "5") as job:
+    with started(
+        tmp_path, "train", "sums.toml", "--json", "--plan", "dp=1", "--train.save_every", "5"
+    ) as job:
         run = job.steps(45)
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.done().code in (75, 143)
