@@ -37,14 +37,16 @@ def recipe(
     folder: Path, packing: Any = "none", micro: int = 4, dtype: str = "float64", **post: Any
 ) -> Recipe:
     (folder / "reward.py").write_text(REWARD)
-    pairs = post.get("kind") == "dpo"
+    kind = post.get("kind", "grpo")
     grpo = {"group": 4, "max_new_tokens": 3, "reward": f"{folder / 'reward.py'}:score"}
     return Recipe(
         seed=3,
         model=ModelConfig(n_layer=2, n_head=2, d_model=16, context=16, positions="rotary"),
-        data=DataConfig(source="sums:1,pairs=true" if pairs else "sums", packing=packing, tokenizer="char"),
+        data=DataConfig(
+            source="sums:1,pairs=true" if kind == "dpo" else "sums", packing=packing, tokenizer="char"
+        ),
         train=TrainConfig(steps=6, global_batch=16, micro_batch=micro, lr=1e-2, dtype=dtype),
-        post=PostConfig(**({} if pairs else grpo) | post),  # type: ignore[call-arg]
+        post=PostConfig(**(grpo if kind == "grpo" else {}) | post),  # type: ignore[call-arg]
     )
 
 
@@ -69,11 +71,16 @@ def played(ctx: RankContext, told: str, plan: str, steps: int = 2) -> dict[str, 
 
 
 def weights_of(results: list[dict[str, Any]]) -> dict[str, str]:
-    """A digest of each tensor that lies whole on a rank."""
+    """A digest of each tensor, which ranks hold whole or in parts of its rows."""
+    parts: dict[str, dict[tuple[int, ...], list[float]]] = {}
+    for result in results:
+        for key, values in result["weights"].items():
+            name, _, start = key.partition("@")
+            parts.setdefault(name, {})[tuple(map(int, filter(None, start.split("/"))))] = values
+    wholes = {name: [x for _, values in sorted(of.items()) for x in values] for name, of in parts.items()}
     return {
         name: blake2b(torch.tensor(values, dtype=torch.float64).numpy().tobytes(), digest_size=8).hexdigest()
-        for result in results
-        for name, values in result["weights"].items()
+        for name, values in wholes.items()
     }
 
 
@@ -82,10 +89,10 @@ def near(a: list[float], b: list[float]) -> bool:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", "grpo", "dpo"])
 def test_packing_and_accumulation_change_no_loss(threads: World, tmp_path: Path, kind: str) -> None:
     """One rank, 16 sequences in leaves of 4, 8 and 16, one a window or several: 0.65 is never 1.25."""
-    extra: dict[str, Any] = {"kind": kind} if kind == "dpo" else {"kl": 0.1, "over": "sequences"}
+    extra: dict[str, Any] = {"kl": 0.1, "over": "sequences"} if kind == "grpo" else {"kind": kind}
     (usual,) = threads(played, 1, told=recipe(tmp_path, **extra).model_dump_json(), plan="dp=1", group=False)
     assert any(abs(loss) > 1e-6 for loss in usual["loss"])
     for packing, micro in (("none", 16), ("documents", 4), ("documents", 8), ("documents", 16)):
@@ -97,18 +104,22 @@ def test_packing_and_accumulation_change_no_loss(threads: World, tmp_path: Path,
 
 
 @pytest.mark.timeout(120)
-def test_canonical_bits_depend_on_no_division(threads: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("extra", "leaf"), [({"kl": 0.1}, 4), ({"kind": "sft"}, 1)], ids=["grpo", "sft"])
+def test_canonical_bits_depend_on_no_division(
+    threads: World, tmp_path: Path, extra: dict[str, Any], leaf: int
+) -> None:
     """In float32: the same bits of weights, loss and norm on 1, 2 and 4 replicas, 2 shards or stages, any packing, any
     micro-batch; and the sampler's log-probabilities are the trainer's."""
     cases = [
         (1, "dp=1", "none", 4), (1, "dp=1", "documents", 16), (2, "dp=2", "none", 8), (4, "dp=4", "documents", 4),
-        (2, "pp=2", "none", 4),
+        (2, "pp=2", "none", leaf), (2, "shard=2", "documents", 2),
     ]  # fmt: skip
     seen = []
     for ranks, plan, packing, micro in cases:
-        told = recipe(tmp_path, packing, micro, "float32", kl=0.1).model_dump_json()
+        told = recipe(tmp_path, packing, micro, "float32", **extra).model_dump_json()
         results = threads(played, ranks, told=told, plan=f"{plan} sync=canonical", group=ranks > 1)
-        assert all(says["kl_sampler"] == says["logprob_gap"] == 0.0 for says in results[0]["says"])
+        same = {says.get(key, 0.0) for says in results[0]["says"] for key in ("kl_sampler", "logprob_gap")}
+        assert same == {0.0}
         seen.append((results[0]["loss"], results[0]["norm"], weights_of(results)))
     assert seen[1:] == seen[:1] * (len(cases) - 1)
 
@@ -116,12 +127,13 @@ def test_canonical_bits_depend_on_no_division(threads: World, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("packing", ["none", "documents"])
-@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", "grpo", "dpo"])
 def test_every_plan_is_one_device(tmp_path: Path, kind: str, packing: str) -> None:
     """In float64, by the prover: gradients, weights, optimiser."""
     plans = ["dp=2", "dp=4", "tp=2", "shard=2", "pp=2", "dp=2 tp=2", "dp=2 shard=2 sync=canonical"]
-    plans += ["cp=2"] if kind == "grpo" else []
-    extra: dict[str, Any] = {"kind": kind} if kind == "dpo" else {"kl": 0.1, "max_new_tokens": 12}
+    plans += ["cp=2"] if kind != "dpo" else []
+    plans += ["pp=2 schedule=dualpipe micros=4", "dp=2 sync=period:4"] if kind == "sft" else []
+    extra: dict[str, Any] = {"kl": 0.1, "max_new_tokens": 12} if kind == "grpo" else {"kind": kind}
     proofs = prove(recipe(tmp_path, packing, **extra), [Plan.parse(plan) for plan in plans], 3)
     assert [(proof.plan, proof.first_divergence) for proof in proofs if not proof.passed] == []
     assert len(proofs) == len(plans)

@@ -1,4 +1,4 @@
-"""What a step of post-training is built of: drawn sequences with rewards, or pairs with their reference.
+"""What a step of post-training is built of: drawn sequences with rewards, pairs with their reference, or answers.
 
 Shapes: B sequences of a step, T positions.
 """
@@ -220,6 +220,17 @@ class Preferring:
 def _counts(run: Run) -> bool:
     """Whether this rank counts what it has of a leaf: other ranks of its replica have the same leaves."""
     return all(run.mesh.at[axis] == 0 for axis in ("pp", "cp", "tp"))
+
+
+class Answering:
+    """SFT: the data's own answers, a document a sequence. Their loss is the run's own."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self._sequences = sequences
+
+    def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf], pack: Pack) -> list[PostLeaf]:
+        """The documents of these leaves."""
+        return pack(_answers(leaves, self._sequences, run.step))
 
 
 class _Rows(NamedTuple):
