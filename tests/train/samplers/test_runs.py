@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.verbs.jobs import started, unisono
+from tests.verbs.jobs import error_of, runs_of, started, unisono
 from unisono.observe.metrics import read_steps
 from unisono.report.collect import collect
 from unisono_contrib.report.lengths import read
@@ -111,6 +111,54 @@ def test_a_killed_rank_meets_the_samplers_again(tmp_path: Path, victim: int) -> 
         done = job.done()
     assert done.code == 0 and done.left == (), done.err
     assert done.object["restarts"] == 1 and done.object["steps"] == 80, done.err
+
+
+# Data is read before ranks and samplers are forked: what it plants is in all of them.
+WRONG = """
+from dataclasses import replace
+
+from unisono_contrib.train.data.sources.sums import Sums
+
+
+class Wrong(Sums):
+    def load(self, data, model):
+        from unisono_contrib.train.samplers import process
+        from unisono_contrib.train.samplers.weights import WeightHolder
+
+        class WrongHolder(WeightHolder):
+            def put(self, version, weights):
+                if version == 0 or {late}:
+                    super().put(version, weights)
+                self.acknowledged = version
+                self.version = max(0, version - 2)  # of what it goes on to draw from
+
+            def held(self):
+                return replace(super().held(), version=self.acknowledged)
+
+        usual = process.holder_of
+        process.holder_of = lambda *args: WrongHolder(usual(*args).model, usual(*args).ties.items())
+        return super().load(data, model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("late", "code", "says"),
+    [
+        (True, "U-O06", "sampler 0 drew the samples of step 2 from version 0, 2 behind, with a bound of 1"),
+        (False, "U-O05", "sampler 0 does not compute with version 1 of the weights"),
+    ],
+)
+def test_a_sampler_that_draws_from_old_weights_ends_the_run(
+    tmp_path: Path, late: bool, code: str, says: str
+) -> None:
+    """Acknowledged and not drawn from, or acknowledged and not held."""
+    (tmp_path / "sums.toml").write_text(RECIPE.replace('"sums"\npacking', '"wrong.py:Wrong"\npacking'))
+    (tmp_path / "wrong.py").write_text(WRONG.replace("{late}", str(late)))
+    keys = ("--post.samplers", "1", "--post.max_staleness", "1", "--post.sft_steps", "0")
+    done = unisono(tmp_path, "train", "sums.toml", "--plan", "dp=1", "--train.lr", "0.1", *keys)
+    assert (done.code, done.left) == (1, ()), done.err
+    assert done.block.startswith(f"error {code}  ") and says in done.block, done.err
+    assert error_of(runs_of(tmp_path)[-1])["code"] == code
 
 
 def test_samplers_need_a_supervisor_of_ours(folder: Path) -> None:
