@@ -83,16 +83,29 @@ def test_a_bound_lets_samplers_draw_ahead_and_no_further(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_sampler_changes_nothing(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("samplers", "killed"), [(1, [0]), (2, [0]), (2, [0, 1])])
+def test_a_killed_sampler_changes_nothing(
+    folder: Path, tmp_path: Path, samplers: int, killed: list[int]
+) -> None:
     _, weights = trained(folder, "unharmed", "dp=1 sync=canonical", "--train.steps", "60")
     (tmp_path / "sums.toml").write_text(RECIPE)
-    argv = ("--json", "--plan", "dp=1 sync=canonical", "--train.steps", "60", "--post.samplers", "1")
+    argv = (
+        "--json",
+        "--plan",
+        "dp=1 sync=canonical",
+        "--train.steps",
+        "60",
+        "--post.samplers",
+        str(samplers),
+    )
     with started(tmp_path, "train", "sums.toml", *argv) as job:
         job.steps(31)
-        os.kill(max(job.ranks()), signal.SIGKILL)  # the one that was forked last
+        beside = sorted(job.ranks())[1:]  # samplers are forked after the rank
+        for number in killed:
+            os.kill(beside[number], signal.SIGKILL)
         done = job.done()
     assert done.code == 0 and done.left == (), done.err
-    assert "sampler 0 is lost" in done.err
+    assert all(f"sampler {number} is lost" in done.err for number in killed), done.err
     lengths = read(collect(tmp_path / done.object["run_dir"]))
     assert lengths is not None and lengths.lost == 0 and lengths.alike
     files = sorted((tmp_path / done.object["checkpoint"]).glob("*.safetensors"))

@@ -21,8 +21,9 @@ from unisono_contrib.train.samplers.door import SILENCE
 from unisono_contrib.train.samplers.errors import SamplerLost, SampleTooOld, WeightsNotHeld
 from unisono_contrib.train.samplers.weights import HeldWeights, WeightHolder, differing, expected
 
-PATIENCE = 60.0
-"""Seconds in which the process that takes a lost sampler's place has to come."""
+PATIENCE = 20.0
+"""Seconds in which the process that takes a lost sampler's place has to come: less than those for which a rank may say
+nothing, so that the sampler is blamed and not the rank that waits for it."""
 
 _AGAIN = 0.1  # seconds between two calls of one that has gone
 
