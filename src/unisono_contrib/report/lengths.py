@@ -80,19 +80,27 @@ def read(run: RunRecord) -> SampleLengths | None:
     del trained[0]  # of these the loss counts nothing
     newest, again = dict[int, tuple[float, int, list[int]]](), 0
     for path in sorted((run.folder / "samplers").glob("sampler*.jsonl")):
-        for line in read_lines(path)[0]:
-            if not is_number(line.get("at")) or not line.get("prompts") or not line.get("lengths"):
-                continue
+        for line in filter(_is_whole, read_lines(path)[0]):
             group = len(line["lengths"]) // len(line["prompts"])
             for i, prompt in enumerate(line["prompts"]):
                 mine = line["at"], line["step"], line["lengths"][i * group : (i + 1) * group]
-                other = newest.get(prompt)
-                again += group if other is not None else 0
-                newest[prompt] = max(mine, other) if other is not None else mine
+                again += group if prompt in newest else 0
+                newest[prompt] = max(mine, newest.get(prompt, mine))
     last = max((step["step"] for step in run.steps), default=0)
     drawn = Counter(length for _, _, lengths in newest.values() for length in lengths)
     ahead = sum(len(lengths) for _, step, lengths in newest.values() if step > last)
     return SampleLengths(drawn, trained, ahead, again) if drawn else None
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    """Whether a line says what a sampler has drawn."""
+    lists = [line.get(key) for key in ("prompts", "lengths")]
+    numbers = [
+        line.get("at"),
+        line.get("step"),
+        *(x for each in lists if isinstance(each, list) for x in each),
+    ]
+    return all(isinstance(each, list) and each for each in lists) and all(map(is_number, numbers))
 
 
 def as_json(run: RunRecord) -> dict[str, Any] | None:
