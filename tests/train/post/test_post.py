@@ -66,6 +66,7 @@ def played(ctx: RankContext, told: str, plan: str, steps: int = 2) -> dict[str, 
         "loss": [r.loss for r in reports],
         "norm": [r.norm for r in reports],
         "says": [{k: v for k, v in r.says.items() if isinstance(v, float)} for r in reports],
+        "lengths": [r.says.get("lengths", {}) for r in reports],
         "weights": whole,
     }
 
@@ -120,8 +121,9 @@ def test_canonical_bits_depend_on_no_division(
         results = threads(played, ranks, told=told, plan=f"{plan} sync=canonical", group=ranks > 1)
         same = {says.get(key, 0.0) for says in results[0]["says"] for key in ("kl_sampler", "logprob_gap")}
         assert same == {0.0}
-        seen.append((results[0]["loss"], results[0]["norm"], weights_of(results)))
+        seen.append((results[0]["loss"], results[0]["norm"], weights_of(results), results[0]["lengths"]))
     assert seen[1:] == seen[:1] * (len(cases) - 1)
+    assert all(sum(counts.values()) == (0 if leaf == 1 else 16) for counts in seen[0][3])
 
 
 @pytest.mark.slow
