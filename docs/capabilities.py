@@ -249,6 +249,26 @@ ARCHITECTURES = (
     ),
     reads(
         _G,
+        "Supervised fine-tuning, the same bits however documents are packed",
+        'unisono train examples/sft.toml --no-out.report --train.steps 20 --plan "dp=2 sync=canonical" && unisono train'
+        ' examples/sft.toml --no-out.report --train.steps 20 --plan "dp=1 sync=canonical" --data.packing none'
+        " --train.micro_batch 32",
+        "losses and gradient norms of all steps are equal to the last bit",
+        lambda ran: (
+            [(step["loss"], step["grad_norm"]) for step in ran.metrics(0)]
+            == [(step["loss"], step["grad_norm"]) for step in ran.metrics(1)]
+        ),
+    ),
+    reads(
+        _G,
+        "Rollouts of stale weights, none of which is thrown away",
+        "unisono train examples/grpo.toml --name lengths --no-out.report --plan dp=2 --post.sft_steps 10 --train.steps"
+        " 20 --post.samplers 2 --post.max_staleness 2 && unisono report runs/lengths --json",
+        "as many sequences are trained as samplers drew, and a Kolmogorov-Smirnov test accepts their lengths",
+        lambda ran: ran.objects[-1]["lengths"]["alike"] and ran.objects[-1]["lengths"]["lost"] == 0,
+    ),
+    reads(
+        _G,
         "Rollout workers with acknowledged weights",
         'unisono train examples/grpo.toml --no-out.report --plan "dp=2 sync=canonical" --train.micro_batch 8'
         " --post.sft_steps 2 --train.steps 6 --post.samplers 2",

@@ -404,3 +404,17 @@ def test_who_stands_beside_the_group_is_replaced_without_a_meeting(role: Role) -
     assert world.state.epoch == 0 and world.state.beside == (4,) and world.state.workers[4].role is role
     world.feed(events.Exited(1, KILLED))
     assert world.state.epoch == 1 and world.state.beside == (4,), "a loss in the group leaves it where it is"
+
+
+@pytest.mark.parametrize("lost", [(3,), (4,), (3, 4)])
+def test_who_lives_beside_the_group_keeps_its_number(lost: tuple[int, ...]) -> None:
+    """A sampler is called by its number: a new process comes under that of the one that is lost, and no other."""
+    world = trained(2, 4, (Role.SAMPLER, Role.SAMPLER), recovers=True)
+    calls = {3: 0, 4: 1}
+    for worker in lost:
+        for spawn in (
+            one for one in world.feed(events.Exited(worker, KILLED)) if isinstance(one, commands.Spawn)
+        ):
+            calls[spawn.worker] = spawn.meeting.rank - 2
+    alive = [number for number in world.state.beside if world.state.workers[number].is_at_work]
+    assert sorted(calls[number] for number in alive) == [0, 1] and not set(lost) & set(alive)

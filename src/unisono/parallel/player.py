@@ -57,3 +57,9 @@ class Player(ABC):
         weight: what one token's loss counts for. seed: None in evaluation, without dropout. Gradients accumulate on
         the parameters.
         """
+
+    def watch_sizes(self) -> dict[int, float] | None:
+        """A dict that holds, after each `play` from now on, how large what the loss of each leaf is a sum of is, times
+        weight × scale: by that a rounding error counts where terms cancel. None where a loss is a sum of positive
+        terms, and so as large as they are."""
+        return None

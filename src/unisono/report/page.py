@@ -39,6 +39,7 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
     `verdict.judge.RunVerdict`), `sent` (the ledger: bytes per step of all ranks), `members` (who took part, and when),
     `best` (the best checkpoint: its step and value, or None), `early` (why it ended before its last step, or ""),
     `collectives` (waiting and moving by axis, operation and size), `stragglers`, `profile` (None without one),
+    `lengths` (of sequences that samplers drew, beside those of trained ones; None without samplers),
     `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be written.
     """
     record = collect(run_folder(run_dir))
@@ -59,6 +60,7 @@ def run(run_dir: str | Path, price: Prices = no_price) -> dict[str, Any]:
         "best": None if record.best is None else {"step": record.best, record.judged_by: record.best_value},
         "early": record.early,
         **collectives.as_json(record),
+        "lengths": part.as_json(record) if (part := _drawn(record)) else None,
         "profile": profile.numbers,
         "missing": [*record.missing, *profile.missing],
     }
@@ -95,6 +97,7 @@ def page(run: RunRecord, facts: Analysis, profile: ProfilePart = NO_PROFILE) -> 
         _curves(run),
         membership.section(run),
         instruments.section(run),
+        _lengths(run),
         sections.experts(run),
         _times(facts),
         expected.section(run, facts.shares),
@@ -271,6 +274,16 @@ def _memory(run: RunRecord) -> str:
     shown = len(chart.rows)
     more = html.note(f"The {shown} largest of {count} ranks.") if count > shown else ""
     return html.section("memory", chart.title, html.bars(chart), more)
+
+
+def _drawn(run: RunRecord) -> Any:
+    """What reads the sequences that samplers drew, of a run that had some; else None."""
+    return sister("unisono.report.lengths") if (run.folder / "samplers").is_dir() else None
+
+
+def _lengths(run: RunRecord) -> str:
+    part = _drawn(run)
+    return part.section(run) if part else ""
 
 
 def _resources(run: RunRecord) -> str:

@@ -29,7 +29,7 @@ class ReportVerb(Verb):
         if result["early"]:
             call.settings.say(result["early"])
         call.settings.say(result["advice"])
-        for line in result["mfu_words"]:
+        for line in [*result["mfu_words"], *([result["lengths"]["says"]] if result["lengths"] else ())]:
             call.settings.say(line)
         for what in result["missing"]:
             call.settings.note(f"note  {what}")

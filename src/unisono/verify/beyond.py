@@ -91,15 +91,17 @@ class _Stretch:
                 text = f"rank {rank} reads samples in step {step} that one device does not, at the end of an epoch"
                 yield self._fault(i, "data", text, Cause("wrong_samples", text))
             for kind in ("lr",) if self.terms.bounds.parts_runs else ("lr", "loss", "norm"):
-                room = self._room(kind, twin[kind], want[kind])
-                if not apart(got[kind], want[kind]) <= room:
+                size = want["size"] if kind == "loss" else 0.0
+                room = self._room(kind, twin[kind], want[kind], size)
+                if not apart(got[kind], want[kind], size) <= room:
                     text = f"{kind} on rank {rank} is {got[kind]:.9g} instead of {want[kind]:.9g}"
                     yield self._fault(i, kind, text, self._lost(text))
 
-    def _room(self, kind: str, pushed: float, want: float) -> float:
-        """Return how far a number may be off, relative to what it should be."""
-        reach = self.reach / abs(want) if kind == "loss" and want else 0.0
-        drifted = self.tolerance.number(kind, apart(pushed, want)) + (self.norm if kind == "norm" else 0.0)
+    def _room(self, kind: str, pushed: float, want: float, size: float = 0.0) -> float:
+        """Return how far a number may be off, relative to what it should be, or to its size."""
+        reach = self.reach / max(abs(want), size) if kind == "loss" and want else 0.0
+        drift = apart(pushed, want, size)
+        drifted = self.tolerance.number(kind, drift) + (self.norm if kind == "norm" else 0.0)
         return max(drifted, self.tolerance.number(kind, 0.0) + reach)
 
     def validation(self, rank: int, met: StretchRecord) -> Iterator[Fault]:

@@ -5,7 +5,8 @@
 
     gradient  lambda * sqrt(path) * u * sqrt(tokens)      where tp, cp or ep cut sums inside a layer
             + lambda * sqrt(4 * leaves) * u * sqrt(leaves)  where micro-batches are added in another order
-    loss      the first term without sqrt(tokens): losses are positive, nothing cancels
+    loss      the first term without sqrt(tokens): losses are positive, nothing cancels; where terms of two signs do,
+              it is relative to what they come to without signs (`Player.watch_sizes`)
 
 `verify/path.py` counts `path`, the additions on the longest way forward and backward. Errors are |a - b| over the
 largest |b| of the tensor; a tensor whose entries are all below bound * G, G the largest gradient entry of the model, is

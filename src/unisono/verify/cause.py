@@ -146,7 +146,7 @@ def _is_crossed(got: Tensor, crossed: Tensor, slack: float) -> bool:
 
 def _loss_of_step(case: Case) -> Cause:
     note = next(n for n in case.seen.notes if n.loss != case.ref.notes[0].loss)
-    c = note.loss / case.ref.notes[0].loss
+    c = note.loss / case.ref.notes[0].loss if case.ref.notes[0].loss else math.inf
     text = axis_text(c, case.plan, len(case.ref.leaves()))
     about = f": {text}" if text else f", times {c:.6g}"
     wrong = list(

@@ -123,15 +123,15 @@ class _Step:
         ours, theirs = self.seen.leaves(), self.ref.leaves()
         for first in sorted(ours.keys() & theirs.keys()):
             for leaf in ours[first]:
-                name = f"loss of the leaf at sample {first}"
-                yield from self._number(
-                    "loss", name, leaf["loss"], theirs[first][0]["loss"], self.terms.bounds.loss
-                )
-        want = self.ref.notes[0].loss
+                name, twin = f"loss of the leaf at sample {first}", theirs[first][0]
+                room = self.terms.bounds.loss, twin["size"]
+                yield from self._number("loss", name, leaf["loss"], twin["loss"], *room)
+        want, steps = self.ref.notes[0].loss, self.terms.rhythm + (0 if self.step else self.terms.lag)
+        size = math.fsum(leaf["size"] for leaf in self.ref.notes[0].leaves) / steps
         for note in self.seen.notes:
             leaves = max(1, len(theirs))
             bound = self.terms.bounds.loss + (0.0 if self.terms.exact else self.terms.bounds.total(leaves))
-            yield from self._number("loss", "loss of the step", note.loss, want, bound, note)
+            yield from self._number("loss", "loss of the step", note.loss, want, bound, size, note)
 
     # Backward ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class _Step:
         """The reported norm: against the reference's, and against the gradients that the plan really had."""
         want, bound = self.ref.notes[0].norm, self.room.of_norm()
         for note in self.seen.notes:
-            yield from self._number("norm", "norm of the gradient", note.norm, want, bound, note)
+            yield from self._number("norm", "norm of the gradient", note.norm, want, bound, note=note)
 
     def clipped(self) -> Iterator[Divergence]:
         """Gradients after clipping: against the reference's, and against raw ones times the factor."""
@@ -171,7 +171,7 @@ class _Step:
     def updated(self) -> Iterator[Divergence]:
         """Learning rate, moments, parameters: against the reference's, and against the optimiser's own formula."""
         for note in self.seen.notes:
-            yield from self._number("lr", "learning rate", note.lr, self.ref.notes[0].lr, 0.0, note)
+            yield from self._number("lr", "learning rate", note.lr, self.ref.notes[0].lr, 0.0, note=note)
             if not note.finite and self.ref.notes[0].finite:
                 what = f"loss or norm of rank {note.rank} is not a number"
                 yield self._say("loss", what, math.inf, what, (note.rank,))
@@ -289,11 +289,20 @@ class _Step:
             yield self._say("copies", key, error, what, apart)
 
     def _number(
-        self, kind: str, name: str, got: float, want: float, bound: float, note: Note | None = None
+        self,
+        kind: str,
+        name: str,
+        got: float,
+        want: float,
+        bound: float,
+        size: float = 0.0,
+        note: Note | None = None,
     ) -> Iterator[Divergence]:
+        """size: how large what the number is a sum of is, by which its error counts where it is larger."""
         if got == want:
             return
-        error = abs(got - want) / abs(want) if want else math.inf
+        scale = max(abs(want), size)
+        error = abs(got - want) / scale if scale else math.inf
         error = math.inf if error != error else error
         self.out.bit_identical = False
         if kind == "loss":

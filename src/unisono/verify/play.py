@@ -50,6 +50,7 @@ class Watching(Player):
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
         for leaf in leaves:
             self.seen.leaf(leaf)
+        sizes = self.inner.watch_sizes()
         losses = self.inner.play(row, leaves, weight, seed)
         ended = {
             action.micro for action in row if action.kind == "F" and action.stage in self.seen.last_stages
@@ -57,6 +58,7 @@ class Watching(Player):
         facts = self.seen.note.leaves[-len(leaves) :]
         for micro, (fact, loss) in enumerate(zip(facts, losses.tolist(), strict=True)):
             fact["loss"], fact["ended"] = loss, micro in ended
+            fact["size"] = abs(loss) if sizes is None else sizes.get(micro, 0.0)
         return losses
 
 

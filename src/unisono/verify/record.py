@@ -44,7 +44,8 @@ class Note:
     """What one rank has to say about a step, besides tensors.
 
     leaves: what it computed, in order; each has `first` (global position of its first sample), `samples`, `inputs`
-    and `targets` (hashes), `count` (targets), `loss` (× weight) and `ended`: whether its loss was computed here.
+    and `targets` (hashes), `count` (targets), `loss` (× weight), `size` (of what it is a sum of,
+    × weight, see `Player.watch_sizes`) and `ended`: whether its loss was computed here.
     """
 
     rank: int

@@ -35,7 +35,7 @@ from unisono.train.step.train_step import fetch, train_step
 from unisono.train.step.update import Report
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
-from unisono.verify.twin import RunTolerance, apart, gap, largest, make_twin
+from unisono.verify.twin import RunTolerance, apart, gap, largest, make_twin, size_of_step
 
 KINDS = ("loss", "grad", "param", "optim")
 
@@ -106,10 +106,11 @@ def _compare_step(comparison: "_Comparison", actor: _Replay, twin: _Replay, line
     if "skipped" in line:
         actor.run.step = twin.run.step = step
         return
+    sizes = actor.run.player.watch_sizes()
     report = actor.step(line)
     pushed = report if twin is actor else twin.step(line)
     if line:
-        comparison.step(step, line, report, pushed)
+        comparison.step(step, line, report, pushed, size_of_step(sizes))
     if actor.run.step < step:
         comparison.fail(f"step {step}: the loss or the norm is not a number, nothing was updated")
 
@@ -137,19 +138,21 @@ class _Comparison:
     first: str | None = None
     identical: bool = True
 
-    def step(self, step: int, line: Mapping[str, Any], report: Report, pushed: Report) -> None:
-        """The numbers of one step. pushed: the twin's."""
+    def step(
+        self, step: int, line: Mapping[str, Any], report: Report, pushed: Report, size: float = 0.0
+    ) -> None:
+        """The numbers of one step. pushed: the twin's. size: of the loss, see `twin.apart`."""
         if line.get("lr") is not None and not math.isclose(line["lr"], report.lr, rel_tol=1e-12):
             self.fail(
                 f"step {step}: learning rate {line['lr']!r} recorded, {report.lr!r} replayed; the recipe of the run"
                 " folder is not the one that made this step"
             )
             return
-        for kind, key, got, twin in (
-            ("loss", "loss", report.loss, pushed.loss),
-            ("grad", "grad_norm", report.norm, pushed.norm),
+        for kind, key, got, twin, large in (
+            ("loss", "loss", report.loss, pushed.loss, size),
+            ("grad", "grad_norm", report.norm, pushed.norm, 0.0),
         ):
-            self.drift[kind] = max(self.drift[kind], apart(twin, got))
+            self.drift[kind] = max(self.drift[kind], apart(twin, got, large))
             want = line.get(key)
             if want is None:
                 self.fail(f"step {step}: the {key} was not a number when it was recorded")
@@ -158,7 +161,7 @@ class _Comparison:
                 self.tolerance.number(kind, self.drift[kind]),
                 f"{want!r} recorded, {got!r} replayed",
             )
-            self._take(kind, f"{key} of step {step}", apart(got, want), bound, text, got == want)
+            self._take(kind, f"{key} of step {step}", apart(got, want, large), bound, text, got == want)
 
     def state(
         self, folder: Path, tensors: Mapping[str, torch.Tensor], pushed: Mapping[str, torch.Tensor]

@@ -32,6 +32,7 @@ from unisono.train.step.run import Run
 from unisono.train.step.train_step import fetch, train
 from unisono.verify.bounds import rhythm_of
 from unisono.verify.record import digest
+from unisono.verify.twin import size_of_step
 
 ROW = 2  # updates from the plan's own state before it is saved; with the last compared one, three in a row
 BATCHES = 2  # of validation
@@ -41,9 +42,9 @@ BATCHES = 2  # of validation
 class StretchRecord:
     """What one rank met.
 
-    steps: loss, norm and rate of each step in a row, with the leaves it read. validation: loss and metrics. resumed:
-    what is not as it was before everything was read back. Where there is one device, bare: the validation loss by the
-    bare modules; epochs: what is wrong with the samples' order.
+    steps: loss, its size where that is another, norm and rate of each step in a row, with the leaves it read.
+    validation: loss and metrics. resumed: what is not as it was before everything was read back. Where there is one
+    device, bare: the validation loss by the bare modules; epochs: what is wrong with the samples' order.
     """
 
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -121,9 +122,16 @@ def met_by(folder: Path, ranks: int) -> list[StretchRecord]:
 
 
 def _steps_of(run: Run, feed: Feed, until: int) -> list[dict[str, Any]]:
-    noting = Noting(feed)
+    noting, sizes = Noting(feed), run.player.watch_sizes()
     return [
-        {"step": r.step, "loss": r.loss, "norm": r.norm, "lr": r.lr, "read": noting.read}
+        {
+            "step": r.step,
+            "loss": r.loss,
+            "size": size_of_step(sizes),
+            "norm": r.norm,
+            "lr": r.lr,
+            "read": noting.read,
+        }
         for r in train(run, noting, until)
     ]
 

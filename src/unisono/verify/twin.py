@@ -8,6 +8,7 @@ twin's differs: the twin is one draw of a random deviation, lambda the number of
 allow.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,9 +75,14 @@ def push(grads: Mapping[str, Tensor], bounds: Bounds, noise: torch.Generator) ->
         grad.add_(signs, alpha=bound * max(tops[name], bound * most) if tops[name] else 0.0)
 
 
-def apart(value: float, right: float) -> float:
-    """Return the relative error of a number."""
-    return abs(value - right) / abs(right) if right else abs(value)
+def apart(value: float, right: float, size: float = 0.0) -> float:
+    """Return the relative error of a number. size: how large what it is a sum of is, if that is larger."""
+    return abs(value - right) / (max(abs(right), size) or 1.0)
+
+
+def size_of_step(sizes: Mapping[int, float] | None) -> float:
+    """Return the size of a step's loss, from `Player.watch_sizes`; 0 where it is that of the loss itself."""
+    return math.fsum((sizes or {}).values())
 
 
 def gap(x: Tensor, right: Tensor) -> float:

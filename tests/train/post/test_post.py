@@ -22,7 +22,8 @@ from unisono.train.data.load import load
 from unisono.train.step.train_step import fetch, train_step
 from unisono_contrib.config.sections.post import PostConfig
 from unisono_contrib.train.post.draw import draw, log_probs, uniforms
-from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss, counted_log_probs
+from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss, counted_log_probs, size_of
+from unisono_contrib.train.post.player import LossDesk
 from unisono_contrib.train.post.rewards import advantages
 from unisono_contrib.train.post.sequences import PostLeaf
 
@@ -36,14 +37,16 @@ def recipe(
     folder: Path, packing: Any = "none", micro: int = 4, dtype: str = "float64", **post: Any
 ) -> Recipe:
     (folder / "reward.py").write_text(REWARD)
-    pairs = post.get("kind") == "dpo"
+    kind = post.get("kind", "grpo")
     grpo = {"group": 4, "max_new_tokens": 3, "reward": f"{folder / 'reward.py'}:score"}
     return Recipe(
         seed=3,
         model=ModelConfig(n_layer=2, n_head=2, d_model=16, context=16, positions="rotary"),
-        data=DataConfig(source="sums:1,pairs=true" if pairs else "sums", packing=packing, tokenizer="char"),
+        data=DataConfig(
+            source="sums:1,pairs=true" if kind == "dpo" else "sums", packing=packing, tokenizer="char"
+        ),
         train=TrainConfig(steps=6, global_batch=16, micro_batch=micro, lr=1e-2, dtype=dtype),
-        post=PostConfig(**({} if pairs else grpo) | post),  # type: ignore[call-arg]
+        post=PostConfig(**(grpo if kind == "grpo" else {}) | post),  # type: ignore[call-arg]
     )
 
 
@@ -63,16 +66,22 @@ def played(ctx: RankContext, told: str, plan: str, steps: int = 2) -> dict[str, 
         "loss": [r.loss for r in reports],
         "norm": [r.norm for r in reports],
         "says": [{k: v for k, v in r.says.items() if isinstance(v, float)} for r in reports],
+        "lengths": [r.says.get("lengths", {}) for r in reports],
         "weights": whole,
     }
 
 
 def weights_of(results: list[dict[str, Any]]) -> dict[str, str]:
-    """A digest of each tensor that lies whole on a rank."""
+    """A digest of each tensor, which ranks hold whole or in parts of its rows."""
+    parts: dict[str, dict[tuple[int, ...], list[float]]] = {}
+    for result in results:
+        for key, values in result["weights"].items():
+            name, _, start = key.partition("@")
+            parts.setdefault(name, {})[tuple(map(int, filter(None, start.split("/"))))] = values
+    wholes = {name: [x for _, values in sorted(of.items()) for x in values] for name, of in parts.items()}
     return {
         name: blake2b(torch.tensor(values, dtype=torch.float64).numpy().tobytes(), digest_size=8).hexdigest()
-        for result in results
-        for name, values in result["weights"].items()
+        for name, values in wholes.items()
     }
 
 
@@ -81,10 +90,10 @@ def near(a: list[float], b: list[float]) -> bool:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", "grpo", "dpo"])
 def test_packing_and_accumulation_change_no_loss(threads: World, tmp_path: Path, kind: str) -> None:
     """One rank, 16 sequences in leaves of 4, 8 and 16, one a window or several: 0.65 is never 1.25."""
-    extra: dict[str, Any] = {"kind": kind} if kind == "dpo" else {"kl": 0.1, "over": "sequences"}
+    extra: dict[str, Any] = {"kl": 0.1, "over": "sequences"} if kind == "grpo" else {"kind": kind}
     (usual,) = threads(played, 1, told=recipe(tmp_path, **extra).model_dump_json(), plan="dp=1", group=False)
     assert any(abs(loss) > 1e-6 for loss in usual["loss"])
     for packing, micro in (("none", 16), ("documents", 4), ("documents", 8), ("documents", 16)):
@@ -96,34 +105,94 @@ def test_packing_and_accumulation_change_no_loss(threads: World, tmp_path: Path,
 
 
 @pytest.mark.timeout(120)
-def test_canonical_bits_depend_on_no_division(threads: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("extra", "leaf"), [({"kl": 0.1}, 4), ({"kind": "sft"}, 1)], ids=["grpo", "sft"])
+def test_canonical_bits_depend_on_no_division(
+    threads: World, tmp_path: Path, extra: dict[str, Any], leaf: int
+) -> None:
     """In float32: the same bits of weights, loss and norm on 1, 2 and 4 replicas, 2 shards or stages, any packing, any
     micro-batch; and the sampler's log-probabilities are the trainer's."""
     cases = [
         (1, "dp=1", "none", 4), (1, "dp=1", "documents", 16), (2, "dp=2", "none", 8), (4, "dp=4", "documents", 4),
-        (2, "pp=2", "none", 4),
+        (2, "pp=2", "none", leaf), (2, "shard=2", "documents", 2),
     ]  # fmt: skip
     seen = []
     for ranks, plan, packing, micro in cases:
-        told = recipe(tmp_path, packing, micro, "float32", kl=0.1).model_dump_json()
+        told = recipe(tmp_path, packing, micro, "float32", **extra).model_dump_json()
         results = threads(played, ranks, told=told, plan=f"{plan} sync=canonical", group=ranks > 1)
-        assert all(says["kl_sampler"] == says["logprob_gap"] == 0.0 for says in results[0]["says"])
-        seen.append((results[0]["loss"], results[0]["norm"], weights_of(results)))
+        same = {says.get(key, 0.0) for says in results[0]["says"] for key in ("kl_sampler", "logprob_gap")}
+        assert same == {0.0}
+        seen.append((results[0]["loss"], results[0]["norm"], weights_of(results), results[0]["lengths"]))
     assert seen[1:] == seen[:1] * (len(cases) - 1)
+    assert all(sum(counts.values()) == (0 if leaf == 1 else 16) for counts in seen[0][3])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("packing", ["none", "documents"])
-@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", "grpo", "dpo"])
 def test_every_plan_is_one_device(tmp_path: Path, kind: str, packing: str) -> None:
     """In float64, by the prover: gradients, weights, optimiser."""
     plans = ["dp=2", "dp=4", "tp=2", "shard=2", "pp=2", "dp=2 tp=2", "dp=2 shard=2 sync=canonical"]
-    plans += ["cp=2"] if kind == "grpo" else []
-    extra: dict[str, Any] = {"kind": kind} if kind == "dpo" else {"kl": 0.1, "max_new_tokens": 12}
+    plans += ["cp=2"] if kind != "dpo" else []
+    plans += ["pp=2 schedule=dualpipe micros=4", "dp=2 sync=period:4"] if kind == "sft" else []
+    extra: dict[str, Any] = {"kl": 0.1, "max_new_tokens": 12} if kind == "grpo" else {"kind": kind}
     proofs = prove(recipe(tmp_path, packing, **extra), [Plan.parse(plan) for plan in plans], 3)
     assert [(proof.plan, proof.first_divergence) for proof in proofs if not proof.passed] == []
     assert len(proofs) == len(plans)
+
+
+CANCELS: dict[str, Any] = {
+    "max_new_tokens": 1
+}  # all sequences of a group weigh alike, and advantages add up to 0
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("plan", "kl"),
+    [("cp=2", 0.0), *(pytest.param(*c, marks=SLOW) for c in (("tp=2", 0.0), ("cp=2 tp=2", 0.1)))],
+)
+def test_a_loss_that_cancels_is_held_to_the_size_of_its_terms(tmp_path: Path, plan: str, kl: float) -> None:
+    """Groups of one length have a loss of rounding alone, 1e-17, which another order of sums doubles."""
+    (proof,) = prove(recipe(tmp_path, kl=kl, **CANCELS), [Plan.parse(plan)], 3)
+    assert proof.passed and proof.max_rel_err["loss"] < 1e-15, proof.first_divergence
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("plan", ["cp=2", pytest.param("tp=2", marks=SLOW)])
+def test_a_wrong_loss_is_found_where_terms_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    """One sequence of each micro-batch counts 1e-10 more, under the plan: in the loss alone, no gradient changes."""
+
+    class WrongLoss(PolicyLoss):
+        def terms(self, lp: torch.Tensor, *others: Any) -> Any:
+            terms, measured = super().terms(lp, *others)
+            return terms + 1e-10 * terms.detach().abs() * (torch.arange(len(terms)) == 1)[:, None], measured
+
+    def attach(desk: LossDesk, run: Any) -> None:
+        usual(desk, run)
+        desk.loss = WrongLoss(desk.loss._how) if run.mesh.world.size > 1 else desk.loss  # type: ignore[attr-defined]
+
+    usual = LossDesk.attach
+    monkeypatch.setattr(LossDesk, "attach", attach)
+    (proof,) = prove(recipe(tmp_path, **CANCELS), [Plan.parse(plan)], 3)
+    assert not proof.passed and "loss of the leaf" in str(proof.first_divergence), proof.first_divergence
+
+
+def test_the_size_of_a_loss() -> None:
+    """That of -Σ log p is the loss itself; that of terms that cancel is what it would be if they did not."""
+    lp = -torch.rand(2, 3, dtype=torch.float64) - 1.0
+    counted, weight = torch.ones(2, 3, dtype=torch.bool), {"weight": torch.rand(2, 3, dtype=torch.float64)}
+    loss = PolicyLoss(PostConfig())  # type: ignore[call-arg]
+    terms, _ = loss.terms(lp, counted, weight, {})
+    assert math.isclose(size_of(loss, lp, counted, weight, {}), float(terms.sum()), rel_tol=1e-14)
+    alike = {"weight": torch.ones(2, 3), "advantage": torch.tensor([[1.0], [-1.0]]), "sampled": lp.clone()}
+    terms, _ = loss.terms(lp, counted, alike, {})
+    size = size_of(loss, lp, counted, alike, {})
+    assert abs(float(terms.sum())) < 1e-15 and math.isclose(size, 2 * float(-lp.sum()), rel_tol=1e-12)
 
 
 def trained(ctx: RankContext, told: str, steps: int) -> list[list[int]]:
@@ -209,7 +278,7 @@ def test_importance_weights_are_truncated() -> None:
             for name, x in (("weight", 1.0), ("advantage", advantage), ("sampled", -6.0))
         }
         counted = torch.tensor([[True]])
-        loss, found = PolicyLoss(PostConfig(clip=0.0)).summed(lp, counted, sides, {})  # type: ignore[call-arg]
+        loss, found = PolicyLoss(PostConfig(clip=0.0)).terms(lp, counted, sides, {})  # type: ignore[call-arg]
         loss.backward()
         assert float(loss.detach()) == -2.0 * advantage and float(lp.grad) == -2.0 * advantage  # type: ignore[arg-type]
         assert found[3] == 1
@@ -220,7 +289,7 @@ def test_preference_loss_is_that_of_the_paper() -> None:
     sides = {"sequence": torch.tensor([[0, 0], [1, 1]])}
     counted = torch.tensor([[True, True], [True, False]])
     reference = {"reference": torch.tensor([-3.5, -3.0]), "length": torch.tensor([2, 2])}
-    loss, found = PreferenceLoss(PostConfig(kind="dpo", beta=0.5)).summed(lp, counted, sides, reference)  # type: ignore[call-arg]
+    loss, found = PreferenceLoss(PostConfig(kind="dpo", beta=0.5)).terms(lp, counted, sides, reference)  # type: ignore[call-arg]
     margin = 0.5 * ((-3.0 + 3.5) - (-4.0 + 3.0))
     assert math.isclose(float(loss), math.log1p(math.exp(-margin))) and found.tolist() == [1.0, 1.0, margin]
 

@@ -1,8 +1,11 @@
 """Samples that are trained are distributed as those that are drawn, where prompts are admitted at training's pace."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
+from unisono_contrib.report.lengths import distance
 from unisono_contrib.train.samplers.pacing import PlayedSamples, play
 
 STEPS, BATCH = 100, 16
@@ -14,12 +17,7 @@ def lengths(seed: int) -> np.ndarray:
 
 
 def ks(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """The Kolmogorov-Smirnov statistic of two samples, and what it exceeds in one of a thousand if both are of one
-    distribution (Smirnov 1948)."""
-    at = np.sort(np.concatenate((first, second)))
-    shares = [np.searchsorted(np.sort(x), at, side="right") / len(x) for x in (first, second)]
-    limit = np.sqrt(-np.log(0.001 / 2) / 2 * (1 / len(first) + 1 / len(second)))
-    return float(np.abs(shares[0] - shares[1]).max()), float(limit)
+    return distance(Counter(first.tolist()), Counter(second.tolist()))
 
 
 def played(seed: int, bound: int, paced: bool) -> tuple[PlayedSamples, np.ndarray]:

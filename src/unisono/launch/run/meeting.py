@@ -109,7 +109,7 @@ def _seat(turn: Turn, joins: bool) -> list[int]:
 
 
 def fill_beside(turn: Turn) -> None:
-    """Workers beside the group, where there is room: those that live stay, others are new."""
+    """Workers beside the group, where there is room: those that live stay what they are, others are new."""
     state, spread = turn.state, turn.state.spread
     used = {worker.place for worker in state.members()}
     alive = [state.workers[n] for n in state.beside if n not in state.group]
@@ -118,8 +118,9 @@ def fill_beside(turn: Turn) -> None:
     free = [(host, index) for host, room in state.room.items() for index in range(room)]
     free = [place for place in free if place not in used]
     numbers = list[int]()
-    for rank, role in enumerate(spread.roles[spread.ranks :], spread.ranks):
-        same = next((worker for worker in alive if worker.role is role), None)
+    for seat, role in enumerate(spread.roles[spread.ranks :]):
+        rank = spread.ranks + seat
+        same = next((worker for worker in alive if worker.role is role and worker.seat == seat), None)
         if same is not None:
             alive.remove(same)
             turn.change(same.number, rank=rank)
@@ -127,6 +128,7 @@ def fill_beside(turn: Turn) -> None:
         elif free:
             meeting = RankMeeting(state.epoch, rank, spread.ranks, spread.ranks, 0, 1, spread.as_json())
             numbers.append(_new(turn, free.pop(0), meeting, joins=False, role=role))
+            turn.change(numbers[-1], seat=seat)
     give_up(turn, alive)
     turn.set(beside=tuple(numbers))
 

@@ -54,7 +54,9 @@ class Host:
 class Worker:
     """number: unique in a run. rank: in the present epoch. host, index: where it is. heard: when it last said
     something. status: exit status (negative: signal), None while it lives. killed: it was sent SIGKILL. frozen: since
-    when a signal has stopped it. paused: the epoch in which it has ended its step, to meet anew."""
+    when a signal has stopped it. paused: the epoch in which it has ended its step, to meet anew. seat: of one beside
+    the ranks, its number among these, by which it is called as long as it lives.
+    """
 
     number: int
     rank: int
@@ -67,6 +69,7 @@ class Worker:
     killed: bool = False
     frozen: float | None = None
     paused: int = -1
+    seat: int = 0
     finished: bool = False
     result: dict[str, Any] | None = None
     record: Record | None = None

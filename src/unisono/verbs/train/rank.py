@@ -58,7 +58,8 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     """Train; returns the summary, with the run folder."""
     order = TrainOrder.read(argument)
     if ctx.role is Role.SAMPLER:
-        return contributed("unisono.train.samplers.process").main(ctx, order.recipe, corpus, _dtype(order))
+        sampler = contributed("unisono.train.samplers.process")
+        return sampler.main(ctx, order.recipe, corpus, _dtype(order), order.run_dir)
     if ctx.rendezvous is not None:
         return _join(ctx, order, corpus)
     resolved = agree(ctx, "order", lambda: _resolved(order, ctx.world), lambda it: facts_of(ctx, it, corpus))

@@ -134,7 +134,8 @@ def _as_supervisor(
         if hosts
         else None
     )
-    with fork_server.start(ENTRY, plan.world, settings.quiet) as nursery:
+    spread = spreading.with_beside(recipe, plan)
+    with fork_server.start(ENTRY, len(spread.roles) or plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)
         folder.path = folder.path or make_run_dir(recipe, order.config_text, guardian=folder.guardian)
@@ -161,7 +162,7 @@ def _as_supervisor(
                 recipe.launch.grace,
                 remote=remote,
                 replanner=BackgroundReplanner(Replanner(recipe, plan, os.environ)) if replans else None,
-                spread=spreading.with_beside(recipe, plan),
+                spread=spread,
             )
         if outcome.stopped:
             early.stopping()

@@ -98,9 +98,8 @@ class PostConfig(Section):
         if self.kind == "grpo" and self.group < 2:
             what = "a group of one sequence has no other to be compared with"
             yield Problem("C06", what, "post.group", "--post.group 8")
-        if self.kind != "sft":
-            yield from self._size_problems(recipe.train, plan)
-            yield from self._plan_problems(recipe, plan)
+        yield from self._size_problems(recipe.train, plan)
+        yield from self._plan_problems(recipe, plan)
 
     def _size_problems(self, train: Any, plan: Plan) -> Iterator[Problem]:
         policy = named("sync", plan.sync)
@@ -124,16 +123,19 @@ class PostConfig(Section):
     def _plan_problems(self, recipe: Any, plan: Plan) -> Iterator[Problem]:
         """What [post] cannot be played with, and why."""
         policy, schedule, model = named("sync", plan.sync), named("schedule", plan.schedule), recipe.model
-        others = [
-            key for key in ("privacy", "ramp", "ema", "noise_scale", "federated") if getattr(recipe, key)
-        ]
+        judged = (
+            self.kind != "sft"
+        )  # by a loss of its own, of sequences that one model drew or is compared with
+        sections = ("privacy", "ramp", "federated", *(("ema", "noise_scale") if judged else ()))
+        others = [key for key in sections if getattr(recipe, key)]
         for key, on, why, fix in (
             ("model.kind", model.reads not in ("", "tokens"), "has no tokens to draw", "gpt"),
-            ("model.dropout", getattr(model, "dropout", 0.0) > 0.0, "makes trainer and sampler two models", "0.0"),
-            ("train.loss", bool(recipe.train.loss), "is another loss", "leave it out"),
-            ("plan.sync", policy is not None and not policy.resizes, "has other weights on each replica, or batches of"
-             " one size", "every_step or canonical"),
-            ("plan.schedule", schedule is not None and (not schedule.flushed or schedule.chains > 1),
+            ("model.dropout", judged and getattr(model, "dropout", 0.0) > 0.0, "makes trainer and sampler two models",
+             "0.0"),
+            ("train.loss", judged and bool(recipe.train.loss), "is another loss", "leave it out"),
+            ("plan.sync", judged and policy is not None and not policy.resizes, "has other weights on each replica, or"
+             " batches of one size", "every_step or canonical"),
+            ("plan.schedule", schedule is not None and (not schedule.flushed or (judged and schedule.chains > 1)),
              "plays several versions or copies of the model", "1f1b"),
             ("plan.cp", self.kind == "dpo" and plan.cp > 1, "leaves no rank with a whole sequence's sum", "cp=1"),
             (f"[{others[0] if others else ''}]", bool(others), "changes the same part of a run", "leave it out"),

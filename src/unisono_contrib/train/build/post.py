@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +19,13 @@ from unisono.train.step.played_model import PlayedModel
 from unisono.train.step.run import Run
 from unisono_contrib.config.sections.post import PostConfig
 from unisono_contrib.train.build.ema import copies_of
-from unisono_contrib.train.post.beside import BesideSampler, draw_asked
+from unisono_contrib.train.post.beside import BesideSampler, DrawnLog, draw_asked
 from unisono_contrib.train.post.losses import PolicyLoss, PreferenceLoss
 from unisono_contrib.train.post.player import LossDesk, PostPlayer
 from unisono_contrib.train.post.rewards import rewards_of
 from unisono_contrib.train.post.sampler import HereSampler, Sampler, Sampling
 from unisono_contrib.train.post.sequences import AnswerDocuments, PostLeaf, Sequences
-from unisono_contrib.train.post.work import Drawing, Preferring
+from unisono_contrib.train.post.work import Answering, Drawing, Preferring
 from unisono_contrib.train.samplers.process import Draws
 from unisono_contrib.train.samplers.run import RunSamplers
 from unisono_contrib.train.samplers.weights import holder_of
@@ -37,11 +38,8 @@ def batches(
     dataset: Dataset,
     device: torch.device,
     kept: Mapping[str, Tensor],
-) -> Sequences | None:
-    """Sequences by groups; the usual batches for SFT. Raises UsageError D05, D21, D22."""
-    if section.kind == "sft":
-        AnswerDocuments.of(dataset, False, recipe.data.source)
-        return None
+) -> Sequences:
+    """Sequences by groups. Raises UsageError D05, D21, D22."""
     return sequences_of(section, recipe, plan, dataset, device)
 
 
@@ -60,7 +58,7 @@ def sequences_of(
 
 def around(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Callable[[Run], Run]:
     """The run plays sequences in the place of documents. Raises UsageError C03, C06, D05, D21, D22."""
-    return (lambda run: run) if section.kind == "sft" else PostTraining(section, recipe, corpus).attach
+    return PostTraining(section, recipe, corpus).attach
 
 
 class PostTraining:
@@ -71,7 +69,7 @@ class PostTraining:
         preferring = section.kind == "dpo"
         loss = PreferenceLoss(section) if preferring else PolicyLoss(section)
         self.desk = LossDesk(loss, 1.0 if preferring else section.temperature)
-        self.work: Drawing | Preferring | None = None
+        self.work: Drawing | Preferring | Answering | None = None
         self._first: dict[str, Tensor] = {}
 
     def attach(self, run: Run) -> Run:
@@ -82,18 +80,22 @@ class PostTraining:
                 self._first, _ = copies_of(run)
         if isinstance(self.work, Drawing):
             self.work.rejoined(self._sampler(run, self.work.micro_batch))
-        self.desk.attach(run)
         run.player = PostPlayer(
             run.player, self.desk, lambda player, leaves: self._leaves(run, player, leaves)
         )
+        if isinstance(self.work, Answering):
+            return run
+        self.desk.attach(run)
         averages = self._first if self.section.refers else run.update.averages
         tell = lambda verdict: self._tell(run, verdict)
         run.update = replace(run.update, averages=averages, after=(*run.update.after, tell))
         return run
 
-    def _work(self, run: Run) -> Drawing | Preferring:
+    def _work(self, run: Run) -> Drawing | Preferring | Answering:
         section, recipe, corpus = self.section, self.recipe, self.corpus
         sequences = sequences_of(section, recipe, run.replica.plan, corpus.train, run.local.device)
+        if section.kind == "sft":
+            return Answering(sequences)
         if section.kind == "dpo":
             sequences.documents.check_pairs(recipe.data.source)
             return Preferring(sequences, self.desk)
@@ -122,15 +124,17 @@ class PostTraining:
 
     def _tell(self, run: Run, verdict: Verdict) -> Mapping[str, Any]:
         """After an update, on every rank."""
-        if self.work is None:
+        if self.work is None or isinstance(self.work, Answering):
             return {}
-        measured = run.mesh.world.all_reduce(self.desk.measured).tolist()
-        return self.work.says(dict(zip(self.desk.loss.measures, measured, strict=True)))
+        sums = torch.cat((self.desk.measured, self.work.lengths.to(self.desk.measured.device)))
+        measures, sums = self.desk.loss.measures, run.mesh.world.all_reduce(sums).tolist()
+        measured = dict(zip(measures, sums, strict=False))
+        return self.work.says(measured, sums[len(measures) :])
 
 
-def draws(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Draws:
-    """How a process beside the ranks draws sequences."""
-    return partial(draw_asked, sampling_of(section, recipe, corpus))
+def draws(section: PostConfig, recipe: Recipe, corpus: Corpus, log: Path) -> Draws:
+    """How a process beside the ranks draws sequences. log: the file into which it writes what it has drawn."""
+    return partial(draw_asked, sampling_of(section, recipe, corpus), DrawnLog(log))
 
 
 def sampling_of(section: PostConfig, recipe: Recipe, corpus: Corpus) -> Sampling:

@@ -1,12 +1,16 @@
 """Sequences that are drawn by processes beside the ranks, in the shapes of the trainer's own micro-batches."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from math import lcm
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unisono.observe.metrics import JsonLines
+from unisono.train.state.writing import writing
 from unisono_contrib.train.post.sampler import HereSampler, Prompt, Rollouts, Sampling
 from unisono_contrib.train.samplers.run import RunSamplers
 from unisono_contrib.train.samplers.weights import Compute
@@ -33,7 +37,8 @@ class BesideSampler:
         """They are drawn while the ranks train."""
         size = lcm(self._micro, self._how.group) // self._how.group
         cuts = [prompts[i : i + size] for i in range(0, len(prompts), size)]
-        self._samplers.ask(step, [({"micro": self._micro}, _as_tensors(cut)) for cut in cuts])
+        said = {"micro": self._micro, "step": step}
+        self._samplers.ask(step, [(said, _as_tensors(cut)) for cut in cuts])
         return lambda: self._taken(step)
 
     def close(self) -> None:
@@ -63,15 +68,34 @@ class MicroBatches:
         return whole.to(torch.promote_types(whole.dtype, torch.float32))
 
 
+class DrawnLog:
+    """A file of JSON lines in which a sampler says of each request what it has drawn, before the ranks hear of it:
+    which step asked, the prompts' numbers, the tokens drawn for each member of their groups, and when. The next process
+    in a lost sampler's place goes on with it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def note(self, step: int, prompts: Sequence[Prompt], rollouts: Rollouts) -> None:
+        """Raises UsageError O01 where nothing can be written."""
+        lengths = (rollouts.ends - rollouts.begins).tolist()
+        numbers = [prompt.number for prompt in prompts]
+        line = {"step": step + 1, "at": round(time.time(), 3), "prompts": numbers, "lengths": lengths}
+        with writing(self._path.parent), JsonLines(self._path) as lines:
+            lines.write(line)
+
+
 def draw_asked(
-    how: Sampling, compute: Compute, said: Mapping[str, Any], tensors: Sequence[Tensor]
+    how: Sampling, log: DrawnLog, compute: Compute, said: Mapping[str, Any], tensors: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     """In a sampler: what it answers to one request."""
     numbers, lengths, tokens = tensors
     rows = (row.tolist() for row in tokens.split(lengths.tolist()))
     prompts = [Prompt(number, row) for number, row in zip(numbers.tolist(), rows, strict=True)]
     model = MicroBatches(compute, int(said["micro"]), torch.device("cpu"))
-    return HereSampler(model, how).generate(prompts, 0)[:4]
+    rollouts = HereSampler(model, how).generate(prompts, 0)
+    log.note(int(said["step"]), prompts, rollouts)
+    return rollouts[:4]
 
 
 def _as_tensors(prompts: Sequence[Prompt]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What post-training makes small: sums over tokens, or pairs, of one micro-batch. Means are over the global batch.
+"""What post-training makes small: terms of tokens, or pairs, of one micro-batch. Means are over the global batch.
 
 Shapes: B rows, T positions, V vocabulary, m sequences of the micro-batch.
 """
@@ -26,11 +26,36 @@ class PostLoss(Protocol):
         """What is to be kept of the reference model's log-probabilities."""
         ...
 
-    def summed(
+    def terms(
         self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
     ) -> tuple[Tensor, Tensor]:
-        """(the loss summed over the micro-batch, its measures summed, float64)."""
+        """(what the loss of the micro-batch is the sum of, its measures summed, float64)."""
         ...
+
+
+_LOG_PROBS = ("sampled", "reference")  # sides that were computed, as the log-probabilities themselves are
+
+
+def size_of(loss: PostLoss, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides) -> float:
+    """How large the numbers are of which a loss is a sum, however much of them cancels: an error of all
+    log-probabilities x by one part in a billion, and of all terms, is one of at most a billionth of this. It is the
+    largest of Σ |term| and of Σ |∂loss/∂x · x|, summed over each of the log-probabilities that the loss reads, to first
+    order (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 1.6). Of -Σ log p it is the loss itself."""
+    known = lambda sides: {
+        name: x.detach().clone().requires_grad_() if name in _LOG_PROBS else x for name, x in sides.items()
+    }
+    with torch.enable_grad():
+        lp, by_token, by_sequence = lp.detach().clone().requires_grad_(), known(by_token), known(by_sequence)
+        terms, _ = loss.terms(lp, counted, by_token, by_sequence)
+        read = [
+            lp,
+            *(sides[name] for sides in (by_token, by_sequence) for name in _LOG_PROBS if name in sides),
+        ]
+        slopes = torch.autograd.grad(terms.sum(), read, allow_unused=True)
+    moved = sum(
+        float((x.detach() * g).abs().sum()) for x, g in zip(read, slopes, strict=True) if g is not None
+    )
+    return max(float(terms.detach().abs().sum()), moved)
 
 
 def counted_log_probs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -58,13 +83,13 @@ class PolicyLoss:
         """Each token's."""
         return lp
 
-    def summed(
+    def terms(
         self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
     ) -> tuple[Tensor, Tensor]:
         """by_token: weight; of drawn tokens advantage and sampled, the sampler's log-probability; and reference."""
         how, weight = self._how, by_token["weight"].to(lp.dtype)
         if "advantage" not in by_token:
-            return -(weight * lp).sum(), lp.new_zeros(len(self.measures), dtype=torch.float64)
+            return -(weight * lp), lp.new_zeros(len(self.measures), dtype=torch.float64)
         advantage, sampled = by_token["advantage"].to(lp.dtype), by_token["sampled"].to(lp.dtype)
         ratio = (lp.detach() - sampled).exp()
         bound = ratio.clamp(max=how.truncate) if how.truncate else ratio
@@ -79,9 +104,7 @@ class PolicyLoss:
         apart = torch.where(counted, (lp.detach() - sampled).double(), 0.0)
         cut = counted & (ratio > how.truncate) if how.truncate else counted & False
         measured = (counted, apart.abs(), apart.expm1() - apart, cut)
-        return torch.where(counted, weight * loss, 0.0).sum(), torch.stack(
-            [x.double().sum() for x in measured]
-        )
+        return torch.where(counted, weight * loss, 0.0), torch.stack([x.double().sum() for x in measured])
 
 
 class PreferenceLoss:
@@ -98,7 +121,7 @@ class PreferenceLoss:
         sequence = by_token["sequence"][counted]
         return lp.new_zeros(len(by_sequence["length"])).index_add(0, sequence, lp[counted])
 
-    def summed(
+    def terms(
         self, lp: Tensor, counted: Tensor, by_token: Sides, by_sequence: Sides
     ) -> tuple[Tensor, Tensor]:
         """by_token: sequence, its number; by_sequence: reference."""
@@ -109,4 +132,4 @@ class PreferenceLoss:
         margin = self._beta * (gained[0::2] - gained[1::2])
         seen = margin.detach().double()
         measured = (torch.ones_like(seen), (seen > 0).double(), seen)
-        return -logsigmoid(margin).sum(), torch.stack([x.sum() for x in measured])
+        return -logsigmoid(margin), torch.stack([x.sum() for x in measured])

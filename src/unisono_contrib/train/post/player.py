@@ -12,13 +12,14 @@ from unisono.parallel.player import Leaf, Player
 from unisono.programs.pipeline import Action
 from unisono.train.step.evaluate import weights_being
 from unisono.train.step.run import Run
-from unisono_contrib.train.post.losses import PostLoss, counted_log_probs
+from unisono_contrib.train.post.losses import PostLoss, counted_log_probs, size_of
 from unisono_contrib.train.post.sequences import PostLeaf
 
 
 class LossDesk:
     """Knows, where the loss of a micro-batch is computed, what there is to know of its sequences. measured: measures of
-    the last step, summed over this rank's micro-batches, float64."""
+    the last step, summed over this rank's micro-batches, float64. sizes: of its micro-batches, by `losses.size_of`, if
+    it is a dict."""
 
     def __init__(self, loss: PostLoss, temperature: float) -> None:
         self.loss, self._temperature = loss, temperature
@@ -27,6 +28,7 @@ class LossDesk:
         self._known: dict[int, Tensor] | None = None  # while the reference is played
         self.references: dict[int, Tensor] = {}
         self._hooked = set[int]()
+        self.sizes: dict[int, float] | None = None
         self.measured = torch.zeros(len(loss.measures), dtype=torch.float64)
 
     def attach(self, run: Run) -> None:
@@ -56,9 +58,11 @@ class LossDesk:
                 return lp.new_zeros(())
             if self._micro in self.references:
                 by_token["reference"] = self.references[self._micro]
-            value, measured = self.loss.summed(lp, counted, by_token, by_sequence)
+            terms, measured = self.loss.terms(lp, counted, by_token, by_sequence)
             self.measured += measured if self._counts else 0.0
-            return value
+            if self.sizes is not None:
+                self.sizes[self._micro] = size_of(self.loss, lp, counted, by_token, by_sequence)
+            return terms.sum()
 
         stage.beside, stage.loss = note, loss
 
@@ -97,8 +101,17 @@ class PostPlayer(Player):
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
         if seed is None:
             return self._inner.play(row, leaves, weight, seed)
-        built = self._make(self._inner, leaves)
-        return self._desk.played(built, lambda: self._inner.play(row, built, weight, seed))
+        built, sizes = self._make(self._inner, leaves), self._desk.sizes
+        if sizes is not None:
+            sizes.clear()
+        losses = self._desk.played(built, lambda: self._inner.play(row, built, weight, seed))
+        if sizes is not None:
+            sizes.update({micro: size * weight * built[micro].scale for micro, size in sizes.items()})
+        return losses
+
+    def watch_sizes(self) -> dict[int, float]:
+        self._desk.sizes = {}
+        return self._desk.sizes
 
     def __getattr__(self, name: str) -> Any:
         """What else the player inside has: its wires, its stages."""

@@ -150,6 +150,14 @@ class PostLeaf:
     by_sequence: dict[str, Tensor]
     documents: Tensor | None = None
 
+    @property
+    def counted(self) -> Tensor:
+        """int64 [m], on the CPU: targets of each sequence that the loss counts."""
+        counts = self.targets != IGNORED
+        if self.documents is None:
+            return counts.sum(1).cpu()
+        return torch.bincount(self.documents[counts].cpu(), minlength=len(self.lengths))
+
     def packed(self, fixed: bool) -> "PostLeaf":
         """The same sequences, several in a row, in their order. fixed: as many rows as before, the last ones empty."""
         window, places, row, at = self.inputs.shape[1], list[tuple[int, int]](), 0, 0

@@ -1,10 +1,10 @@
-"""What a step of post-training is built of: drawn sequences with rewards, or pairs with their reference.
+"""What a step of post-training is built of: drawn sequences with rewards, pairs with their reference, or answers.
 
 Shapes: B sequences of a step, T positions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Drawing:
     """GRPO: sequences are drawn `max_staleness` steps before they are trained on, no further, and none is left out.
 
     sampler: of a live run. reward: of a question and what was drawn. heard(step, batch): of each batch that is trained.
+    lengths: of this rank's leaves of the last step, how many sequences have 0, 1, 2 ... tokens that the loss counts.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Drawing:
         self._queue: dict[int, Callable[[], DrawnBatch]] = {}
         self.sampler: Sampler | None = None
         self._says: dict[str, float] = {}
+        self.lengths = torch.zeros(section.max_new_tokens + 1, dtype=torch.float64)
 
     @property
     def micro_batch(self) -> int:
@@ -68,12 +70,15 @@ class Drawing:
         """The sequences that stand in the places of these leaves. Every rank calls it, or it hangs."""
         step, how = run.step, self._how
         self._says = {}
+        self.lengths.zero_()
         if step < how.sft_steps:
             return pack(_answers(leaves, self._sequences, step))
         batch = self._batch(run, step)
         built = pack(self._trained(run, batch, leaves))
         if how.kl > 0.0:
             self._desk.references = self._desk.known(run, player, built)
+        for leaf in built if _counts(run) else ():
+            self.lengths += torch.bincount(leaf.counted, minlength=len(self.lengths))
         self.heard(step, batch)
         drawn = (batch.rollouts.ends - batch.rollouts.begins).double()
         self._says = {
@@ -83,8 +88,8 @@ class Drawing:
         }
         return built
 
-    def says(self, measured: Mapping[str, float]) -> Mapping[str, float]:
-        """What there is to tell of the last step. measured: measures, summed over all ranks."""
+    def says(self, measured: Mapping[str, float], lengths: Sequence[float]) -> Mapping[str, Any]:
+        """What there is to tell of the last step. measured, lengths: summed over all ranks."""
         if not self._says:
             return {}
         tokens = max(1.0, measured["tokens"])
@@ -93,6 +98,7 @@ class Drawing:
             "kl_sampler": measured["kl"] / tokens,
             "logprob_gap": measured["apart"] / tokens,
             "truncated_share": measured["truncated"] / tokens,
+            "lengths": {str(length): int(count) for length, count in enumerate(lengths) if count},
         }
 
     def _batch(self, run: Run, step: int) -> DrawnBatch:
@@ -133,8 +139,7 @@ class Drawing:
         """Each rank judges the sequences of its own leaves, and all hear of all."""
         rewards = torch.zeros(len(rollouts.tokens), dtype=torch.float64)
         size = self._sequences.micro_batch
-        mine = all(run.mesh.at[axis] == 0 for axis in ("pp", "cp", "tp"))
-        for leaf in run.leaves if mine else ():
+        for leaf in run.leaves if _counts(run) else ():
             for row in range(leaf * size, (leaf + 1) * size):
                 begin, end = int(rollouts.begins[row]), int(rollouts.ends[row])
                 rewards[row] = self._reward(questions[row // group], rollouts.tokens[row, begin:end].tolist())
@@ -166,6 +171,7 @@ class Preferring:
     def __init__(self, sequences: Sequences, desk: LossDesk) -> None:
         self._sequences, self._desk = sequences, desk
         self._table: Tensor | None = None
+        self.lengths = torch.zeros(0, dtype=torch.float64)  # nothing is drawn
 
     def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf], pack: Pack) -> list[PostLeaf]:
         """The pairs of these leaves. Every rank calls it, or it hangs."""
@@ -175,7 +181,7 @@ class Preferring:
         rows = sequences.documents.rows(sequences.numbers(step), 2)
         return pack(self._pairs(leaves, step, self._table[torch.from_numpy(rows)]))
 
-    def says(self, measured: Mapping[str, float]) -> Mapping[str, float]:
+    def says(self, measured: Mapping[str, float], lengths: Sequence[float]) -> Mapping[str, float]:
         """Share of pairs whose chosen answer has gained more, and by how much, times beta."""
         pairs = max(1.0, measured["pairs"])
         return {"preferred_share": measured["right"] / pairs, "margin": measured["margin"] / pairs}
@@ -209,6 +215,22 @@ class Preferring:
                 inside = there < len(table)
                 table[there[inside].to(table.device)] = sums.double()[inside.to(table.device)]
         return run.mesh.world.all_reduce(table).cpu()
+
+
+def _counts(run: Run) -> bool:
+    """Whether this rank counts what it has of a leaf: other ranks of its replica have the same leaves."""
+    return all(run.mesh.at[axis] == 0 for axis in ("pp", "cp", "tp"))
+
+
+class Answering:
+    """SFT: the data's own answers, a document a sequence. Their loss is the run's own."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        self._sequences = sequences
+
+    def leaves(self, run: Run, player: Player, leaves: Sequence[Leaf], pack: Pack) -> list[PostLeaf]:
+        """The documents of these leaves."""
+        return pack(_answers(leaves, self._sequences, run.step))
 
 
 class _Rows(NamedTuple):

@@ -21,8 +21,9 @@ from unisono_contrib.train.samplers.door import SILENCE
 from unisono_contrib.train.samplers.errors import SamplerLost, SampleTooOld, WeightsNotHeld
 from unisono_contrib.train.samplers.weights import HeldWeights, WeightHolder, differing, expected
 
-PATIENCE = 60.0
-"""Seconds in which the process that takes a lost sampler's place has to come."""
+PATIENCE = 20.0
+"""Seconds in which the process that takes a lost sampler's place has to come: less than those for which a rank may say
+nothing, so that the sampler is blamed and not the rank that waits for it."""
 
 _AGAIN = 0.1  # seconds between two calls of one that has gone
 
@@ -194,14 +195,12 @@ class SamplerPool:
         SamplerLost where none comes, or it is silent."""
         if isinstance(error, BlockingIOError | TimeoutError):
             raise SamplerLost(sampler.name, f"it says nothing for {self._silence:g} s") from error
-        self._beside.note(
-            f"{sampler.name} is lost ({str(error) or type(error).__name__}): a new process takes its place"
-        )
+        self._beside.note(f"{sampler.name} is lost ({_why(error)}): a new process takes its place")
         if sampler.connection is not None:
             with suppress(OSError):
                 sampler.connection.close()
             sampler.connection = None
-        self._call(sampler, str(error) or "its connection ended")
+        self._call(sampler, _why(error))
 
     def _call(self, sampler: _CalledSampler, why: str) -> None:
         """Connect to the newest process that came as this sampler, and send again what is not answered. why: it was
@@ -222,10 +221,15 @@ class SamplerPool:
                 how = f"it does not answer within {self._silence:g} s"
                 raise SamplerLost(sampler.name, how) from error
             except (OSError, EOFError) as error:  # it has gone, or serves the connection before yet
-                sampler.connection, why = None, str(error) or type(error).__name__
+                sampler.connection, why = None, _why(error)
                 time.sleep(_AGAIN)
             except RuntimeError as error:  # of the store too: nobody has come
                 raise SamplerLost(sampler.name, why or "it has never come") from error
+
+
+def _why(error: Exception) -> str:
+    """Why a connection ended, without the number of an error."""
+    return getattr(error, "strerror", None) or str(error) or "its connection ended"
 
 
 def admits(version: int, step: int, bound: int) -> bool:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -52,14 +53,18 @@ BEAT = 1.0
 _LOOK = 0.2  # seconds between two looks for the end
 
 
-def main(ctx: SamplerPlace, recipe: Recipe, corpus: Corpus, dtype: torch.dtype) -> dict[str, Any]:
+def main(
+    ctx: SamplerPlace, recipe: Recipe, corpus: Corpus, dtype: torch.dtype, run_dir: Path
+) -> dict[str, Any]:
     """Be a sampler of a run until that is over. The live part of a section of the recipe says how samples are drawn:
-    `draws(section, recipe, corpus)`. dtype: in which ranks compute. Raises LookupError where none does."""
+    `draws(section, recipe, corpus, log)`, with a file in the run's folder that is this sampler's. dtype: in which ranks
+    compute. Raises LookupError where none does."""
+    log = run_dir / "samplers" / f"sampler{ctx.rank - ctx.world}.jsonl"
     live = ((section, sister(f"unisono.train.build.{section.name}")) for section in recipe.sections())
     live_draws = (
         (section, module.draws) for section, module in live if module is not None and hasattr(module, "draws")
     )
-    how = next((draws(section, recipe, corpus) for section, draws in live_draws), None)
+    how = next((draws(section, recipe, corpus, log) for section, draws in live_draws), None)
     if how is None:
         raise LookupError("no section of the recipe says how samples are drawn")
     return serve(ctx, holder_of(recipe, corpus, dtype), how)
