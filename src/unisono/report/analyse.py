@@ -38,8 +38,9 @@ class TimeShares:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that is concluded from a run: its ranks' mean steps, its pipeline if it has one, and what limited it. met: its
-    steps with their calls."""
+    """All that is concluded from a run: its ranks' mean steps, its pipeline if it has one, and what limited it.
+
+    met: its steps with their calls."""
 
     shares: Sequence[TimeShares]
     pipeline: Pipeline | None

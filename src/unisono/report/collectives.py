@@ -73,7 +73,10 @@ def as_json(run: RunRecord) -> dict[str, Any]:
     """`collectives` and `stragglers`, lists of objects."""
     met = calls.steps(run.ranks, LAST)
     late = stragglers(met[1:])
-    return {"collectives": [asdict(row) for row in table(run, met)], "stragglers": [asdict(each) for each in late]}
+    return {
+        "collectives": [asdict(row) for row in table(run, met)],
+        "stragglers": [asdict(each) for each in late],
+    }
 
 
 def cells(rows: Sequence[CollectiveRow]) -> list[list[str]]:

@@ -198,7 +198,8 @@ class FollowedRun:
         self.late.put(rank, [record for record in records if _is_step(record)])
 
     def _keep(self, recent: dict[int, Record], steps: Sequence[Record]) -> None:
-        """Put the latest steps with those that are kept, which ascend; of a step that is made again, what came after it goes."""
+        """Put the latest steps with those that are kept, which ascend; of a step that is made again, what came after it
+        goes."""
         most = max(12, min(200, KEPT // max(1, len(self.tails))))
         for record in steps[-most:]:
             while recent and next(reversed(recent)) >= record["step"]:

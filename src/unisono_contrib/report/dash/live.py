@@ -98,7 +98,9 @@ class LiveRuns:
                     tell(f"note  {run.folder}: {error.strerror or error}")
                 busy = busy or not run.is_caught_up
             pace.turn(self._version)
-            if not busy and not is_old:  # what is known of the past stays: the collector need not go through it again
+            if (
+                not busy and not is_old
+            ):  # what is known of the past stays: the collector need not go through it again
                 gc.collect()
                 gc.freeze()
                 is_old = True
