@@ -128,8 +128,9 @@ class BubbleSeen:
 class RunEvidence:
     """All that a verdict looks at; means are worked out once, since every cause asks for them.
 
-    ranks: with the same steps. whole: whether every rank's file was there. plan: its words. recipe: sections as resolved. cores: of the one host, 0 for several hosts or where nobody knows.
-    memory_mib: of the host. peak_mib: of each rank. spread: axis -> share of exposed communication, by traced steps.
+    ranks: with the same steps. whole: whether every rank's file was there. plan: its words. recipe: sections as
+    resolved. cores: of the one host, 0 for several hosts or where nobody knows. memory_mib: of the host. peak_mib: of
+    each rank. spread: axis -> share of exposed communication, by traced steps.
     """
 
     ranks: tuple[RankSeen, ...]
