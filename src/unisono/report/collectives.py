@@ -62,10 +62,10 @@ def table(run: RunRecord, met: Sequence[StepCalls] | None = None) -> list[Collec
         for call in step.meetings:
             by_kind.setdefault((call.axis, call.op, _class_of(call.nbytes)), []).append(call)
     best: dict[str, float] = {}
-    for (axis, _, _), met in by_kind.items():
-        best[axis] = max(best.get(axis, 0.0), *(_rate(call) for call in met if call.nbytes >= _LEAST), 0.0)
+    for (axis, _, _), alike in by_kind.items():
+        best[axis] = max(best.get(axis, 0.0), *(_rate(call) for call in alike if call.nbytes >= _LEAST), 0.0)
     links = _links(run)
-    rows = [_row(kind, met, len(steps), links, best) for kind, met in by_kind.items()]
+    rows = [_row(kind, alike, len(steps), links, best) for kind, alike in by_kind.items()]
     return sorted(rows, key=lambda row: -(row.waiting_s + row.a_step * row.moving_s))
 
 
