@@ -8,7 +8,7 @@ import pytest
 import unisono.planner
 from benchmarks.fitting.constants import constants
 from unisono.parallel import shard
-from unisono.planner import memory
+from unisono.planner import memory, unbuffered
 from unisono.planner.clusters import cluster
 from unisono.planner.stack import names, stack
 from unisono.train.step import bucketing
@@ -81,6 +81,7 @@ def test_gradients_and_messages_cross_as_tp_does_where_a_stack_says_nothing_else
 
 def test_buckets_are_those_of_our_reducer() -> None:
     assert memory.BUCKET == bucketing.CAP_BYTES == shard.AT_ONCE
+    assert unbuffered.WARM == bucketing.WARM_BYTES
 
 
 @pytest.mark.parametrize("name", MODEL)

@@ -46,11 +46,12 @@ def test_a_thousand_ranks_are_watched(bench: ModuleType, tmp_path: Path) -> None
         warnings.warn(
             "AXE_CORE names no axe.min.js: faults of accessibility were NOT looked for", stacklevel=1
         )
-    seen = bench.measured(tmp_path / "run", 1000, 600, axe, tmp_path, 10.0)
+    seen = bench.measured(tmp_path / "run", 1000, 600, axe, tmp_path, 30.0)
     assert seen["first_paint_ms"] < 1000 and seen["scroll"]["fps"] > 20 and seen["pan"]["fps"] > 20
     assert 0 < seen["tab_mib"] < 300 and seen["events_per_s"] > 5000
-    # The verdict over 1,000 ranks takes most of a second every few minutes: it may fall into one of the two windows.
-    assert min(seen["server_share"], seen["server_share_watched"]) < 0.02
+    assert (
+        max(seen["server_share"], seen["server_share_watched"]) < 0.02
+    )  # a verdict is worked out with rests
     assert seen["requests"] > 5 and seen["off_machine"] == [] and seen["errors"] == []
     assert seen["while_away"].startswith("reconnecting") and seen["back"] == "training"
     assert all(faults == [] for faults in seen.get("axe", {}).values())

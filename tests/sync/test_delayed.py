@@ -115,6 +115,20 @@ def test_a_run_that_was_ended_and_goes_on_begins_with_nothing_on_its_way(threads
     assert [r.verdict for r in end["reports"]] == [Verdict.LATER, Verdict.APPLY] and end["updates"] == {10}
 
 
+def hidden(ctx, text) -> float:  # noqa: F811
+    """Seconds of a traced run in which its gradients travelled beside other work."""
+    live, feed = started(ctx, text, "gpt", "dp=2 collective=engine sync=delayed:lag=2")
+    recorder = live.sync.dp.recorder
+    recorder.keep = True
+    for step in range(4):
+        train_step(live, feed.fetch(step, live.leaves))
+    return recorder.totals().get("comm_hidden", 0.0)
+
+
+def test_what_travels_beside_other_work_is_counted(world, text) -> None:  # noqa: F811
+    assert all(seconds > 0 for seconds in world(hidden, 2, text=text))
+
+
 def spoiled(ctx, text) -> dict[str, Any]:  # noqa: F811
     """Step 3 has a gradient on one replica that is not a number, and is left out."""
     live, feed = started(ctx, text, "gpt", "dp=2 sync=delayed:lag=2")

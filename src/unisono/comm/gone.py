@@ -58,6 +58,11 @@ class NamedWork:
         self.pending, self._pg, self._doing, self._over = pending, pg, doing, False
         self._call = call
 
+    @property
+    def get_future(self) -> Any:
+        """That of the operation, by which who is asked to can see when it was over; None where it has none."""
+        return getattr(self.pending, "get_future", None)
+
     def wait(self, within: timedelta | None = None) -> None:
         """Returns when it is over. within: of a message, how long to wait at most. Raises PeerGone, and what the
         process group raises where a member is late."""

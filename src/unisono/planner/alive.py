@@ -19,6 +19,7 @@ from unisono.planner.recompute import fewest
 from unisono.planner.source import Source
 from unisono.planner.states import moments_of, states_of_ours
 from unisono.planner.timetables import in_flight, of
+from unisono.planner.unbuffered import unbuffered
 from unisono.planner.work import activations
 from unisono.planner.work.expert_parallel import held_experts
 from unisono.planner.work.layouts import virtual_kept
@@ -214,13 +215,13 @@ def _moments(
     top = behind + blocks.again_last + blocks.working
     bottom = sent + (held - 1.0) * blocks.kept + blocks.first + blocks.again_first + blocks.working
     beside = _gathered(plan, share, held_weights, 0.0), _gathered(plan, share, held_weights, 2.0 * unit)
-    # Of the block under way, the gradients of what comes behind its activation are there.
-    last = held_weights.dealt - 0.5 * unit / held_weights.among
+    came = unbuffered(waits, share, ends, held_weights.dealt, unit / held_weights.among, blocks.weight_grads)
     moments = [
         (beside[0], flat, whole + head + loss),
-        (beside[1], flat + late * ends + blocks.weight_grads, top),
+        (beside[1], flat + came[0], top),
         (beside[1], flat + late * ends + blocks.weight_grads_before, behind + blocks.attending),
-        (beside[1], flat + late * last, bottom),
+        (beside[1], flat + came[1], bottom),
+        (beside[1], flat + came[2], sent + (held - 1.0) * (blocks.kept + stem)),
     ]
     for weights, under in blocks.between:
         grads = max(late * (ends + weights / held_weights.among), (added + late * widest) * (micros > 1))

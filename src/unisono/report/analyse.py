@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from unisono.observe.span import PARTS
+from unisono.report.calls import StepCalls, steps
 from unisono.report.collect import Record, RunRecord
 from unisono.report.pipelines import Pipeline, pipeline_of
 from unisono.report.verdict.evidence import BUSY, STACKED, Prices, steady
@@ -37,19 +38,23 @@ class TimeShares:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that is concluded from a run: its ranks' mean steps, its pipeline if it has one, and what limited it."""
+    """All that is concluded from a run: its ranks' mean steps, its pipeline if it has one, and what limited it.
+
+    met: its steps with their calls."""
 
     shares: Sequence[TimeShares]
     pipeline: Pipeline | None
     verdict: RunVerdict
     used: Sequence[UsedPeak] = ()
+    met: Sequence[StepCalls] = ()
 
 
 def analyse(run: RunRecord, price: Prices = no_price) -> Analysis:
     """What a run's record says. price: of changes, by the planner."""
-    evidence = gather(run)
+    met = steps(run.ranks)
+    evidence = gather(run, met=met)
     losses = waterfall(evidence, price, run.prediction)
-    return Analysis(shares(run), pipeline_of(run), judge(evidence, price), losses)
+    return Analysis(shares(run), pipeline_of(run), judge(evidence, price), losses, met)
 
 
 def shares(run: RunRecord) -> list[TimeShares]:

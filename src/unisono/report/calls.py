@@ -182,10 +182,10 @@ class StepCalls:
 def steps(ranks: Iterable[RankFacts], last: int | None = None) -> list[StepCalls]:
     """The steps that ranks have written down with their calls, in order. last: so many at the end, where a long run
     would take long to look at."""
-    facts = list(ranks)
-    places = {each.rank: each.coords for each in facts}
+    places: dict[int, Mapping[str, int]] = {}
     by_step: dict[int, dict[int, RankStep]] = {}
-    for each in facts:
+    for each in ranks:
+        places[each.rank] = each.coords
         for line in each.steps[-last:] if last else each.steps:
             if (mine := rank_step(each.rank, line)) is not None:
                 by_step.setdefault(mine.step, {})[each.rank] = mine

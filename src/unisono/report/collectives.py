@@ -53,25 +53,30 @@ class CollectiveRow:
     of: str
 
 
-def table(run: RunRecord) -> list[CollectiveRow]:
-    """The calls on several ranks of the run's steady steps, those first for which most was waited or moved."""
-    steps = _steps(run)
+def table(run: RunRecord, met: Sequence[StepCalls] | None = None) -> list[CollectiveRow]:
+    """The calls on several ranks of the run's steady steps, those first for which most was waited or moved. met: the
+    run's steps, where they have been read already."""
+    steps = steady(calls.steps(run.ranks, LAST) if met is None else met[-LAST:])
     by_kind: dict[tuple[str, str, int], list[SharedCall]] = {}
     for step in steps:
         for call in step.meetings:
             by_kind.setdefault((call.axis, call.op, _class_of(call.nbytes)), []).append(call)
     best: dict[str, float] = {}
-    for (axis, _, _), met in by_kind.items():
-        best[axis] = max(best.get(axis, 0.0), *(_rate(call) for call in met if call.nbytes >= _LEAST), 0.0)
+    for (axis, _, _), alike in by_kind.items():
+        best[axis] = max(best.get(axis, 0.0), *(_rate(call) for call in alike if call.nbytes >= _LEAST), 0.0)
     links = _links(run)
-    rows = [_row(kind, met, len(steps), links, best) for kind, met in by_kind.items()]
+    rows = [_row(kind, alike, len(steps), links, best) for kind, alike in by_kind.items()]
     return sorted(rows, key=lambda row: -(row.waiting_s + row.a_step * row.moving_s))
 
 
 def as_json(run: RunRecord) -> dict[str, Any]:
     """`collectives` and `stragglers`, lists of objects."""
-    late = stragglers(calls.steps(run.ranks, LAST)[1:])
-    return {"collectives": [asdict(row) for row in table(run)], "stragglers": [asdict(each) for each in late]}
+    met = calls.steps(run.ranks, LAST)
+    late = stragglers(met[1:])
+    return {
+        "collectives": [asdict(row) for row in table(run, met)],
+        "stragglers": [asdict(each) for each in late],
+    }
 
 
 def cells(rows: Sequence[CollectiveRow]) -> list[list[str]]:
@@ -88,10 +93,11 @@ def cells(rows: Sequence[CollectiveRow]) -> list[list[str]]:
 
 def section(run: RunRecord) -> str:
     """The table, and who was waited for; "" of a run of one rank, or of before there were rows."""
-    rows = table(run)
+    met = calls.steps(run.ranks, LAST)
+    rows = table(run, met)
     if not rows:
         return ""
-    late = "".join(html.note(each.says() + ".") for each in stragglers(calls.steps(run.ranks, LAST)[1:]))
+    late = "".join(html.note(each.says() + ".") for each in stragglers(met[1:]))
     of = "that `unisono calibrate` has measured" if rows[0].of == "calibrated" else "of the axis' best call"
     said = html.note(
         "Waiting is until the last rank was there, moving from then until the call was over. The link's rate is the one"
@@ -133,12 +139,6 @@ def _row(
 
 def _rate(call: SharedCall) -> float:
     return call.nbytes / call.moving if call.moving > 0 else 0.0
-
-
-def _steps(run: RunRecord) -> Sequence[StepCalls]:
-    every = {step.step: step for step in calls.steps(run.ranks, LAST)}
-    kept = steady([{"step": number} for number in every])
-    return [every[line["step"]] for line in kept]
 
 
 def _links(run: RunRecord) -> list[tuple[int, float]]:

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from unisono.observe.span import PARTS
@@ -123,11 +124,13 @@ class BubbleSeen:
     better: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunEvidence:
-    """All that a verdict looks at. ranks: with the same steps. whole: whether every rank's file was there.
-    plan: its words. recipe: sections as resolved. cores: of the one host, 0 for several hosts or where nobody knows.
-    memory_mib: of the host. peak_mib: of each rank. spread: axis -> share of exposed communication, by traced steps.
+    """All that a verdict looks at; means are worked out once, since every cause asks for them.
+
+    ranks: with the same steps. whole: whether every rank's file was there. plan: its words. recipe: sections as
+    resolved. cores: of the one host, 0 for several hosts or where nobody knows. memory_mib: of the host. peak_mib: of
+    each rank. spread: axis -> share of exposed communication, by traced steps.
     """
 
     ranks: tuple[RankSeen, ...]
@@ -143,23 +146,24 @@ class RunEvidence:
     bubble: BubbleSeen | None = None
     spread: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
+    _means: dict[tuple[str, str], float] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[int, ...]:
         """The steps that were seen."""
         return tuple(step.step for step in self.ranks[0].steps) if self.ranks else ()
 
-    @property
+    @cached_property
     def rows(self) -> list[tuple[StepSeen, ...]]:
         """For each step what all ranks saw of it."""
         return list(zip(*(rank.steps for rank in self.ranks), strict=True))
 
-    @property
+    @cached_property
     def wall(self) -> float:
         """Seconds of a mean step, of the mean rank, without what lies between two steps."""
         return self.mean(lambda step: step.wall)
 
-    @property
+    @cached_property
     def period(self) -> float:
         """Seconds from the end of one step to the end of the next."""
         return self.wall + self.part("between") + self.beside("save_s") + self.beside("eval_s")
@@ -171,11 +175,16 @@ class RunEvidence:
 
     def part(self, name: str) -> float:
         """Seconds of a mean step in a part of `PARTS`."""
-        return self.mean(lambda step: step.parts.get(name, 0.0))
+        return self._mean_of("parts", name)
 
     def beside(self, name: str) -> float:
         """The mean of a number that steps' lines have beside their parts; 0 where none has it."""
-        return self.mean(lambda step: step.beside.get(name, 0.0))
+        return self._mean_of("beside", name)
+
+    def _mean_of(self, kind: str, name: str) -> float:
+        if (kind, name) not in self._means:
+            self._means[kind, name] = self.mean(lambda step: getattr(step, kind).get(name, 0.0))
+        return self._means[kind, name]
 
     def has(self, name: str) -> bool:
         """Whether any step's line has this number."""

@@ -1,7 +1,11 @@
 """The figures of a verdict out of a run's record."""
 
+from collections.abc import Sequence
+
 from unisono.observe.span import PARTS
+from unisono.report.calls import StepCalls, steps
 from unisono.report.collect import RankFacts, Record, RunRecord
+from unisono.report.stragglers import stragglers
 from unisono.report.verdict import traced
 from unisono.report.verdict.evidence import (
     BESIDE,
@@ -15,8 +19,11 @@ from unisono.report.verdict.evidence import (
 from unisono.spec.words import is_number
 
 
-def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence:
-    """What a run's record says of its steady steps, or of those from window[0] to window[1]."""
+def gather(
+    run: RunRecord, window: tuple[int, int] | None = None, met: Sequence[StepCalls] | None = None
+) -> RunEvidence:
+    """What a run's record says of its steady steps, or of those from window[0] to window[1]. met: its steps with their
+    calls, where they have been read already."""
     seen = run.ranks or (RankFacts(0, steps=tuple(r for r in run.steps if isinstance(r.get("time"), dict))),)
     common = set.intersection(*({line["step"] for line in facts.steps} for facts in seen))
     wanted = (
@@ -34,6 +41,7 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
         )
         for facts in seen
     )
+    met = [step for step in (steps(run.ranks) if met is None else met) if step.step in kept]
     environment = run.environment
     several = len({rank.host for rank in ranks}) > 1
     cores = environment.get("cores_usable") or environment.get("cores")
@@ -48,9 +56,9 @@ def gather(run: RunRecord, window: tuple[int, int] | None = None) -> RunEvidence
             (line["mem_mib"] for f in seen for line in f.steps if is_number(line.get("mem_mib"))), default=0.0
         ),
         whole=not isinstance(world, int) or world == len(seen),
-        calls=traced.calls(run, kept),
+        calls=traced.calls(run, met),
         kernels=tuple(_kernels(line) for f in seen for line in f.steps if _looked(line)),
-        late=traced.late(run, kept),
+        late=tuple(stragglers(met)),
         bubble=traced.bubble(run),
         spread=traced.spread(run),
         error=str(run.error.get("what", "no reason was written down")) if run.error else "",

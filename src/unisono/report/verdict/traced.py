@@ -2,27 +2,20 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 
 from unisono.programs.pipeline import bubble as idle_share
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.report import pipelines
-from unisono.report.calls import steps
+from unisono.report.calls import StepCalls
 from unisono.report.collect import RunRecord
-from unisono.report.stragglers import Straggler, stragglers
 from unisono.report.verdict.evidence import BubbleSeen, CallsSeen
 
 
-def late(run: RunRecord, wanted: Collection[int]) -> tuple[Straggler, ...]:
-    """Who held the others up in these steps, the dearest first."""
-    return tuple(stragglers([step for step in steps(run.ranks) if step.step in wanted]))
-
-
-def calls(run: RunRecord, wanted: Collection[int]) -> tuple[CallsSeen, ...]:
-    """Collectives by axis and operation, of a mean rank's step: from the ranks' rows, else from traced spans, whose
-    seconds are those of waiting too. wanted: steps."""
-    met = [step for step in steps(run.ranks) if step.step in wanted]
+def calls(run: RunRecord, met: Sequence[StepCalls]) -> tuple[CallsSeen, ...]:
+    """Collectives by axis and operation, of a mean rank's step: from the ranks' rows in `met`, else from traced spans,
+    whose seconds are those of waiting too."""
     sums: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     if met:
         for step in met:

@@ -138,14 +138,16 @@ class _Pages:
             quiet += _EVERY
 
     async def tile(self, request: Request) -> Response:
-        """A window of the heat map, see `LatenessMap.tile`."""
+        """A window of the heat map, see `LatenessMap.tile`; `fine` where somebody chose the window, for whom steps are
+        read that were passed over."""
         ask = _Numbers(request)
         run = self._live.runs[ask("run", len(self._live.runs) - 1)]
         rows, steps = (ask("top"), ask("bottom")), (ask("first"), ask("last"))
         width, height = max(1, ask("width", _PIXELS)), max(1, ask("height", _PIXELS))
 
         def drawn() -> bytes:
-            run.refine(*steps)
+            if ask("fine"):
+                run.refine(*steps)
             with run.lock:
                 return run.late.tile(rows, steps, width, height, request.query_params.get("sort") == "cost")
 

@@ -107,6 +107,8 @@
     const marks = [];
     if (panel.steps) marks.push(el("span.mark", el("b", `step ${panel.step.toLocaleString("en")} of ${panel.steps.toLocaleString("en")}`), el("progress", { max: panel.steps, value: panel.step, "aria-label": "Steps made" })));
     marks.push(el(`span.mark.${level}`, { "data-testid": "proof" }, el("i"), el("span", proof.said), proof.recipe ? el("code", `recipe ${proof.recipe}`) : null, proof.at ? el("span.soft", ago(proof.at)) : null));
+    const [first, last] = panel.verdict.steps;
+    if (last) marks.push(el("span.mark.plain", { "data-testid": "judged" }, el("span", `verdict of steps ${first.toLocaleString("en")} to ${last.toLocaleString("en")}`), panel.judged_at ? el("span.soft", ago(panel.judged_at)) : null));
     byId("marks").replaceChildren(...marks);
     why(panel.verdict);
   };

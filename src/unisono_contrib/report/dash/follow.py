@@ -24,10 +24,10 @@ _LOGS = 50_000
 _PASS = 64 << 20  # bytes of all ranks that are read before others have their turn
 _PARSED = 1 << 20  # lines of a past that are read one by one; of a longer one every second, fourth ... step
 _SHARE = 0.005  # of a core, that reading may take once the past has been read
-_REST = 6.0  # seconds between two looks at most
+_REST = 10.0  # seconds between two looks at most
 _TICK = 2 * 10**9  # nanoseconds within which a folder may change twice and show one time
 _BEHIND = 4  # steps: ranks so far behind the newest are not waited for any longer
-_FINE = 200_000  # cells that are read anew when somebody looks at them
+_FINE = 40_000  # cells that are read anew when somebody looks at them, in some seconds
 _AROUND = (
     "config.resolved.toml", "env.json", "summary.json", "error.json", "prediction.json", HISTORY, PROOF,
     CHECKPOINTS, "trace",
@@ -41,10 +41,10 @@ class FollowedRun:
     """
 
     def __init__(self, folder: Path, name: str = "") -> None:
-        self.folder, self.name, self.lock = folder, name, threading.RLock()
+        self.folder, self.name, self.lock, self._refining = folder, name, threading.RLock(), threading.Lock()
         self.late = LatenessMap()
         self.logs: deque[Record] = deque(maxlen=_LOGS)
-        self.every, self.is_caught_up, self._due = 1, False, 0.0
+        self.every, self.is_caught_up, self._due, self._looked = 1, False, 0.0, 0.0
         self.version, self.log_count, self.latest_at = 0, 0, 0.0
         self.tails: dict[int, RankTail] = {}
         self._steps: dict[int, Record] = {}
@@ -87,18 +87,19 @@ class FollowedRun:
 
     def refine(self, first: int, last: int) -> None:
         """Read the steps of a stretch that were passed over, where these are few enough to be looked at singly."""
-        with self.lock:
-            unread = self.late.unread(first, last) if self.every > 1 or not self.is_caught_up else []
-            tails = list(self.tails.items())
-        if not unread or len(unread) * max(1, len(tails)) > _FINE:
-            return
-        steps: dict[int, dict[int, Seen]] = {}
-        for rank, tail in tails:
-            for line in tail.between(unread[0], unread[-1]):
-                if (seen := seen_in(rank, line)) is not None:
-                    steps.setdefault(line["step"], {})[rank] = seen
-        with self.lock:
-            self.late.place(steps)
+        with self._refining:  # windows overlap: what the first reads the next has
+            with self.lock:
+                unread = self.late.unread(first, last) if self.every > 1 or not self.is_caught_up else []
+                tails = list(self.tails.items())
+            if not unread or len(unread) * max(1, len(tails)) > _FINE:
+                return
+            steps: dict[int, dict[int, Seen]] = {}
+            for rank, tail in tails:
+                for line in tail.between(unread[0], unread[-1]):
+                    if (seen := seen_in(rank, line)) is not None:
+                        steps.setdefault(line["step"], {})[rank] = seen
+            with self.lock:
+                self.late.place(steps)
 
     def checkpoints(self, most: int = 12) -> list[tuple[int, float, str]]:
         """(step, Unix time, size in words) of the newest checkpoints, newest first."""
@@ -197,22 +198,26 @@ class FollowedRun:
         self.late.put(rank, [record for record in records if _is_step(record)])
 
     def _keep(self, recent: dict[int, Record], steps: Sequence[Record]) -> None:
-        """Put the latest steps with those that are kept; of a step that is made again, what came after it goes."""
+        """Put the latest steps with those that are kept, which ascend; of a step that is made again, what came after it
+        goes."""
         most = max(12, min(200, KEPT // max(1, len(self.tails))))
         for record in steps[-most:]:
-            for gone in [at for at in recent if at >= record["step"]]:
-                del recent[gone]
+            while recent and next(reversed(recent)) >= record["step"]:
+                recent.popitem()
             recent[record["step"]] = record
         while len(recent) > most:
-            del recent[min(recent)]
+            del recent[next(iter(recent))]
 
     def _pace(self, cpu: float, lines: int) -> None:
         """Look less often, and then at fewer steps, where looking takes more than its share of a core; at one step a
         look at least, since opening the files takes its time too."""
-        wanted = cpu / _SHARE
-        self._due = time.monotonic() + min(wanted, _REST)
-        if wanted > _REST and lines > 1.5 * len(self.tails):
-            self.every *= 2
+        wanted, now = cpu / _SHARE, time.monotonic()
+        elapsed, self._looked = now - self._looked, now
+        self._due = now + min(wanted, _REST)
+        if wanted > _REST and self.is_caught_up:
+            coming = lines * self.every * _REST / elapsed
+            while coming / self.every > 1.5 * max(len(self.tails), lines * _REST / wanted):
+                self.every *= 2
         elif wanted < _REST / 4 and self.every > 1:
             self.every //= 2
 

@@ -52,14 +52,14 @@ Dash.heat = (panel, source) => {
   let left = 52;
   const rows = () => view.bottom - view.top + 1, columns = () => view.last - view.first + 1;
   const whole = () => { view = { top: 0, bottom: Math.max(0, facts.ranks - 1), first: Math.min(1, facts.steps), last: facts.steps }; live.setAttribute("aria-pressed", true); fetchTile(0); };
-  const fetchTile = wait => {
+  const fetchTile = (wait, fine = "") => { // fine: somebody moved the window, so steps that were passed over are read
     clearTimeout(timer);
     timer = setTimeout(async () => {
       asked?.abort();
       asked = new AbortController();
       const wide = Math.max(50, Math.round((canvas.clientWidth || 900) - left)), tall = Math.max(1, Math.round(canvas.clientHeight - 22));
       try {
-        tile = Dash.tileOf(await source({ ...view, width: Math.min(wide, 1600), height: tall, sort: byCost ? "cost" : "rank" }, asked.signal));
+        tile = Dash.tileOf(await source({ ...view, width: Math.min(wide, 1600), height: tall, sort: byCost ? "cost" : "rank", fine }, asked.signal));
       } catch { return; } // another window was asked for, or the server is away
       paint();
       Dash.ask(canvas);
@@ -146,7 +146,7 @@ Dash.heat = (panel, source) => {
     follows = view.last >= facts.steps - 1 && follows;
     live.setAttribute("aria-pressed", follows);
     Dash.ask(canvas);
-    fetchTile(90);
+    fetchTile(90, "1");
   };
   const zoom = (by, x = follows ? 1 : .5, y = byCost ? 0 : .5) => {
     const r = rows() * (facts.ranks > 24 ? by : 1), c = columns() * by;

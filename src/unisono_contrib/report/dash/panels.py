@@ -28,26 +28,28 @@ _POINTS = 600  # of a curve
 _ROWS = 16  # of the ranks' times: of more ranks groups of neighbours are drawn
 
 
-def figures(run: RunRecord, facts: Analysis, latest_at: float, name: str = "") -> list[Panel]:
-    """What every step changes. facts: as they were last worked out. latest_at: Unix time of the newest line. name: of a
-    run among others."""
+def figures(
+    run: RunRecord, facts: Analysis, latest_at: float, name: str = "", judged_at: float = 0.0
+) -> list[Panel]:
+    """What every step changes. facts: as they were last worked out, at Unix time `judged_at`. latest_at: of the newest
+    line. name: of a run among others."""
     tiles = {"id": "tiles", "kind": "tiles", "title": name and f"Run {name}", "tiles": _tiles(run, facts)}
-    return [head(run, facts, latest_at), tiles, *_curves(run), _members(run), _faults(run)]
+    return [head(run, facts, latest_at, judged_at), tiles, *_curves(run), _members(run), _faults(run)]
 
 
 def means(run: RunRecord, facts: Analysis) -> list[Panel]:
     """What is a mean over the latest steps of all ranks."""
-    return [*_times(run, facts), *_pipeline(facts), *_collectives(run), *_sizes(run), *_replicas(run)]
+    return [*_times(run, facts), *_pipeline(facts), *_collectives(run, facts), *_sizes(run), *_replicas(run)]
 
 
-def head(run: RunRecord, facts: Analysis, latest_at: float) -> Panel:
-    """The verdict, how the run stands, and its proof."""
+def head(run: RunRecord, facts: Analysis, latest_at: float, judged_at: float = 0.0) -> Panel:
+    """The verdict and when it was worked out, how the run stands, and its proof."""
     verdict = facts.verdict
     steps = run.config.get("train", {}).get("steps") if isinstance(run.config.get("train"), dict) else None
     return {
         "id": "head", "kind": "head", "title": run.name, "folder": str(run.folder), "plan": run.plan,
         "sentence": verdict.sentence, "said": verdict.said, "trouble": verdict.trouble,
-        "verdict": as_json(verdict), "state": state_of(run, latest_at),
+        "verdict": as_json(verdict), "judged_at": judged_at, "state": state_of(run, latest_at),
         "step": run.steps[-1]["step"] if run.steps else 0, "steps": steps if isinstance(steps, int) else None,
         "proof": badge(run),
     }  # fmt: skip
@@ -116,9 +118,9 @@ def _pipeline(facts: Analysis) -> Iterator[Panel]:
     yield {"id": "pipeline", "kind": "bars", "title": title, "charts": drawn, "note": note, "half": False}
 
 
-def _collectives(run: RunRecord) -> Iterator[Panel]:
+def _collectives(run: RunRecord, facts: Analysis) -> Iterator[Panel]:
     """Waiting apart from moving; nothing of a run of one rank."""
-    rows = collectives.cells(collectives.table(run))
+    rows = collectives.cells(collectives.table(run, facts.met))
     shown = {"heads": [*collectives.HEADS], "rows": rows, "numeric": 6, "open": True}
     note = "Waiting is until the last rank was there, moving from then until the call was over."
     if rows:
