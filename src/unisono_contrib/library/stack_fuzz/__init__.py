@@ -4,6 +4,6 @@ case: what is drawn, its words, and what is less · models, step: what they mean
 """
 
 from unisono_contrib.library.stack_fuzz.case import DIMENSIONS, StackCase
-from unisono_contrib.library.stack_fuzz.run import StackFailure, StackFuzz, StackResult, fuzz_stacks, prove_stack
+from unisono_contrib.library.stack_fuzz.run import StackFuzz, failure_of, fuzz_stacks, prove_stack
 
-__all__ = ["DIMENSIONS", "StackCase", "StackFailure", "StackFuzz", "StackResult", "fuzz_stacks", "prove_stack"]
+__all__ = ["DIMENSIONS", "StackCase", "StackFuzz", "failure_of", "fuzz_stacks", "prove_stack"]
