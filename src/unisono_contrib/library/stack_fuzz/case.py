@@ -20,13 +20,14 @@ DIMENSIONS: Mapping[str, Sequence[Any]] = {
     "model": ("mlp", "norms", "frozen", "twice", "gpt", "moe", "idle", "unused"),
     "optimizer": ("sgd", "momentum", "nesterov", "adam", "adamw", "groups", "amsgrad", "rmsprop", "adagrad"),
     "targets": ("even", "uneven", "empty"),
-    "clip": (0.0, 0.05, 5.0),
+    "clip": (0.0, 0.5, 0.05),
 }
 """What a case says of a training step, and the values that are drawn, the simplest first."""
 USUAL: Words = {key: values[0] for key, values in DIMENSIONS.items()} | {"ranks": 2, "steps": 2, "seed": 0, "train": ""}
 """What a word means that is left out: as `check_stack` has it."""
 UNUSED = ("idle", "unused")
 """Models with parameters that some batches do not use."""
+OFTENER = {"gpt": 3, "moe": 2}  # models, than the others
 MOST_RANKS = 4
 OFTEN = 0.3  # how often an option leaves its usual value
 
@@ -110,7 +111,8 @@ def draw(stack: str, kind: type[StackAdapter], seed: int, number: int, words: Wo
     rng = random.Random(f"stack {stack} {seed} {number}")
     drawn: dict[str, Any] = {key: rng.choice(values) for key, values in DIMENSIONS.items()}
     drawn |= {"ranks": rng.choices((1, 2, 3, 4), weights=(1, 5, 2, 3))[0], "seed": rng.randrange(100)}
-    drawn["model"] = rng.choice(kind.models or DIMENSIONS["model"])
+    models = kind.models or DIMENSIONS["model"]
+    drawn["model"] = rng.choices(models, weights=[OFTENER.get(name, 1) for name in models])[0]
     for key, (_, *others) in (kind.draws or {}).items():
         if others and rng.random() < OFTEN:
             drawn[key] = rng.choice(others)

@@ -31,6 +31,7 @@ class DeepSpeed(StackAdapter):
         ),
         "prescale_gradients": (False, True),
     }
+    models: ClassVar[Sequence[str]] = ("mlp", "norms", "frozen", "twice", "gpt", "moe")
 
     def begin(self) -> None:
         import deepspeed  # pyright: ignore[reportMissingImports]
