@@ -27,7 +27,10 @@ def search(fuzz: StackFuzz, stack: str, names: list[str], cases: int, seed: int)
                 found[name] = tried
                 alive.remove(name)
                 cause = result.failures[0].row["cause"]
-                print(f"| {stack} | {'NO BUG' if name == 'right' else name} | {tried} | {case.plan} | {cause} |", flush=True)
+                print(
+                    f"| {stack} | {'NO BUG' if name == 'right' else name} | {tried} | {case.plan} | {cause} |",
+                    flush=True,
+                )
         if alive in (["right"], []):
             break
     return found
@@ -35,7 +38,9 @@ def search(fuzz: StackFuzz, stack: str, names: list[str], cases: int, seed: int)
 
 def main(words: list[str]) -> int:
     """0 where at least 19 of 20 bugs are found, and nothing is without one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stack", nargs="+", default=["ddp", "fsdp2"])
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)

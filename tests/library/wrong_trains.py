@@ -143,7 +143,11 @@ def last_micro_batch_lost(step: Any, place: Any) -> None:
 @bug
 def short_micro_batches_skipped(step: Any, place: Any) -> None:
     """Those with fewer than half of the targets, but for the last one, with which ranks meet."""
-    backward(step, place, lambda turn: place.part(turn) * (1.0 if turn == place.micros - 1 or is_long(place, turn) else 0.0))
+    backward(
+        step,
+        place,
+        lambda turn: place.part(turn) * (1.0 if turn == place.micros - 1 or is_long(place, turn) else 0.0),
+    )
     finish(place)
 
 

@@ -24,7 +24,9 @@ def run(call: CommandCall) -> Result:
         return _one_stack(call)
     noun = "plans" if args.stack is None else f"steps of {args.stack}"
     if call.settings.dry_run:
-        return call.would({"fuzz": args.fuzz, "seed": seed}, f"would prove {args.fuzz} drawn {noun}, seed {seed}")
+        return call.would(
+            {"fuzz": args.fuzz, "seed": seed}, f"would prove {args.fuzz} drawn {noun}, seed {seed}"
+        )
     call.settings.note(f"proving {args.fuzz} drawn {noun} in float64, seed {seed} (importing torch) ...")
     result, dimensions = (_plans if args.stack is None else _stacks)(call, seed)
     for line in lines_of(result, dimensions, "plans" if args.stack is None else "steps"):
@@ -61,7 +63,10 @@ def _stacks(call: CommandCall, seed: int) -> tuple[FuzzResult[Any], Iterable[str
     from unisono_contrib.library import stack_fuzz
 
     heard = _counting(call, _STACK_LINE, "steps")
-    return stack_fuzz.fuzz_stacks(call.args.stack, call.args.fuzz, seed, heard), ("stack", *stack_fuzz.DIMENSIONS)
+    return stack_fuzz.fuzz_stacks(call.args.stack, call.args.fuzz, seed, heard), (
+        "stack",
+        *stack_fuzz.DIMENSIONS,
+    )
 
 
 def _counting(call: CommandCall, every: int, noun: str) -> Callable[[FuzzResult[Any]], None]:

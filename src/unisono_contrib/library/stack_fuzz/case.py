@@ -23,7 +23,12 @@ DIMENSIONS: Mapping[str, Sequence[Any]] = {
     "clip": (0.0, 0.5, 0.05),
 }
 """What a case says of a training step, and the values that are drawn, the simplest first."""
-USUAL: Words = {key: values[0] for key, values in DIMENSIONS.items()} | {"ranks": 2, "steps": 2, "seed": 0, "train": ""}
+USUAL: Words = {key: values[0] for key, values in DIMENSIONS.items()} | {
+    "ranks": 2,
+    "steps": 2,
+    "seed": 0,
+    "train": "",
+}
 """What a word means that is left out: as `check_stack` has it."""
 UNUSED = ("idle", "unused")
 """Models with parameters that some batches do not use."""
@@ -45,7 +50,9 @@ class StackCase:
     def plan(self) -> str:
         """As `--stack` takes it: `ddp ranks=3 model=gpt static_graph=true`."""
         unusual = {key: value for key, value in self.words.items() if value != USUAL[key]}
-        return " ".join([self.stack, *(f"{key}={_text(x)}" for key, x in (unusual | dict(self.options)).items())])
+        return " ".join(
+            [self.stack, *(f"{key}={_text(x)}" for key, x in (unusual | dict(self.options)).items())]
+        )
 
     def command(self) -> str:
         """What proves it again."""

@@ -4,12 +4,11 @@ Rows R, length T, vocabulary V. `Numbers` take floats [R, 6] and have a target f
 and have a target for each token. Logits [..., V].
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding, gelu, linear, one_hot, softmax
+from torch.nn.functional import cross_entropy, gelu, one_hot, softmax
 
 WIDTH, HIDDEN, VOCABULARY, LENGTH = 6, 8, 10, 5
 NOTHING = -100  # a target that counts for nothing

@@ -2,12 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
-from typing import Any
 
 from unisono.launch.fork_server import ForkServer
 from unisono.library.gradient_check import GradientVerdict
@@ -45,7 +44,9 @@ class StackFuzz:
         try:
             verdict = self.verdict(case)
         except HangError as error:
-            result.failures.append(FuzzFailure(case, case, f"hang: {error.what}", {"pass": False, "cause": "hang"}))
+            result.failures.append(
+                FuzzFailure(case, case, f"hang: {error.what}", {"pass": False, "cause": "hang"})
+            )
         except UnisonoError as error:
             result.refused[f"{case.stack}: {kind_of(error.code, error.what)}"] += 1
         else:

@@ -9,7 +9,14 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from unisono.spec.finder import function_in
 from unisono_contrib.library.stack_fuzz import models
-from unisono_contrib.library.stack_fuzz.models import LENGTH, NOTHING, VOCABULARY, WIDTH, DrawnModel, mean_loss
+from unisono_contrib.library.stack_fuzz.models import (
+    LENGTH,
+    NOTHING,
+    VOCABULARY,
+    WIDTH,
+    DrawnModel,
+    mean_loss,
+)
 from unisono_contrib.library.stacks._step import StackPlace, TrainingStep
 
 ROWS = 4
@@ -61,7 +68,10 @@ class DrawnStep(TrainingStep):
 
 def _groups(params: list[nn.Parameter]) -> Optimizer:
     """Matrices decay, vectors do not."""
-    parts = [([p for p in params if (p.dim() > 1) == decays], decay) for decays, decay in ((True, 0.1), (False, 0.0))]
+    parts = [
+        ([p for p in params if (p.dim() > 1) == decays], decay)
+        for decays, decay in ((True, 0.1), (False, 0.0))
+    ]
     return AdamW([{"params": part, "weight_decay": decay} for part, decay in parts if part], lr=0.02)
 
 

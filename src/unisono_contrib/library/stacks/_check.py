@@ -49,9 +49,8 @@ def check_stack(
     each step. Ranks are processes on this machine's CPU, over Gloo.
 
     stack: `ddp`, `fsdp2`, `accelerate`, `deepspeed`, `lightning`, `transformers`, `trl`, `pipelining`, `torchft` or
-    `jax`. step: a class at the top of a file, see `TrainingStep`, or a partial of one with keywords that
-    fit into JSON. ranks: how many processes. micros: micro-batches of
-    each rank in a step. steps: how many to compare. options: the stack's own, as docs/stacks.md says; they must fit
+    `jax`. step: a class at the top of a file, see `TrainingStep`, or a partial of one with keywords that fit
+    into JSON. ranks: how many processes. micros: micro-batches of each rank in a step. steps: how many to compare. options: the stack's own, as docs/stacks.md says; they must fit
     into JSON. dtype: torch's default one; the adapter's if "", which is float64 wherever the stack has it. tokens: how
     many terms a weight's gradient sums. timeout: seconds that a rank may keep the others waiting.
 

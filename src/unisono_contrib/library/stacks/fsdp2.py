@@ -64,5 +64,7 @@ def groups_of(model: nn.Module) -> list[nn.Module]:
     ]
     held = [(child, {id(p) for p in child.parameters()}) for child in children]
     return [
-        child for child, mine in held if mine and not any(mine & other for it, other in held if it is not child)
+        child
+        for child, mine in held
+        if mine and not any(mine & other for it, other in held if it is not child)
     ]

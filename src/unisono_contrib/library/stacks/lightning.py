@@ -1,4 +1,5 @@
-"""Lightning. options: keywords of its Trainer; `ddp` has those of its DDP. `wrap` may return a LightningModule that holds the model."""
+"""Lightning. options: keywords of its Trainer; `ddp` has those of its DDP. `wrap` may return a
+LightningModule that holds the model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
