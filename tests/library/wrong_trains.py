@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 Parts = Callable[[int], float]
@@ -42,11 +43,11 @@ def backward(
 ) -> None:
     """Accumulate. parts: factors of losses. turns: which micro-batches. meets: with which ones ranks meet. after: is
     called after each backward."""
-    parts, turns = parts or place.part, list(range(place.micros) if turns is None else turns)
-    meets = meets or (lambda turn: turn == turns[-1])
+    factor: Parts = parts or place.part
+    turns = list(range(place.micros) if turns is None else turns)
     for turn in turns:
-        with meeting(place.model, meets(turn)):
-            (step.loss(place.model, place.batches[turn]) * parts(turn)).backward()
+        with meeting(place.model, turn == turns[-1] if meets is None else meets(turn)):
+            (step.loss(place.model, place.batches[turn]) * factor(turn)).backward()
         if after is not None:
             after()
 
@@ -335,7 +336,7 @@ def tied_weights_twice_in_the_norm(step: Any, place: Any) -> None:
     if place.clip:
         params = [p for _, p in place.model.named_parameters(remove_duplicate=False) if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in params])
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         for grad in gradients(place):
             grad.mul_(min(1.0, place.clip / (float(norm) + 1e-6)))
     finish(place, 0.0)

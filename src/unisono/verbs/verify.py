@@ -64,7 +64,7 @@ class VerifyVerb(RecipeVerb):
         )  # fmt: skip
         parser.add_argument(
             "--stack", metavar="STACKS",
-            help='with --fuzz: training steps drawn for other stacks, "ddp,fsdp2"; alone: one, "ddp micros=2 model=gpt"',
+            help='with --fuzz: steps drawn for other stacks, "ddp,fsdp2"; alone: one step, "ddp micros=2 model=gpt"',
         )  # fmt: skip
         parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
         parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")

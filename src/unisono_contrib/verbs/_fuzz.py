@@ -22,12 +22,12 @@ def run(call: CommandCall) -> Result:
     _check(call)
     if args.fuzz is None:
         return _one_stack(call)
-    noun = "plans" if args.stack is None else f"steps of {args.stack}"
+    noun = "plans in float64" if args.stack is None else f"steps of {args.stack}"
     if call.settings.dry_run:
         return call.would(
             {"fuzz": args.fuzz, "seed": seed}, f"would prove {args.fuzz} drawn {noun}, seed {seed}"
         )
-    call.settings.note(f"proving {args.fuzz} drawn {noun} in float64, seed {seed} (importing torch) ...")
+    call.settings.note(f"proving {args.fuzz} drawn {noun}, seed {seed} (importing torch) ...")
     result, dimensions = (_plans if args.stack is None else _stacks)(call, seed)
     for line in lines_of(result, dimensions, "plans" if args.stack is None else "steps"):
         call.settings.say(line)

@@ -34,7 +34,7 @@ UNUSED = ("idle", "unused")
 """Models with parameters that some batches do not use."""
 OFTENER = {"gpt": 3, "moe": 2}  # models, than the others
 MOST_RANKS = 4
-OFTEN = 0.3  # how often an option leaves its usual value
+OFTEN = 0.3  # how often an option with one other value has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ def _read(key: str, text: str) -> Any:
     """Raises UsageError V12 for a value that this key does not have."""
     if key == "train":
         return text
+    value: Any
     try:
         value = json.loads(text)
     except ValueError:
@@ -121,7 +122,7 @@ def draw(stack: str, kind: type[StackAdapter], seed: int, number: int, words: Wo
     models = kind.models or DIMENSIONS["model"]
     drawn["model"] = rng.choices(models, weights=[OFTENER.get(name, 1) for name in models])[0]
     for key, (_, *others) in (kind.draws or {}).items():
-        if others and rng.random() < OFTEN:
+        if others and (len(others) > 1 or rng.random() < OFTEN):
             drawn[key] = rng.choice(others)
     drawn |= words
     if drawn["targets"] == "empty" and drawn["ranks"] * drawn["micros"] == 1:

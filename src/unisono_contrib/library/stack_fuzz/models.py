@@ -61,6 +61,7 @@ class Norms(DrawnModel):
     """Norms, a buffer that is read, and one that is written and says nothing."""
 
     tokens = False
+    scale: Tensor
 
     def __init__(self) -> None:
         super().__init__()

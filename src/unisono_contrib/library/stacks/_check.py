@@ -27,7 +27,7 @@ from unisono_contrib.library.stacks._rank import ENTRY
 from unisono_contrib.library.stacks._step import TrainingStep
 
 Tensors = Mapping[str, Tensor]
-Step = type[TrainingStep] | partial[TrainingStep]
+Step = type[TrainingStep] | partial[Any]
 
 
 @explained()
@@ -49,10 +49,11 @@ def check_stack(
     each step. Ranks are processes on this machine's CPU, over Gloo.
 
     stack: `ddp`, `fsdp2`, `accelerate`, `deepspeed`, `lightning`, `transformers`, `trl`, `pipelining`, `torchft` or
-    `jax`. step: a class at the top of a file, see `TrainingStep`, or a partial of one with keywords that fit
-    into JSON. ranks: how many processes. micros: micro-batches of each rank in a step. steps: how many to compare. options: the stack's own, as docs/stacks.md says; they must fit
-    into JSON. dtype: torch's default one; the adapter's if "", which is float64 wherever the stack has it. tokens: how
-    many terms a weight's gradient sums. timeout: seconds that a rank may keep the others waiting.
+    `jax`. step: a class at the top of a file, see `TrainingStep`, or a partial of one with keywords that fit into JSON.
+    ranks: how many processes. micros: micro-batches of each rank in a step. steps: how many to compare. options: the
+    stack's own, as docs/stacks.md says; they must fit into JSON. dtype: torch's default one; the adapter's if "", which
+    is float64 wherever the stack has it. tokens: how many terms a weight's gradient sums. timeout: seconds that a rank
+    may keep the others waiting.
 
     Raises UsageError V08 for a stack that is unknown or not installed, V09 for a step that it cannot play, V03 for
     names or shapes that do not fit; UserCodeError where the step raises, HangError where ranks wait for each other.

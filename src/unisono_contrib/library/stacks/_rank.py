@@ -29,11 +29,9 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
     which takes seconds to import."""
     if argument["stack"]:
         import_module(stack_named(argument["stack"]).library)
-    return {
-        role: partial(proof_rank.prepare(argument[role]), **argument[role].get("keys", {}))
-        for role in ("step", "loop")
-        if argument.get(role)
-    }
+    homes = {role: argument[role] for role in ("step", "loop") if argument.get(role)}
+    users: dict[str, Any] = {role: proof_rank.prepare(home) for role, home in homes.items()}
+    return {role: partial(user, **homes[role].get("keys", {})) for role, user in users.items()}
 
 
 def main(ctx: RankContext, argument: dict[str, Any], user: Mapping[str, Any]) -> dict[str, Any]:
