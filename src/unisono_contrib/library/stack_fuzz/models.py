@@ -42,7 +42,7 @@ class DrawnModel(nn.Module):
         return True
 
 
-class Mlp(DrawnModel, nn.Sequential):
+class DrawnMlp(DrawnModel, nn.Sequential):
     """Nothing but layers."""
 
     tokens = False
@@ -57,7 +57,7 @@ class Mlp(DrawnModel, nn.Sequential):
         return nn.Sequential.forward(self, inputs)
 
 
-class Norms(DrawnModel):
+class DrawnNorms(DrawnModel):
     """Norms, a buffer that is read, and one that is written and says nothing."""
 
     tokens = False
@@ -75,7 +75,7 @@ class Norms(DrawnModel):
         return self.head(self.last(gelu(self.norm(self.inner(inputs))) * self.scale))
 
 
-class Frozen(Mlp):
+class DrawnFrozen(DrawnMlp):
     """A layer that does not learn."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Frozen(Mlp):
         next(self.children()).requires_grad_(False)
 
 
-class Twice(DrawnModel):
+class DrawnTwice(DrawnModel):
     """A layer that is used twice, one after the other."""
 
     tokens = False
@@ -98,7 +98,7 @@ class Twice(DrawnModel):
         return self.head(gelu(self.again(gelu(self.again(x)))))
 
 
-class Gpt(DrawnModel):
+class DrawnGpt(DrawnModel):
     """A block of attention with biases and norms, between embeddings that are tied."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class AttentionBlock(nn.Module):
         return x + self.down(gelu(self.up(self.between(x))))
 
 
-class Moe(DrawnModel):
+class DrawnMoe(DrawnModel):
     """Experts of which a gate chooses one for each token: most take the first, and an expert may have no token."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Moe(DrawnModel):
         return self.head(x + y).unflatten(0, inputs.shape)
 
 
-class Idle(DrawnModel):
+class DrawnIdle(DrawnModel):
     """A layer that all batches of every other step leave out. The sign of a row's first number says so."""
 
     tokens = False
@@ -171,7 +171,7 @@ class Idle(DrawnModel):
         return step % 2 == 0
 
 
-class Unused(Idle):
+class DrawnUnused(DrawnIdle):
     """A layer that some micro-batches leave out, others on each rank."""
 
     @staticmethod

@@ -28,7 +28,7 @@ class DrawnStep(TrainingStep):
     def __init__(
         self, model: str, optimizer: str, targets: str, clip: float, seed: int, train: str, each: int
     ) -> None:
-        self.kind: type[DrawnModel] = getattr(models, model.capitalize())
+        self.kind: type[DrawnModel] = getattr(models, f"Drawn{model.capitalize()}")
         self.clip, self.seed, self.targets, self.each = clip, seed, targets, each
         self.rule = OPTIMIZERS[optimizer]
         self.own = function_in(train, "unisono_drawn_train", "verify --stack") if train else None
