@@ -31,7 +31,7 @@ class DrawnStep(TrainingStep):
         self.kind: type[DrawnModel] = getattr(models, f"Drawn{model.capitalize()}")
         self.clip, self.seed, self.targets, self.each = clip, seed, targets, each
         self.rule = OPTIMIZERS[optimizer]
-        self.own = function_in(train, "unisono_drawn_train", "verify --stack") if train else None
+        self.by_user = function_in(train, "unisono_drawn_train", "verify --stack") if train else None
 
     def model(self) -> DrawnModel:
         torch.manual_seed(self.seed)
@@ -63,7 +63,7 @@ class DrawnStep(TrainingStep):
         return self.rule(list(params))
 
     def train(self, place: StackPlace) -> Any:
-        return NotImplemented if self.own is None else self.own(self, place)
+        return NotImplemented if self.by_user is None else self.by_user(self, place)
 
 
 def _groups(params: list[nn.Parameter]) -> Optimizer:
