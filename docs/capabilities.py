@@ -1302,6 +1302,13 @@ DEBUGGING = (
     ),
     prints(
         _G,
+        "Fuzz of other stacks",
+        "unisono verify --fuzz 4 --seed 3 --stack ddp,fsdp2",
+        "training steps drawn from a seed, DDP and FSDP2 on each as one device",
+        r"^4 drawn steps are as one device, 0 are not$",
+    ),
+    prints(
+        _G,
         "Proof of a training step on another stack",
         "python examples/stack_step.py ddp fsdp2",
         "gradients and updates of DDP and FSDP2; of a wrong step the cause",

@@ -62,6 +62,10 @@ class VerifyVerb(RecipeVerb):
             "--fuzz", type=int, metavar="N",
             help="at least N plans and recipes drawn from --seed, in float64; what is wrong is shrunk",
         )  # fmt: skip
+        parser.add_argument(
+            "--stack", metavar="STACKS",
+            help='with --fuzz: steps drawn for other stacks, "ddp,fsdp2"; alone: one step, "ddp micros=2 model=gpt"',
+        )  # fmt: skip
         parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
         parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")
 
@@ -74,7 +78,7 @@ class VerifyVerb(RecipeVerb):
             return _conform(call)
         if args.replay is not None or args.step is not None:
             return _replay(call)
-        if args.fuzz is not None:
+        if args.fuzz is not None or args.stack is not None:
             return contributed("unisono.verbs._fuzz").run(call)
         if args.steps < 1:
             raise UsageError(

@@ -225,8 +225,16 @@ class Evidence:
             room -= got.numel()
             rows.append(got.double().flatten())
             columns.append(shares.flatten(1).T)
-        solution: Fit | None = fit(torch.cat(rows), torch.cat(columns)) if rows else None
-        return None if solution is None or solution.residual > self.near else solution.weights
+        if not rows:
+            return None
+        known = torch.cat(columns)
+        adds = known.any(0)  # a micro-batch without a target adds nothing, however often it is there
+        solution = fit(torch.cat(rows), known[:, adds])
+        if solution is None or solution.residual > self.near:
+            return None
+        weights = torch.ones(len(adds), dtype=torch.float64)
+        weights[adds] = torch.tensor(solution.weights, dtype=torch.float64)
+        return weights.tolist()
 
     def _shares_of(self, name: str) -> Tensor | None:
         """[shares, ...] of one gradient; all uses of a tied weight together."""

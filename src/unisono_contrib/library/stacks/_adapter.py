@@ -1,7 +1,7 @@
 """How a step is played on a rank under a stack. A stack is a subclass of `StackAdapter` in a file of its own."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar
@@ -21,7 +21,9 @@ from unisono_contrib.library.stacks._watch import SeenStep, StackWatch, copied
 @dataclass(slots=True)
 class StackAdapter:
     """A stack. `library`: what is imported for it. dtype: torch's default one while it plays. shows_clipped: whether
-    the gradients that are seen have been clipped already."""
+    the gradients that are seen have been clipped already. draws: options that a fuzz draws, and their values, the usual
+    one first; None for a stack that no fuzz plays. for_unused: options for a model with parameters that some batches do
+    not use. models: of those that a fuzz draws the ones that the stack can play, all if ()."""
 
     library: ClassVar[str] = "torch"
     extra: ClassVar[str] = ""
@@ -29,6 +31,9 @@ class StackAdapter:
     shows_clipped: ClassVar[bool] = True
     owns_loop: ClassVar[bool] = False
     processes: ClassVar[bool] = True
+    draws: ClassVar[Mapping[str, Sequence[Any]] | None] = None
+    for_unused: ClassVar[Mapping[str, Any]] = {}
+    models: ClassVar[Sequence[str]] = ()
     step: TrainingStep
     place: StackPlace
     bare: Any = None

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from unisono_contrib.library.stacks._rank import ENTRY
 from unisono_contrib.library.stacks._step import TrainingStep
 
 Tensors = Mapping[str, Tensor]
+Step = type[TrainingStep] | partial[Any]
 
 
 @explained()
 def check_stack(
     stack: str,
-    step: type[TrainingStep],
+    step: Step,
     *,
     ranks: int = 2,
     micros: int = 1,
@@ -47,21 +49,22 @@ def check_stack(
     each step. Ranks are processes on this machine's CPU, over Gloo.
 
     stack: `ddp`, `fsdp2`, `accelerate`, `deepspeed`, `lightning`, `transformers`, `trl`, `pipelining`, `torchft` or
-    `jax`. step: a class at the top of a file, see `TrainingStep`. ranks: how many processes. micros: micro-batches of
-    each rank in a step. steps: how many to compare. options: the stack's own, as docs/stacks.md says; they must fit
-    into JSON. dtype: torch's default one; the adapter's if "", which is float64 wherever the stack has it. tokens: how
-    many terms a weight's gradient sums. timeout: seconds that a rank may keep the others waiting.
+    `jax`. step: a class at the top of a file, see `TrainingStep`, or a partial of one with keywords that fit into JSON.
+    ranks: how many processes. micros: micro-batches of each rank in a step. steps: how many to compare. options: the
+    stack's own, as docs/stacks.md says; they must fit into JSON. dtype: torch's default one; the adapter's if "", which
+    is float64 wherever the stack has it. tokens: how many terms a weight's gradient sums. timeout: seconds that a rank
+    may keep the others waiting.
 
     Raises UsageError V08 for a stack that is unknown or not installed, V09 for a step that it cannot play, V03 for
     names or shapes that do not fit; UserCodeError where the step raises, HangError where ranks wait for each other.
     """
-    with ForkServer(ENTRY, path=path_of(step)) as server:
+    with ForkServer(ENTRY, path=path_of(_class_of(step))) as server:
         return stack_on(server, stack, step, ranks, micros, steps, options, dtype, tokens, timeout)
 
 
 @explained()
 def check_updates(
-    step: type[TrainingStep],
+    step: Step,
     loop: Callable[[Any], Tensors | Sequence[Tensors]],
     *,
     ranks: int = 2,
@@ -80,14 +83,14 @@ def check_updates(
 
     Raises UsageError V03 where names or shapes do not fit, UserCodeError when the loop raises.
     """
-    with ForkServer(ENTRY, path=path_of(step)) as server:
+    with ForkServer(ENTRY, path=path_of(_class_of(step))) as server:
         return updates_on(server, step, loop, ranks, micros, steps, dtype, timeout)
 
 
 def stack_on(
     server: ForkServer,
     stack: str,
-    step: type[TrainingStep],
+    step: Step,
     ranks: int = 2,
     micros: int = 1,
     steps: int = 2,
@@ -99,7 +102,7 @@ def stack_on(
     """Do as `check_stack` on processes forked from a fork server of ENTRY."""
     kind, wanted = stack_named(stack), dict(options or {})
     call = {
-        "role": "stack", "stack": stack, "step": home_of(step), "micros": micros, "steps": steps, "options": wanted,
+        "role": "stack", "stack": stack, "step": _home(step), "micros": micros, "steps": steps, "options": wanted,
         "groups": kind.groups(ranks, wanted), "clipped": kind.shows_clipped, "dtype": dtype or kind.dtype,
     }  # fmt: skip
     return _checked(server, call, ranks if kind.processes else 1, tokens, timeout)
@@ -107,7 +110,7 @@ def stack_on(
 
 def updates_on(
     server: ForkServer,
-    step: type[TrainingStep],
+    step: Step,
     loop: Callable[[Any], Tensors | Sequence[Tensors]],
     ranks: int = 2,
     micros: int = 1,
@@ -117,10 +120,19 @@ def updates_on(
 ) -> GradientVerdict:
     """Do as `check_updates` on processes forked from a fork server of ENTRY."""
     call = {
-        "role": "loop", "stack": "", "step": home_of(step), "loop": home_of(loop), "micros": micros, "steps": steps,
+        "role": "loop", "stack": "", "step": _home(step), "loop": home_of(loop), "micros": micros, "steps": steps,
         "groups": ranks, "clipped": True, "dtype": dtype,
     }  # fmt: skip
     return _checked(server, call, ranks, 4096, timeout)
+
+
+def _class_of(step: Step) -> Callable[..., TrainingStep]:
+    return step.func if isinstance(step, partial) else step
+
+
+def _home(step: Step) -> dict[str, Any]:
+    """Where another process finds the step, and its keywords."""
+    return {**home_of(_class_of(step)), "keys": step.keywords if isinstance(step, partial) else {}}
 
 
 def _checked(

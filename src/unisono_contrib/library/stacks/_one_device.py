@@ -35,6 +35,7 @@ class OneDevice:
         self.step, self.groups, self.micros = step, groups, micros
         self.model = step.model()
         self.optimizer: Optimizer = step.optimizer(list(trainable(self.model).values()))
+        self.reached: set[str] = set()  # parameters with a gradient in the last batch
         self._noise = torch.Generator().manual_seed(1) if noise else None
 
     def batch(self, number: int) -> GlobalBatch:
@@ -44,10 +45,11 @@ class OneDevice:
         return GlobalBatch(batches, [w / total(weights) for w in weights])
 
     def gradient(self, batch: Any, part: float = 1.0) -> dict[str, Tensor]:
-        """Return `part` times the gradient of one micro-batch, at the weights of now."""
+        """Return `part` times the gradient of one micro-batch, at the weights of now; zeros where there is none."""
         params = trainable(self.model)
         loss = part * self.step.loss(self.model, batch)
         grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+        self.reached |= {name for name, g in zip(params, grads, strict=True) if g is not None}
         return {
             name: torch.zeros_like(p) if g is None else g.detach()
             for (name, p), g in zip(params.items(), grads, strict=True)
@@ -55,17 +57,18 @@ class OneDevice:
 
     def shares(self, batch: GlobalBatch, coarsest: Coarsest | None = None) -> list[dict[str, Tensor]]:
         """Return what each micro-batch adds to the gradient."""
+        self.reached = set()
         with coarsest or nullcontext():
             return [self.gradient(x, part) for x, part in zip(batch.batches, batch.parts, strict=True)]
 
     def update(
         self, gradient: Tensors, clip: float | None = None, coarsest: Coarsest | None = None, eps: float = 0.0
     ) -> None:
-        """Clip, and make a step of the optimiser. clip: in the place of the step's. eps: how coarsely a step computes
-        inside, which noise has to reach to show what rounding does."""
+        """Clip, and make a step of the optimiser, which skips what no micro-batch has used. clip: in the place of the
+        step's. eps: how coarsely a step computes inside, which noise has to reach to show what rounding does."""
         params = trainable(self.model)
         for name, p in params.items():
-            p.grad = gradient[name].clone()
+            p.grad = gradient[name].clone() if name in self.reached else None
         self._perturb([p.grad for p in params.values() if p.grad is not None], eps)
         limit = self.step.clip if clip is None else clip
         if limit:
@@ -118,13 +121,13 @@ def other_means(parts: Sequence[float], micros: int) -> dict[str, list[float]]:
     many = len(parts)
     ranks = [sum(parts[i - i % micros : i - i % micros + micros]) for i in range(many)]
     turns = [sum(parts[i % micros :: micros]) for i in range(many)]
-    means = {
-        "micro-batches are averaged as if all had as many targets": [1 / (many * part) for part in parts],
-        "ranks are averaged as if all had as many targets": [micros / (many * rank) for rank in ranks],
-        "what ranks accumulate is averaged as if all turns had as many targets": [
-            1 / (micros * t) for t in turns
-        ],
+    sizes = {
+        "micro-batches are averaged as if all had as many targets": [many * part for part in parts],
+        "ranks are averaged as if all had as many targets": [many / micros * rank for rank in ranks],
+        "what ranks accumulate is averaged as if all turns had as many targets": [micros * t for t in turns],
     }
+    # What has no targets adds nothing, however often.
+    means = {text: [1 / size if size else 1.0 for size in each] for text, each in sizes.items()}
     return {text: mean for text, mean in means.items() if max(mean) - min(mean) > 1e-9}
 
 

@@ -1,6 +1,8 @@
 """What processes of `check_stack` and `check_updates` run: a stack, a loop, one device, or the search for a cause."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,13 @@ ENTRY = "unisono_contrib.library.stacks._rank:main"
 
 
 def prepare(argument: dict[str, Any]) -> dict[str, Any]:
-    """In the fork server: the user's class and function, found again where they were defined."""
-    return {role: proof_rank.prepare(argument[role]) for role in ("step", "loop") if argument.get(role)}
+    """In the fork server: the user's class and function, found again where they were defined, and the stack's library,
+    which takes seconds to import."""
+    if argument["stack"]:
+        import_module(stack_named(argument["stack"]).library)
+    homes = {role: argument[role] for role in ("step", "loop") if argument.get(role)}
+    users: dict[str, Any] = {role: proof_rank.prepare(home) for role, home in homes.items()}
+    return {role: partial(user, **homes[role].get("keys", {})) for role, user in users.items()}
 
 
 def main(ctx: RankContext, argument: dict[str, Any], user: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,13 @@ class TrainingStep:
     """One step of a user's training. A subclass at the top of a file says what one device computes: the mean of `loss`
     over all micro-batches of a step, weighed by `weight`, and one step of `optimizer`.
 
-    Each process makes one without arguments, after `torch.manual_seed(0)`. `wrap` and `train` are the user's own use of
-    a stack; without them the stack is used as its documentation says.
+    Each process makes one, after `torch.manual_seed(0)`, without arguments or with the keywords of a partial. `wrap`
+    and `train` are the user's own use of a stack; without them the stack is used as its documentation says.
 
     clip: the largest norm of a step's gradients, as in `torch.nn.utils.clip_grad_norm_`; 0 for no clipping.
     """
 
-    clip: ClassVar[float] = 0.0
+    clip: float = 0.0
 
     @abstractmethod
     def model(self) -> nn.Module:

@@ -1,5 +1,6 @@
 """DeepSpeed on CPUs. options: its config; an `optimizer` section there takes the place of the step's optimiser."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,6 +18,20 @@ class DeepSpeed(StackAdapter):
     library = extra = "deepspeed"
     dtype: ClassVar[str] = "float32"  # of ZeRO's flat buffers
     shows_clipped: ClassVar[bool] = False
+    draws: ClassVar[Mapping[str, Sequence[Any]] | None] = {
+        "zero_optimization": (
+            {"stage": 0},
+            {"stage": 1},
+            {"stage": 2},
+            {"stage": 3},
+            {"stage": 1, "reduce_bucket_size": 50},
+            {"stage": 2, "overlap_comm": True},
+            {"stage": 2, "contiguous_gradients": False},
+            {"stage": 3, "stage3_param_persistence_threshold": 0},
+        ),
+        "prescale_gradients": (False, True),
+    }
+    models: ClassVar[Sequence[str]] = ("mlp", "norms", "frozen", "twice", "gpt", "moe")
 
     def begin(self) -> None:
         import deepspeed  # pyright: ignore[reportMissingImports]

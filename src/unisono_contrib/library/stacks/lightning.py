@@ -1,6 +1,8 @@
-"""Lightning. options: keywords of its Trainer. `wrap` may return a LightningModule that holds the model."""
+"""Lightning. options: keywords of its Trainer; `ddp` has those of its DDP. `wrap` may return a
+LightningModule that holds the model."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -15,6 +17,11 @@ class Lightning(StackAdapter):
 
     library = extra = "lightning"
     owns_loop = True
+    draws: ClassVar[Mapping[str, Sequence[Any]] | None] = {
+        "precision": ("32-true", "64-true"),
+        "ddp": ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 0.0001}),
+    }
+    for_unused: ClassVar[Mapping[str, Any]] = {"ddp": {"find_unused_parameters": True}}
 
     def begin(self) -> None:
         self.by_id = {id(p): name for name, p in trainable(self.bare).items()}
@@ -61,9 +68,12 @@ class Lightning(StackAdapter):
             "use_distributed_sampler": False, "accumulate_grad_batches": place.micros,
             "gradient_clip_val": place.clip or None,
         } | place.options  # fmt: skip
+        ddp = options.pop("ddp", {})
         if "strategy" not in options:
             environment = TorchElasticEnvironment()
-            options["strategy"] = DDPStrategy(cluster_environment=environment, process_group_backend="gloo")
+            options["strategy"] = DDPStrategy(
+                cluster_environment=environment, process_group_backend="gloo", **ddp
+            )
         place.stack = Trainer(**options)
         place.stack.fit(place.model, DataLoader(rows, batch_size=None, shuffle=False))  # type: ignore[arg-type]
 

@@ -3,7 +3,7 @@ stages of each rank, and the schedule's keywords. Each rank holds stages; all ha
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,11 @@ class Seized(Exception):
 class Pipelining(StackAdapter):
     """Stages of consecutive layers. `wrap` may return a list of modules, the stages in their order; else the model is
     an `nn.Sequential`, which is cut into equal parts. place.stack: the schedule; place.model: this rank's stages."""
+
+    draws: ClassVar[Mapping[str, Sequence[Any]] | None] = {
+        "schedule": ("Schedule1F1B", "ScheduleGPipe", "ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"),
+    }
+    models: ClassVar[Sequence[str]] = ("mlp",)
 
     @classmethod
     def groups(cls, ranks: int, options: Mapping[str, Any]) -> int:

@@ -5,8 +5,8 @@ a Trainer, and gets what the adapter would pass to it: `place.options` with its 
 """
 
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -24,6 +24,12 @@ class Transformers(StackAdapter):
     library = "transformers"
     extra = "'unisono[hf]'"
     owns_loop = True
+    draws: ClassVar[Mapping[str, Sequence[Any]] | None] = {
+        "ddp_bucket_cap_mb": (None, 1),
+        "ddp_broadcast_buffers": (None, False),
+        "ddp_find_unused_parameters": (None, True),
+    }
+    for_unused: ClassVar[Mapping[str, Any]] = {"ddp_find_unused_parameters": True}
 
     def begin(self) -> None:
         place = self.place

@@ -15,6 +15,7 @@ class Trl(Transformers):
     another order, so that steps are others than those of one device; `padding_free` keeps it."""
 
     library = extra = "trl"
+    draws = None
 
     def rows(self) -> list[Any]:
         place = self.place

@@ -75,6 +75,7 @@ DIMENSIONS: tuple[str, ...] = (
     *(key for key in NAMED if key != "precision"), "blocks",
 )  # fmt: skip
 """Every key that a fuzz varies."""
+STEPS = 2
 OFTEN = 0.25  # how often a key leaves its usual value
 MOST_RANKS = 8
 PLANS = 8  # of one recipe, which share the runs of one device
@@ -97,7 +98,7 @@ class FuzzCase:
         flags = [(key, _text(value)) for key, value in self.keys.items()]
         return load(None, [*flags, ("plan", "dp=1"), ("launch.timeout", "120")], environ={}).recipe
 
-    def command(self, steps: int) -> str:
+    def command(self, steps: int = STEPS) -> str:
         """What proves it again."""
         flags = " ".join(f"--{key} {shlex.quote(_text(value))}" for key, value in self.keys.items())
         return f'unisono verify --plan "{self.plan}" --steps {steps} {flags}'

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from unisono.config import resolve
 from unisono.launch.fork_server import ForkServer
@@ -18,9 +16,9 @@ from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.verify.prover import ENTRY, Proof, prove_on
 from unisono_contrib.launch.on_threads import ThreadForkServer
-from unisono_contrib.verify.fuzz.draw import PLANS, FuzzCase, draw_plan, draw_recipe
+from unisono_contrib.verify.fuzz.draw import PLANS, STEPS, FuzzCase, draw_plan, draw_recipe
+from unisono_contrib.verify.fuzz.found import FuzzFailure, FuzzResult, kind_of, shrunk
 
-STEPS = 2
 TURNS = 4 * PLANS  # plans drawn for one recipe at most
 KEPT = (
     "train.dtype", "train.lr", "train.steps", "train.global_batch", "train.micro_batch", "model.kind", "model.n_layer",
@@ -30,65 +28,21 @@ KEPT = (
 """Without them a case would be larger."""
 
 
-@dataclass(frozen=True, slots=True)
-class FuzzFailure:
-    """A case that is not as one device, as it was drawn, and the least one that fails too: itself until that is looked
-    for. proof: of the least one."""
-
-    case: FuzzCase
-    small: FuzzCase
-    proof: Proof
-
-    @property
-    def why(self) -> str:
-        """What the proof says, in one line."""
-        said = f"{self.proof.first_divergence}; {self.proof.cause}: {self.proof.explanation}"
-        return said.replace("\n", " ")
-
-    def as_dict(self) -> dict[str, Any]:
-        """A row of --json: that of the proof, and the commands that show it."""
-        commands = {"command": self.small.command(STEPS), "drawn": self.case.command(STEPS)}
-        return {**self.proof.as_dict(), "plan": self.small.plan, "why": self.why, **commands}
-
-
-@dataclass(slots=True)
-class FuzzResult:
-    """What came of a fuzz. proven: plans that compute what one device does. seen: (dimension, value) → plans proven
-    with it. refused: what the house said of those that it does not play → how many. unproven: plans whose bound is so
-    wide that nothing is shown."""
-
-    proven: int = 0
-    unproven: int = 0
-    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    failures: list[FuzzFailure] = field(default_factory=list)
-
-    def add(self, other: "FuzzResult") -> None:
-        """Take in what another process has seen."""
-        self.proven, self.unproven = self.proven + other.proven, self.unproven + other.unproven
-        self.seen.update(other.seen)
-        self.refused.update(other.refused)
-        self.failures += other.failures
-
-    def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "proven": self.proven, "unproven": self.unproven, "refused": dict(self.refused.most_common()),
-            "seen": {f"{key}={value}": number for (key, value), number in sorted(self.seen.items())},
-        }  # fmt: skip
+PlanFailure = FuzzFailure[FuzzCase]
+PlanResult = FuzzResult[FuzzCase]
 
 
 def fuzz(
     most: int,
     seed: int,
     texts: Path,
-    said: Callable[[FuzzResult], None] = lambda result: None,
+    said: Callable[[PlanResult], None] = lambda result: None,
     jobs: int | None = None,
-) -> FuzzResult:
+) -> PlanResult:
     """Prove at least `most` drawn plans; ends early after the first failures, which are shrunk. said: hears what is
     known so far after each recipe. texts: what `documents` wrote. jobs: processes beside each other, as many as
     usable cores if None; 1: this one."""
-    result, numbers = FuzzResult(), count()
+    result, numbers = PlanResult(), count()
     for part in _parts(seed, texts, numbers, jobs or len(os.sched_getaffinity(0))):
         result.add(part)
         said(result)
@@ -98,14 +52,14 @@ def fuzz(
     return result
 
 
-def _parts(seed: int, texts: Path, numbers: Iterator[int], jobs: int) -> Iterator[FuzzResult]:
+def _parts(seed: int, texts: Path, numbers: Iterator[int], jobs: int) -> Iterator[PlanResult]:
     """What came of each recipe, without end."""
     if jobs == 1:
         yield from (prove_recipe(seed, number, texts) for number in numbers)
         return
     # Spawned: torch is imported here already, and a fork of its threads would hang.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _be_quiet) as pool:
-        under_way: dict[Future[FuzzResult], int] = {}
+        under_way: dict[Future[PlanResult], int] = {}
         try:
             while True:
                 while len(under_way) < 2 * jobs:
@@ -149,28 +103,31 @@ def drawn(seed: int, number: int, texts: Path) -> tuple[list[FuzzCase], Counter[
     return list(cases.values()), refused
 
 
-def prove_recipe(seed: int, number: int, texts: Path) -> FuzzResult:
+def prove_recipe(seed: int, number: int, texts: Path) -> PlanResult:
     """Draw a recipe and its plans, and prove those that are not refused."""
     cases, refused = drawn(seed, number, texts)
-    result = FuzzResult(refused=refused)
+    result = PlanResult(refused=refused)
     for case, proof in zip(cases, proofs_of(cases), strict=True):
         if proof.cause == "refused":
             result.refused[f"when it was played: {proof.explanation}"] += 1
         elif proof.passed:
-            result.proven += 1
-            result.seen.update(case.values())
+            result.prove(case)
         elif proof.verdict == "unproven":
             result.unproven += 1
         else:
-            result.failures.append(FuzzFailure(case, case, proof))
+            result.failures.append(failure_of(case, proof))
     return result
 
 
+def failure_of(case: FuzzCase, proof: Proof) -> PlanFailure:
+    """The failure of a case whose proof this is."""
+    said = f"{proof.first_divergence}; {proof.cause}: {proof.explanation}"
+    return FuzzFailure(case, case, said.replace("\n", " "), proof.as_dict())
+
+
 def _kind(error: UsageError) -> str:
-    """Refusals of one kind have one name: code, and what was said without its numbers."""
     first = error.problems[0] if isinstance(error, ConfigProblems) else error
-    words = "".join("N" if letter.isdigit() else letter for letter in first.what)
-    return f"U-{first.code} {words}"[:90]
+    return kind_of(first.code, first.what)
 
 
 def plan_of(case: FuzzCase) -> Plan:
@@ -221,19 +178,18 @@ def is_wrong(proof: Proof) -> bool:
     return proof.verdict == "wrong" and proof.cause != "refused"
 
 
-def shrink(failure: FuzzFailure, entry: str = ENTRY, marks: Sequence[str] = ()) -> FuzzFailure:
+def shrink(failure: PlanFailure, entry: str = ENTRY, marks: Sequence[str] = ()) -> PlanFailure:
     """The failure with the least case that fails too: no word or key of it can be left out, and no number made less.
     entry, marks: see `prove_on`."""
-    is_smaller = True
-    while is_smaller:
-        is_smaller = False
-        for case in _smaller(failure.small):
-            with suppress(UsageError):  # refused: no smaller case
-                (proof,) = proofs_of([case], entry, marks)
-                if is_wrong(proof):
-                    failure, is_smaller = replace(failure, small=case, proof=proof), True
-                    break
-    return failure
+
+    def fails(case: FuzzCase) -> PlanFailure | None:
+        try:
+            (proof,) = proofs_of([case], entry, marks)
+        except UsageError:  # refused: no smaller case
+            return None
+        return failure_of(case, proof) if is_wrong(proof) else None
+
+    return shrunk(failure, _smaller, fails)
 
 
 def _smaller(case: FuzzCase) -> Iterator[FuzzCase]:
