@@ -22,7 +22,7 @@ def run(call: CommandCall) -> Result:
     _check(call)
     if args.fuzz is None:
         return _one_stack(call)
-    noun = "plans in float64" if args.stack is None else f"steps of {args.stack}"
+    noun = "plans, most in float64" if args.stack is None else f"steps of {args.stack}"
     if call.settings.dry_run:
         return call.would(
             {"fuzz": args.fuzz, "seed": seed}, f"would prove {args.fuzz} drawn {noun}, seed {seed}"

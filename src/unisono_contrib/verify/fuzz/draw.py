@@ -26,10 +26,15 @@ MODELS: Sequence[Keys] = (
     {"model.kind": "moe", "model.n_experts": 4, "model.top_k": 2},
     {"model.kind": "mlp", "model.hidden": (12, 10, 8), "data.source": "digits"},
     {"model.kind": "convnet", "model.channels": 4, "model.n_layer": 2, "data.source": "digits"},
-)
+    {
+        "model.kind": "dlrm", "model.tables": (24, 12, 6), "model.lookups": 2, "model.d_table": 6, "model.n_dense": 4,
+        "model.bottom": (8,), "model.top": (8,), "data.source": "clicks:samples=400",
+    },
+)  # fmt: skip
+TABLES: Mapping[str, Sequence[Any]] = {"model.table_sharding": ("table", "row", "column")}
 ATTENDING: Mapping[str, Sequence[Any]] = {
     "model.n_layer": (2, 4, 3, 5),
-    "model.n_head": (2, 4),
+    "model.n_head": (4, 2),
     "model.n_kv_head": (None, 1, 2),
     "model.d_model": (16, 8, 24),
     "model.context": (8, 16, 12),
@@ -50,10 +55,12 @@ EXPERTS: Mapping[str, Sequence[Any]] = {
     "model.capacity_factor": (0.0, 1.0),
     "model.moe_every": (1, 2),
     "model.router": ("topk", "switch", "expert_choice"),
+    "model.bias_rate": (0.0, 0.01),
+    "model.d_expert": (None, 8),
 }
 ROUTERS: Mapping[str, Keys] = {
     "switch": {"model.top_k": 1},
-    "expert_choice": {"model.aux_loss": None, "model.capacity_factor": None},
+    "expert_choice": {"model.aux_loss": None, "model.capacity_factor": None, "model.bias_rate": None},
 }
 """What goes with a router: others are refused."""
 TRAINING: Mapping[str, Sequence[Any]] = {
@@ -68,16 +75,18 @@ TRAINING: Mapping[str, Sequence[Any]] = {
     "ema.decay": (None, 0.9),
 }
 AXES: Mapping[str, Sequence[int]] = {
-    "dp": (1, 2, 3, 4), "shard": (1, 2, 3, 4), "pp": (1, 2, 3, 4), "tp": (1, 2, 4), "cp": (1, 2, 4), "ep": (1, 2, 3, 4),
+    "dp": (1, 2, 3, 4), "shard": (1, 2, 3, 4), "pp": (1, 2, 3, 4), "tp": (1, 2, 4, 4), "cp": (1, 2, 4), "ep": (1, 2, 3, 4),
 }  # fmt: skip
 DIMENSIONS: tuple[str, ...] = (
-    "model.kind", *ATTENDING, *(key for key in EXPERTS if key not in ATTENDING), *TRAINING, *AXES, "zero",
-    *(key for key in NAMED if key != "precision"), "blocks",
+    "model.kind", *ATTENDING, *(key for key in EXPERTS if key not in ATTENDING), *TABLES, *TRAINING, *AXES, "zero",
+    *NAMED, "blocks",
 )  # fmt: skip
 """Every key that a fuzz varies."""
 STEPS = 2
 OFTEN = 0.25  # how often a key leaves its usual value
 MOST_RANKS = 8
+LOWER: Sequence[str] = ("fp32", "bf16", "fp16", "bf16:params", "bf16:stochastic", "bf16:fp8")
+"""Precisions of one recipe in eight; float64 leaves no room for luck."""
 PLANS = 8  # of one recipe, which share the runs of one device
 
 
@@ -131,11 +140,11 @@ def draw_recipe(seed: int, number: int, texts: Path) -> dict[str, Any]:
     rng = random.Random(f"recipe {seed} {number}")
     keys: dict[str, Any] = {
         "seed": rng.randrange(1000),
-        "train.dtype": "float64",
+        "train.dtype": "float32" if _lower(seed, number) else "float64",
         "train.lr": 0.01,
         "train.steps": 8,
     }
-    model = rng.choices(MODELS, weights=(6, 4, 1, 1))[0]
+    model = rng.choices(MODELS, weights=(6, 4, 1, 1, 1))[0]
     keys |= model
     attends = model["model.kind"] in ("gpt", "moe")
     if attends:
@@ -147,8 +156,16 @@ def draw_recipe(seed: int, number: int, texts: Path) -> dict[str, Any]:
     if model["model.kind"] == "moe":
         keys |= _drawn(rng, EXPERTS, always=("model.n_experts",))
         keys |= ROUTERS.get(keys.get("model.router", ""), {})
+    if model["model.kind"] == "dlrm":
+        keys |= _drawn(rng, TABLES, always=())
     keys |= _drawn(rng, TRAINING, always=("train.global_batch", "train.micro_batch", "train.clip"))
     return {key: value for key, value in keys.items() if value is not None}
+
+
+def _lower(seed: int, number: int) -> str:
+    """The precision of the recipe with this number, where it is not float64: all its plans have it."""
+    rng = random.Random(f"precision {seed} {number}")
+    return rng.choice(LOWER) if rng.random() < 0.125 else ""
 
 
 def _drawn(rng: random.Random, choices: Mapping[str, Sequence[Any]], always: Sequence[str]) -> dict[str, Any]:
@@ -173,13 +190,13 @@ def draw_plan(seed: int, number: int, turn: int, keys: Keys) -> dict[str, str]:
         if sizes:
             words[axis] = str(rng.choice(sizes))
             world *= int(words[axis])
-    if keys["model.kind"] == "moe" and rng.random() < 0.6:
+    if keys["model.kind"] in ("moe", "dlrm") and rng.random() < 0.6:
         inside = math.prod(
             int(words.get(axis, "1")) for axis in ("shard", "cp", "tp")
         )  # ranks that it takes again
         fit = [size for size in AXES["ep"] if size > 1 and inside % size == 0]
         words |= {"ep": str(rng.choice(fit))} if fit else {}
-    if "tp" in words and rng.random() < OFTEN:
+    if "tp" in words and rng.random() < (2 * OFTEN if words["tp"] == "4" else OFTEN):
         words["tp"] = rng.choice([f"{words['tp']}:{CHUNKED}", *(["2x2"] if words["tp"] == "4" else [])])
     idle = {"schedule": "pp", "cp_kind": "cp", "codec": "dp", "collective": "dp"}
     for key, values in _named(words).items():
@@ -195,6 +212,8 @@ def draw_plan(seed: int, number: int, turn: int, keys: Keys) -> dict[str, str]:
         and rng.random() < 0.1
     ):
         words["blocks"] = rng.choice(RANGES)
+    if precision := _lower(seed, number):
+        words["precision"] = precision
     return words
 
 
@@ -202,11 +221,12 @@ def _named(words: Mapping[str, str]) -> dict[str, list[str]]:
     """Values of the keys with names, but for the usual one."""
     choices = {}
     for key in NAMED:
-        if key == "precision":  # float64 leaves no room for luck
+        if key == "precision":  # of the recipe
             continue
         names = [name for name in known(key) if key != "sync" or POLICIES.find(name).equal]
         if key == "collective":
             names = [name for name in names if member(key, name).threaded]
         values = [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
-        choices[key] = values + ([SHARDED] if key == "sync" else [])
+        # One order of all sums has more to go wrong than any other policy, and is drawn three times as often.
+        choices[key] = values + (2 * ["canonical"] + 3 * [SHARDED] if key == "sync" else [])
     return choices

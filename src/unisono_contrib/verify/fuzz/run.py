@@ -133,7 +133,7 @@ def _kind(error: UsageError) -> str:
 def plan_of(case: FuzzCase) -> Plan:
     """The plan that the case's recipe is played by. Raises UsageError where the house refuses it."""
     recipe = case.recipe()
-    plan = Plan.parse(f"{case.plan} precision=fp64")
+    plan = Plan.parse(case.plan if "precision" in case.words else f"{case.plan} precision=fp64")
     resolved = resolve(recipe, plan, None).plan
     if problems := resolved.check(recipe):
         raise ConfigProblems(problems)
