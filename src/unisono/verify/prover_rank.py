@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,7 @@ def _prove(
             ctx.channel.send("note", text=f"model: {inferred}")
         if job.get("shelf"):  # judging deletes what is right
             contributed("unisono.verify.engines.export").export_plan(resolved, corpus, job)
-        alone = _one_device(ctx, job, resolved)
-        result = judge_plan(resolved, *alone, corpus, steps, folder, reference)
+        result = judge_plan(resolved, *_one_device(job, place), corpus, steps, folder, reference)
     wrong = torch.tensor(float(result.get("first") is not None))
     right = not run.mesh.world.all_reduce(wrong).item()
     if right:
@@ -125,7 +125,7 @@ def _prove(
     if ctx.world > 1:
         dist.destroy_process_group()
     if right and ctx.rank == 0:
-        result |= judge_stretch(resolved, *_one_device(ctx, job, resolved), corpus, steps, folder, reference)
+        result |= judge_stretch(resolved, *_one_device(job, place), corpus, steps, folder, reference)
     return result
 
 
@@ -142,13 +142,12 @@ def _prove_stale(
     if ctx.rank != 0:
         return {}
     schedule = unflushed(resolved.plan)
-    return stale.judge_stale(schedule, resolved, *_one_device(ctx, job, resolved), corpus, steps, folder)
+    return stale.judge_stale(schedule, resolved, *_one_device(job, place), corpus, steps, folder)
 
 
-def _one_device(ctx: RankContext, job: dict[str, Any], resolved: Resolved) -> tuple[Resolved, Place]:
-    """Return the plan of the one device that a plan is held to, and its place."""
-    alone = resolve(Recipe.model_validate_json(job["recipe"]), job["one"])
-    return alone, place_of(0, 1, 0, ctx.backend, margin(resolved.recipe.launch.timeout))
+def _one_device(job: dict[str, Any], place: Place) -> tuple[Resolved, Place]:
+    """Return the plan of the one device that a plan is held to, and its place: this rank's device."""
+    return resolve(Recipe.model_validate_json(job["recipe"]), job["one"]), replace(place, rank=0, world=1)
 
 
 def _explain(job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus) -> dict[str, Any]:

@@ -75,7 +75,8 @@ TRAINING: Mapping[str, Sequence[Any]] = {
     "ema.decay": (None, 0.9),
 }
 AXES: Mapping[str, Sequence[int]] = {
-    "dp": (1, 2, 3, 4), "shard": (1, 2, 3, 4), "pp": (1, 2, 3, 4), "tp": (1, 2, 4, 4), "cp": (1, 2, 4), "ep": (1, 2, 3, 4),
+    "dp": (1, 2, 3, 4), "shard": (1, 2, 3, 4), "pp": (1, 2, 3, 4), "tp": (1, 2, 4, 4), "cp": (1, 2, 4),
+    "ep": (1, 2, 3, 4),
 }  # fmt: skip
 DIMENSIONS: tuple[str, ...] = (
     "model.kind", *ATTENDING, *(key for key in EXPERTS if key not in ATTENDING), *TABLES, *TRAINING, *AXES, "zero",
