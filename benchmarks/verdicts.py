@@ -9,7 +9,7 @@ tell`.
 The thin and the long link are those of `unisono lab`, which needs root. Swap is played by a file that memory does not
 keep: each step reads its pages from the disk again.
 
-python benchmarks/verdicts.py                        # about 25 minutes on two quiet cores
+python benchmarks/verdicts.py                        # about 7 minutes on two quiet cores
 python benchmarks/verdicts.py --only "slow loader"   # one, in a minute
 python benchmarks/verdicts.py --only healthy
 python benchmarks/verdicts.py --held-out             # cases drawn by a seed, on which no rule was chosen
