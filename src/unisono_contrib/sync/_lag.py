@@ -49,7 +49,7 @@ class LagSync(Sync):
         self._ready.append(bucket)
 
     def lacking(self, absent: Sequence[Any]) -> Sequence[Any]:
-        there = self._presence.nonzero(self.total)
+        there = self._presence.nonzero(self.total, {self._names[id(p)] for p in absent})
         return [p for p in absent if self._names[id(p)] not in there]
 
     @torch.no_grad()

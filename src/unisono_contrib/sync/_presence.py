@@ -39,8 +39,11 @@ class GradientPresence:
         return cls(*numbered(names, replica, like), replica)
 
     @torch.no_grad()
-    def nonzero(self, values: Mapping[str, Tensor]) -> Set[str]:
-        """Names of those of `values` that are not zero everywhere, on whichever rank. Every rank calls it."""
+    def nonzero(self, values: Mapping[str, Tensor], needed: Set[str] | None = None) -> Set[str]:
+        """Names of those of `values` that are not zero everywhere, on whichever rank. needed: which names are looked
+        for, all if None; where one rank has all, no other value is read. Every rank calls it."""
+        if self.replica is None and needed is not None:
+            values = {name: value for name, value in values.items() if name in needed}
         if not values and self.replica is None:
             return frozenset()
         there = torch.stack([value.any() for value in values.values()]) if values else torch.zeros(0)
