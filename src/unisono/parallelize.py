@@ -24,6 +24,7 @@ from unisono.parallel.parts import part_of
 from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.positions import deal_positions
 from unisono.parallel.post import Wire
+from unisono.parallel.precision import HALF
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.stochastic import keep_narrow
@@ -328,9 +329,11 @@ def _wires(model: nn.Module, owned: Sequence[int], context: PassContext, sample:
             shape[1] = part_of(context.length, mesh.tp)[1] if dealt else sequence // mesh.cp.size
             if isinstance(context.plan.tp, Grid):
                 shape = contributed(_GRID).crossing_shape(tuple(shape), mesh, context.plan.tp)
-        return x.new_empty(shape, dtype=context.carried if x.is_floating_point() else x.dtype)
+        wide = x.is_floating_point() and x.dtype not in HALF.values()
+        return x.new_empty(shape, dtype=context.carried if wide else x.dtype)
 
-    carries = [distinct(carry) for carry in boundaries(model, context.blocks, sample)]
+    precision, device = context.plan.precision, context.device.type
+    carries = [distinct(carry) for carry in boundaries(model, context.blocks, sample, precision, device)]
     packed = [(tuple(map(crossing, once)), places) for once, places in carries]
     stages, length = range(len(context.placement)), len(context.blocks)
     ends = [i for i in stages if (i + 1) % length and (i in owned or i + 1 in owned)]

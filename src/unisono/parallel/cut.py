@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call
 
 from unisono.models.noise import Noise
+from unisono.parallel.precision import HALF, computing
 from unisono.programs.balance import balance
 
 Carry = Tensor | tuple[Tensor, ...]  # what one block hands to the next: one tensor, or several
@@ -91,12 +94,41 @@ def stage_of(name: str, cuts: Sequence[range]) -> int:
     return 0 if name.partition(".")[0] == "stem" else len(cuts) - 1
 
 
-@torch.no_grad()
-def boundaries(model: nn.Module, cuts: Sequence[range], inputs: Tensor) -> list[tuple[Tensor, ...]]:
+def boundaries(
+    model: nn.Module, cuts: Sequence[range], inputs: Tensor, precision: str = "fp32", device: str = "cpu"
+) -> list[tuple[Tensor, ...]]:
     """What stage s sends to stage s + 1, as meta tensors; found by a forward pass on the meta device.
 
-    inputs: a meta tensor of one micro-batch.
+    inputs: a meta tensor of one micro-batch. precision: a plan's; device: "cpu", where the pass is to be: some tensors
+    that blocks hand on are narrower in half precision, and which ones they are depends on both.
     """
+    if precision not in HALF or len(cuts) < 2:
+        return _handed_on(model, cuts, inputs)
+    # Of tensors on the meta device autocast knows nothing; those that pretend to be on a device it casts.
+    with FakeTensorMode():
+        fakes = {
+            name: torch.empty(x.shape, dtype=x.dtype, device=device)
+            for name, x in (*model.named_parameters(), *model.named_buffers())
+        }
+        fake = torch.empty(inputs.shape, dtype=inputs.dtype, device=device)
+        with computing(precision, torch.device(device)):
+            carries = functional_call(_HandedOn(model, cuts), {f"model.{k}": x for k, x in fakes.items()}, (fake,))
+    return [tuple(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in carry) for carry in carries]
+
+
+class _HandedOn(nn.Module):
+    """A forward pass that returns what stages hand on, as `functional_call` takes it."""
+
+    def __init__(self, model: nn.Module, cuts: Sequence[range]) -> None:
+        super().__init__()
+        self.model, self.cuts = model, cuts
+
+    def forward(self, inputs: Tensor) -> list[tuple[Tensor, ...]]:
+        return _handed_on(self.model, self.cuts, inputs)
+
+
+@torch.no_grad()
+def _handed_on(model: nn.Module, cuts: Sequence[range], inputs: Tensor) -> list[tuple[Tensor, ...]]:
     carries = []
     x: Carry = model.stem(inputs, None)  # type: ignore[operator]
     for blocks in cuts[:-1]:

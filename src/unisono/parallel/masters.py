@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel.params import add_up_in
 from unisono.parallel.pass_context import PassContext, Stages
 from unisono.parallel.wires import through_eight_bits
 
@@ -65,7 +66,7 @@ def keep_masters(stages: Stages, context: PassContext) -> None:
             _, master, rounded = known[place]
             live.data = rounded
             if learns:
-                live.grad_dtype = master.dtype
+                add_up_in(live, master.dtype)
             context.masters[name] = (
                 master if name not in context.owners else nn.Parameter(master.detach(), learns)
             )

@@ -75,6 +75,16 @@ def nothing_for(p: nn.Parameter) -> Tensor:
     return torch.zeros_like(p, dtype=p.grad_dtype)
 
 
+def add_up_in(live: nn.Parameter, dtype: torch.dtype) -> None:
+    """Have the gradients of micro-batches added up in a wider dtype than the parameter's. Each of them has the
+    parameter's precision, as it has where the parameter is gathered from shards: autograd would give that of an RMSNorm
+    as it computes it, in float32."""
+    live.grad_dtype = dtype
+    if live.dim() == 1 and live.dtype != dtype:  # of larger ones products are rounded already
+        narrow = live.dtype
+        live.register_hook(lambda grad: grad.to(narrow).to(dtype))
+
+
 def values_of(grad: Tensor) -> Tensor:
     """A gradient's own numbers, without rows that were not read; in place."""
     return grad.values() if grad.is_sparse else grad

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unisono.models.noise import Dropout, Noise, site_of
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, add_up_in
 from unisono.parallel.pass_context import PassContext, Stages
 from unisono.spec.layout import Places
 
@@ -65,4 +65,4 @@ def keep_narrow(stages: Stages, context: PassContext) -> None:
             was = live.detach()
             live.data = known.setdefault(was.untyped_storage()._cdata, (was, was.to(KEPT)))[1]
             if live.requires_grad:
-                live.grad_dtype = context.dtype
+                add_up_in(live, context.dtype)

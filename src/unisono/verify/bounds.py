@@ -18,6 +18,8 @@ formula (`verify/laws.py`). Beside that:
   two of its scores are nearer than the error: prove such plans in float64. `tp=RxC` deals samples over rows, so the
   number of tokens counts as part of the path.
 - In bf16, matrix products read numbers rounded to 2^-8 but add in float32: sqrt(rounded tensors) * 2^-8 is added.
+- There ReLU and its like, whose derivative jumps, may change a gradient by whole terms where layers are cut, so nothing
+  is shown: prove such plans in float64.
 - A weight that the model reads in float32 has a gradient that is added up in float32 (`path.read_in_float32`):
   lambda * sqrt(2 * tokens) * 2^-24 * sqrt(tokens) more, of that weight alone.
 - A gradient that is scattered in int8 (`zero=3:scatter=int8`) is off by at most 1/254 of the largest entry of its
@@ -55,6 +57,7 @@ ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-24, "fp16": 2.0**-
 ULP = 2.0**-7  # of a bf16 number, from it to its neighbour, at most
 INT8 = 1 / 254  # of the largest of a block
 FLOAT8 = 2.0**-3  # of what products in eight bits read: gradients, in e5m2
+COARSE = 2.0**-10  # roundings from here on may change what a router or a paced learning rate decides
 COMPUTE = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # of what matrix products read
 
 
@@ -66,7 +69,8 @@ class BoundTerms:
     dtype. elements: of all parameters. tokens, leaves: of one global batch. magnified: how much larger what a codec
     loses is in the gradient. narrow: names of weights that the model reads in float32. regrouped: whether a section of
     the recipe orders sums otherwise than one device does. reshaped: whether one has layers compute on tensors of other
-    shapes, whose kernels round otherwise.
+    shapes, whose kernels round otherwise. jumps: whether rounding in half precision may change a gradient by whole terms
+    (`path.has_jumps`).
     """
 
     path: int
@@ -78,6 +82,7 @@ class BoundTerms:
     narrow: frozenset[str] = frozenset()
     regrouped: bool = False
     reshaped: bool = False
+    jumps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,18 @@ class Bounds:
         return 4 * (self.most - self.lost) + 64 * self.unit
 
     @property
+    def vote(self) -> float:
+        """How far one step may take a whole number that follows from values, such as a router's vote: nowhere, but in
+        lower precision from one vote to its opposite, since a token may take another expert."""
+        return 2.0 if self.most - self.lost > COARSE else 0.0
+
+    def rate(self, norm: float) -> float:
+        """Relative error of a learning rate that follows from a mean of squared gradients over the square of their
+        mean, both off by twice the norm's relative error. Such rates lie on a grid of thousandths, so that it takes
+        more than the rounding of float64 to move one."""
+        return 4 * norm + COARSE if norm > COARSE**2 else 0.0
+
+    @property
     def parts_runs(self) -> bool:
         """Whether a codec may lose half of a gradient or more: then two runs that are right need not stay near each
         other from step to step, and to compare them there shows nothing."""
@@ -135,7 +152,7 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
         rounding = read * math.sqrt(sizes.rounded)
         # Rows of a grid have samples of their own, so sums over tokens are cut too.
         path = sizes.path + (sizes.tokens if isinstance(plan.tp, Grid) else 0)
-        inside = spread * (math.sqrt(path) * unit + rounding)
+        inside = 1.0 if sizes.jumps else spread * (math.sqrt(path) * unit + rounding)
     outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")
     # The sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight.
     if inside or sizes.regrouped or beside_like(outside) is not Fidelity.EXACT:

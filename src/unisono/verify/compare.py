@@ -171,7 +171,8 @@ class _Step:
     def updated(self) -> Iterator[Divergence]:
         """Learning rate, moments, parameters: against the reference's, and against the optimiser's own formula."""
         for note in self.seen.notes:
-            yield from self._number("lr", "learning rate", note.lr, self.ref.notes[0].lr, 0.0, note=note)
+            want = self.ref.notes[0].lr
+            yield from self._number("lr", "learning rate", note.lr, want, self.room.of_rate(), note=note)
             if not note.finite and self.ref.notes[0].finite:
                 what = f"loss or norm of rank {note.rank} is not a number"
                 yield self._say("loss", what, math.inf, what, (note.rank,))
@@ -218,18 +219,24 @@ class _Step:
             factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
             raw = self.room.of(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
-        sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
+        sizes = {"lr": source.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
         how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step), "name": name}
         room = 0.0 if relative is None else self.terms.bounds.observed
         how["observed"] = observed_after(self.terms.train, source, name, room)
         out = update(self.terms.train, *state, grad, error, **sizes, **how)
+        if relative is not None and (rate := self.room.of_rate()):  # a step is as long as its rate
+            value, bound = out["param"]
+            out["param"] = (value, bound + rate * (value - state[0].double()).abs())
         return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, value in out.items()}
 
     def buffers(self) -> Iterator[Divergence]:
         """Buffers after the step."""
-        yield from self._tensors(
-            "buffer", lambda key, want: self.terms.bounds.grad * want.double().abs().max()
-        )
+        yield from self._tensors("buffer", self._of_buffer)
+
+    def _of_buffer(self, _: str, want: Tensor) -> Tensor:
+        if not want.is_floating_point():
+            return torch.tensor(self.terms.bounds.vote, dtype=torch.float64)
+        return self.terms.bounds.grad * want.double().abs().max()
 
     # Tools -------------------------------------------------------------------------------------------------------
 

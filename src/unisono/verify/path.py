@@ -11,8 +11,10 @@ from unisono.config import Resolved
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build.build import model_of, sample_of
 from unisono.train.data.dataset import Corpus
-from unisono.verify.bounds import BoundTerms, rhythm_of
+from unisono.verify.bounds import COMPUTE, BoundTerms, rhythm_of
 
+JUMPS = (torch.ops.aten.relu, torch.ops.aten.relu_, torch.ops.aten.leaky_relu, torch.ops.aten.hardtanh,
+         torch.ops.aten.max_pool2d_with_indices, torch.ops.aten.threshold)  # fmt: skip
 PASSES = 2  # a normalisation or a softmax sums over its width twice, and again backward
 
 
@@ -24,7 +26,9 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
     decay = resolved.recipe.train.optimiser().crossing
     plan = resolved.plan
     # Only there a layer's sum in float32 has another order, and shows beside the dtype of the run.
-    shows_float32 = plan.precision == "fp64" and plan.tp * plan.cp * plan.ep > 1
+    cuts_layers = plan.tp * plan.cp * plan.ep > 1
+    shows_float32 = plan.precision == "fp64" and cuts_layers
+    shows_jumps = plan.precision in COMPUTE and cuts_layers
     # A section that promises less than the plan by itself has samples pass stages one by one.
     less = any(part.fidelity(plan) is not Fidelity.EXACT for part in resolved.recipe.sections())
     return BoundTerms(
@@ -37,6 +41,7 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
         narrow=read_in_float32(model, sample_of(corpus, 1)) if shows_float32 else frozenset(),
         regrouped=less,
         reshaped=less,
+        jumps=shows_jumps and has_jumps(model, sample_of(corpus, 1)),
     )
 
 
@@ -100,9 +105,37 @@ def read_in_float32(model: nn.Module, sample: Tensor) -> frozenset[str]:
     the meta device."""
     model.to("meta", torch.float64)
     seen = _Float32Copies({id(parameter): name for name, parameter in model.named_parameters()})
+    return frozenset(seen.copied) if _passed(model, sample, seen) else frozenset()
+
+
+class _Jumps(TorchDispatchMode):
+    """Notes whether an operation is called whose derivative jumps from one value to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any |= func.overloadpacket in JUMPS
+        return func(*args, **(kwargs or {}))
+
+
+def has_jumps(model: nn.Module, sample: Tensor) -> bool:
+    """Whether the derivative of one of the model's operations jumps, as ReLU's does at zero: rounding in half precision
+    turns units on and off, and then gradients differ by whole terms, whatever rounding itself may be.
+
+    The model is moved to the meta device and run once there; of one that cannot be run so nothing is known."""
+    model.to("meta", torch.float64)
+    seen = _Jumps()
+    _passed(model, sample, seen)
+    return seen.any
+
+
+def _passed(model: nn.Module, sample: Tensor, seen: TorchDispatchMode) -> bool:
+    """Run a model on the meta device under `seen`; return whether that went well."""
     try:
         with seen, torch.no_grad():
             model(sample.double() if sample.is_floating_point() else sample)
     except Exception:  # a user's own code, which may ask for numbers
-        return frozenset()
-    return frozenset(seen.copied)
+        return False
+    return True

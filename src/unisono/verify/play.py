@@ -32,7 +32,7 @@ from unisono.train.step.grad_norm import Measure
 from unisono.train.step.numbers import Numbers
 from unisono.train.step.run import Run
 from unisono.train.step.scaling import Unscaled
-from unisono.train.step.train_step import fetch, train, train_step
+from unisono.train.step.train_step import fetch, next_step, train
 from unisono.train.step.update import Report, Update
 from unisono.verify.bounds import Bounds, lag_of, sources_of, steps_of
 from unisono.verify.record import Observed
@@ -136,10 +136,10 @@ def watched_step(run: Run, feed: Feed, steps: range) -> Observed:
     try:
         if not steps.start:
             seen.keep("init")
-        losses = [train_step(run, fetch(run, feed)).loss for _ in steps[:-1]]
+        losses = [next_step(run, feed, fetched=seen.begin).loss for _ in steps[:-1]]
         run.measure = Measuring(measure, seen)
         run.update = Updating(update, seen)  # type: ignore[assignment]
-        report = train_step(run, fetch(run, feed))
+        report = next_step(run, feed, fetched=seen.begin)
     finally:
         run.player, run.measure, run.update = player, measure, update
     seen.keep("model")

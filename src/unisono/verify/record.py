@@ -17,7 +17,7 @@ Keys are `KIND/NAME` or `optim/NAME/STATE`, with kinds in the order of a step:
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -68,6 +68,7 @@ class Observed:
         self.last_stages = frozenset(i for i, stage in run.local.stages.items() if stage.last)
         self._boxes: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._step, self._begun = -1, 0
 
     def keep(self, kind: str) -> None:
         """Copies of this rank's tensors of one kind, as they are now."""
@@ -93,6 +94,14 @@ class Observed:
         for stage in self._run.local.stages.values():
             for name, buffer in stage.named_buffers():
                 self._store(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer)
+
+    def begin(self, _: Sequence[Leaf]) -> None:
+        """A step begins, perhaps once more: under fp16 one that overflowed is played again, and its first leaves were
+        in vain."""
+        step = self._run.step
+        if step != self._step:
+            self._step, self._begun = step, len(self.note.leaves)
+        del self.note.leaves[self._begun :]
 
     def leaf(self, leaf: Leaf) -> None:
         """One micro-batch that is about to be computed."""

@@ -31,7 +31,7 @@ from unisono.train.state.checkpoint.find import first_whole, list_steps
 from unisono.train.state.resume import check_fits
 from unisono.train.state.run_state import numbers_of, pieces_of
 from unisono.train.step.run import Run
-from unisono.train.step.train_step import fetch, train_step
+from unisono.train.step.train_step import next_step
 from unisono.train.step.update import Report
 from unisono.verify.bounds import bounds_of
 from unisono.verify.path import sizes_of
@@ -93,7 +93,7 @@ class _Replay:
     def step(self, line: Mapping[str, Any]) -> Report:
         """line: what was recorded of the step, with the leaves that were left out of it."""
         self.feed.leave_out(self.run.step, line.get("quarantined", ()))
-        return train_step(self.run, fetch(self.run, self.feed))
+        return next_step(self.run, self.feed)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and optimiser state, by the names of a checkpoint."""

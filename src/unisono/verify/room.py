@@ -70,6 +70,11 @@ class GradientRoom:
         rounding = 0.0 if self.terms.exact else self.terms.bounds.total(elements)
         return math.sqrt(square) / norm + rounding if norm else rounding
 
+    def of_rate(self) -> float:
+        """Relative error of the learning rate: none, unless it follows the noise of gradients."""
+        paced = self.terms.train.optimiser().paced and not self.terms.exact
+        return self.terms.bounds.rate(self.of_norm()) if paced else 0.0
+
 
 def largest_of(x: Tensor | None) -> float:
     """The largest magnitude of an entry; 0 where there is none."""

@@ -23,16 +23,20 @@ from unisono.verify.bounds import Bounds
 
 @dataclass(frozen=True, slots=True)
 class RunTolerance:
-    """What may differ, relative to what it should be: nothing if `exact`. leaves: of a global batch."""
+    """What may differ, relative to what it should be: nothing if `exact`. leaves: of a global batch. paced: whether the
+    learning rate follows the noise of gradients."""
 
     bounds: Bounds
     exact: bool
     leaves: int
+    paced: bool = False
 
     def number(self, kind: str, drift: float) -> float:
         """Return it for a loss, a gradient's norm or a learning rate. drift: how much the twin's differs."""
-        if self.exact or kind == "lr":
+        if self.exact or (kind == "lr" and not self.paced):
             return 0.0
+        if kind == "lr":
+            return self.bounds.rate(self.bounds.most) + self.bounds.spread * drift
         loss = self.bounds.loss + self.bounds.total(self.leaves)
         return (
             loss if kind == "loss" else self.bounds.most * self.bounds.spread

@@ -160,7 +160,9 @@ class LocalTrainer:
     def _step(self, task: Task, rows: np.ndarray, chosen: np.ndarray) -> float:
         """One local step; its loss. rows: of the training data. chosen: their positions, which also say what is dropped
         (`models.noise`)."""
-        report = train_step(self.run, [self._leaf(task.client, rows, chosen)])
+        leaves = [self._leaf(task.client, rows, chosen)]
+        while (report := train_step(self.run, leaves)).again:  # under fp16, with a smaller scale
+            pass
         if report.bad:
             raise UserCodeError(
                 f"client {task.client}: {report.bad}",

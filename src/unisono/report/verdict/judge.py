@@ -11,7 +11,7 @@ from unisono.report.verdict.evidence import Prices, RunEvidence
 from unisono.spec.words import listed, percent, seconds
 
 TROUBLE = 0.1
-"""Of a step: what costs less is no trouble."""
+"""Of a step: what costs less, or would be shortened by less, is no trouble."""
 COVERS = 0.6
 """Of all visible cost, what a cause must make up to be named: two causes that are nearly as dear cannot be told apart
 by one run."""
@@ -34,8 +34,8 @@ _PAIRED = (
 class RunVerdict:
     """What limited a stretch of a run.
 
-    cause: one of the causes, `compute` where nothing else costs a tenth of a step, or `cannot tell`, and then `measure`
-    says what would. sure: whether the cause makes up most of the visible cost, and more than noise. cost_s: seconds of
+    cause: one of the causes, `compute` where no change would save a tenth of a step, or `cannot tell`, and then
+    `measure` says what would. sure: whether the cause makes up most of the visible cost, and more than noise. cost_s: seconds of
     a mean step that it takes; share: of a step; covers: of all visible cost. since_step, until_step: when. rank, phase,
     module: where; None, "" for all. evidence: figures in words. change: flags as typed, "" where no key changes it;
     advice: in words. gain_s: seconds of a step that the change would save, for as many samples; by: what that rests on.
@@ -101,21 +101,27 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
         what = "Nothing was measured, so nothing can be said about what limited this run."
         return RunVerdict(UNKNOWN, False, what, measure="a run with [out] report = true")
     every = candidates(evidence, price)
-    every = _without_busy(evidence, every)
+    every = _without_busy(evidence, every, price)
     visible = sum(each.cost for each in every)
     top = every[0] if every else None
-    if top is None or top.cost < TROUBLE * evidence.period:
+    if top is None or not any(_is_trouble(evidence, each, price) for each in every):
         return _healthy(evidence, every, price)
     if doubt := _doubt(evidence, every, visible):
         return _unknown(evidence, every, visible, doubt)
     return _named(evidence, every, visible, price)
 
 
-def _without_busy(evidence: RunEvidence, every: list[Candidate]) -> list[Candidate]:
+def _is_trouble(evidence: RunEvidence, cause: Candidate, price: Prices) -> bool:
+    """Whether a cause is worth a verdict: it takes a tenth of a step, and so much would be saved, as far as is known."""
+    least = TROUBLE * evidence.period
+    return cause.cost >= least and (cause.gain == 0.0 or _gain(evidence, cause, price)[0] >= least)
+
+
+def _without_busy(evidence: RunEvidence, every: list[Candidate], price: Prices) -> list[Candidate]:
     """All but a machine that is busy with other programs, unless nothing else is any trouble: that makes everything
     that was measured longer, and no change to the run makes it shorter."""
     rest = [each for each in every if each.cause != CORES or len(evidence.ranks) > evidence.cores > 0]
-    return rest if rest and rest[0].cost >= TROUBLE * evidence.period else every
+    return rest if any(_is_trouble(evidence, each, price) for each in rest) else every
 
 
 def _doubt(evidence: RunEvidence, every: Sequence[Candidate], visible: float) -> tuple[str, str] | None:
@@ -211,7 +217,7 @@ def _healthy(evidence: RunEvidence, every: Sequence[Candidate], price: Prices) -
         "compute", len(evidence.numbers) >= FEWEST, f"Limited by compute: {', '.join(rows)}.", steps, evidence.period,
         since_step=steps[0], until_step=steps[1], cost_s=compute * evidence.period, share=compute, covers=1.0,
         evidence=tuple(rows), change=change, gain_s=gain, by="the planner's price" if change else "",
-        advice="Nothing else takes a tenth of a step. More ranks or faster ones make it shorter",
+        advice="Nothing else saves a tenth of a step. More ranks or faster ones make it shorter",
         others=_others(evidence, every),
     )  # fmt: skip
 
