@@ -10,7 +10,7 @@ import pytest
 
 from tests.verify.fuzzed import ENTRY, search
 from unisono.spec.errors import UsageError
-from unisono_contrib.verify.fuzz.draw import DIMENSIONS, MOST_RANKS, documents
+from unisono_contrib.verify.fuzz.draw import DIMENSIONS, MOST_RANKS, FuzzCase, documents
 from unisono_contrib.verify.fuzz.run import (
     drawn,
     failure_of,
@@ -65,6 +65,59 @@ def test_every_value_is_drawn_and_most_plans_are_played(texts: Path) -> None:
 def test_drawn_plans_are_as_one_device(texts: Path) -> None:
     result = fuzz(8, seed=3, texts=texts, jobs=1)
     assert not result.failures and result.proven >= 8
+
+
+TINY_GPT = {
+    "train.lr": 0.01, "train.steps": 8, "model.kind": "gpt", "model.n_layer": 2, "model.n_head": 4,
+    "model.d_model": 16, "model.context": 8, "train.global_batch": 8, "train.micro_batch": 1, "train.clip": 0.5,
+}  # fmt: skip
+TINY_CONVNET = {
+    "train.lr": 0.01, "train.steps": 8, "model.kind": "convnet", "model.channels": 4, "model.n_layer": 2,
+    "data.source": "digits", "train.global_batch": 8, "train.micro_batch": 1,
+}  # fmt: skip
+SINGLE, DOUBLE = {"train.dtype": "float32"}, {"train.dtype": "float64"}
+FOUND = {
+    "a step that overflows is played again": FuzzCase(
+        TINY_GPT | SINGLE | {"seed": 168, "model.context": 16, "model.positions": "rotary", "train.clip": 0.0},
+        {"tp": "2", "precision": "fp16"},
+    ),
+    "stages hand on what one device hands on": FuzzCase(
+        TINY_CONVNET | SINGLE | {"seed": 802}, {"pp": "2", "precision": "bf16"}
+    ),
+    "ReLU's derivative jumps": FuzzCase(
+        TINY_CONVNET | SINGLE | {"seed": 922, "train.weight_decay": 0.0}, {"tp": "4", "precision": "fp16"}
+    ),
+    "gradients of an RMSNorm have the parameter's precision": FuzzCase(
+        TINY_GPT | SINGLE | {"seed": 617, "model.norm": "rms", "model.bias": False, "train.micro_batch": 2},
+        {"shard": "2", "zero": "3", "precision": "bf16:params"},
+    ),
+    "a sum on its way has lost what its codec loses": FuzzCase(
+        TINY_CONVNET | DOUBLE | {"seed": 783, "train.clip": 0.05},
+        {"dp": "2", "sync": "delayed", "codec": "cast:bf16"},
+    ),
+    "a rate follows gradients that were rounded": FuzzCase(
+        {
+            "train.lr": 0.01, "train.steps": 8, "model.kind": "mlp", "model.hidden": (12, 10, 8),
+            "data.source": "digits", "train.global_batch": 8, "train.micro_batch": 1, "train.lora_rank": 2,
+            "train.optimizer": "adascale", "train.clip": 0.0, "ema.decay": 0.9, "seed": 202,
+        } | SINGLE,
+        {"shard": "2", "tp": "2", "zero": "3", "precision": "bf16:stochastic"},
+    ),
+    "votes follow values that were rounded": FuzzCase(
+        TINY_GPT | SINGLE | {
+            "seed": 134, "model.kind": "moe", "model.n_experts": 6, "model.top_k": 2, "model.bias_rate": 0.01,
+            "model.capacity_factor": 1.0,
+        },
+        {"cp": "2", "cp_kind": "ring", "precision": "bf16:fp8"},
+    ),
+}  # fmt: skip
+"""Wrong by a fuzz once, each for a reason of its own."""
+
+
+@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND.keys())
+def test_what_a_fuzz_found_once_is_not_wrong(case: FuzzCase) -> None:
+    (proof,) = proofs_of([case])
+    assert not is_wrong(proof) and proof.cause != "refused", f"{case.command()}: {proof.first_divergence}"
 
 
 @pytest.mark.slow
