@@ -112,7 +112,9 @@ def boundaries(
         }
         fake = torch.empty(inputs.shape, dtype=inputs.dtype, device=device)
         with computing(precision, torch.device(device)):
-            carries = functional_call(_HandedOn(model, cuts), {f"model.{k}": x for k, x in fakes.items()}, (fake,))
+            carries = functional_call(
+                _HandedOn(model, cuts), {f"model.{k}": x for k, x in fakes.items()}, (fake,)
+            )
     return [tuple(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in carry) for carry in carries]
 
 

@@ -69,8 +69,8 @@ class BoundTerms:
     dtype. elements: of all parameters. tokens, leaves: of one global batch. magnified: how much larger what a codec
     loses is in the gradient. narrow: names of weights that the model reads in float32. regrouped: whether a section of
     the recipe orders sums otherwise than one device does. reshaped: whether one has layers compute on tensors of other
-    shapes, whose kernels round otherwise. jumps: whether rounding in half precision may change a gradient by whole terms
-    (`path.has_jumps`).
+    shapes, whose kernels round otherwise. jumps: whether rounding in half precision may change a gradient by a whole
+    term (`path.has_jumps`).
     """
 
     path: int

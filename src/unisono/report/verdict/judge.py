@@ -35,8 +35,8 @@ class RunVerdict:
     """What limited a stretch of a run.
 
     cause: one of the causes, `compute` where no change would save a tenth of a step, or `cannot tell`, and then
-    `measure` says what would. sure: whether the cause makes up most of the visible cost, and more than noise. cost_s: seconds of
-    a mean step that it takes; share: of a step; covers: of all visible cost. since_step, until_step: when. rank, phase,
+    `measure` says what would. sure: whether the cause makes up most of the visible cost, and more than noise. cost_s:
+    seconds of a mean step that it takes; share: of a step; covers: of all visible cost. since_step, until_step: when. rank, phase,
     module: where; None, "" for all. evidence: figures in words. change: flags as typed, "" where no key changes it;
     advice: in words. gain_s: seconds of a step that the change would save, for as many samples; by: what that rests on.
     steps: the first and last that were looked at. others: the next causes, each with the same figures.
@@ -112,7 +112,7 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
 
 
 def _is_trouble(evidence: RunEvidence, cause: Candidate, price: Prices) -> bool:
-    """Whether a cause is worth a verdict: it takes a tenth of a step, and so much would be saved, as far as is known."""
+    """Whether a cause is worth a verdict: it takes a tenth of a step, and as much would be saved, if that is known."""
     least = TROUBLE * evidence.period
     return cause.cost >= least and (cause.gain == 0.0 or _gain(evidence, cause, price)[0] >= least)
 
