@@ -102,19 +102,26 @@ def boundaries(
     inputs: a meta tensor of one micro-batch. precision: a plan's; device: "cpu", where the pass is to be: some tensors
     that blocks hand on are narrower in half precision, and which ones they are depends on both.
     """
-    if precision not in HALF or len(cuts) < 2:
-        return _handed_on(model, cuts, inputs)
-    # Of tensors on the meta device autocast knows nothing; those that pretend to be on a device it casts.
+    carries = _handed_on(model, cuts, inputs)
+    if precision not in HALF or not carries:
+        return carries
+    try:
+        return _cast(model, cuts, inputs, precision, device)
+    except RuntimeError:  # code that asks for numbers, or shapes that follow from them, as experts' do
+        return carries
+
+
+def _cast(
+    model: nn.Module, cuts: Sequence[range], inputs: Tensor, precision: str, device: str
+) -> list[tuple[Tensor, ...]]:
+    """As `_handed_on`, in the dtypes that autocast has there. Of tensors on the meta device it knows nothing; these
+    pretend to be on `device`. Raises RuntimeError where the pass needs numbers."""
     with FakeTensorMode():
-        fakes = {
-            name: torch.empty(x.shape, dtype=x.dtype, device=device)
-            for name, x in (*model.named_parameters(), *model.named_buffers())
-        }
+        known = {f"model.{name}": x for name, x in (*model.named_parameters(), *model.named_buffers())}
+        fakes = {name: torch.empty(x.shape, dtype=x.dtype, device=device) for name, x in known.items()}
         fake = torch.empty(inputs.shape, dtype=inputs.dtype, device=device)
         with computing(precision, torch.device(device)):
-            carries = functional_call(
-                _HandedOn(model, cuts), {f"model.{k}": x for k, x in fakes.items()}, (fake,)
-            )
+            carries = functional_call(_HandedOn(model, cuts), fakes, (fake,))
     return [tuple(torch.empty(x.shape, dtype=x.dtype, device="meta") for x in carry) for carry in carries]
 
 

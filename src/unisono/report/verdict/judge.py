@@ -36,10 +36,10 @@ class RunVerdict:
 
     cause: one of the causes, `compute` where no change would save a tenth of a step, or `cannot tell`, and then
     `measure` says what would. sure: whether the cause makes up most of the visible cost, and more than noise. cost_s:
-    seconds of a mean step that it takes; share: of a step; covers: of all visible cost. since_step, until_step: when. rank, phase,
-    module: where; None, "" for all. evidence: figures in words. change: flags as typed, "" where no key changes it;
-    advice: in words. gain_s: seconds of a step that the change would save, for as many samples; by: what that rests on.
-    steps: the first and last that were looked at. others: the next causes, each with the same figures.
+    seconds of a mean step that it takes; share: of a step; covers: of all visible cost. since_step, until_step: when.
+    rank, phase, module: where; None, "" for all. evidence: figures in words. change: flags as typed, "" where no key
+    changes it; advice: in words. gain_s: seconds of a step that the change would save, for as many samples; by: what
+    that rests on. steps: the first and last that were looked at. others: the next causes, each with the same figures.
     """
 
     cause: str
