@@ -104,9 +104,9 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
     every = _without_busy(evidence, every, price)
     visible = sum(each.cost for each in every)
     top = every[0] if every else None
-    if top is None or not any(_is_trouble(evidence, each, price) for each in every):
+    if top is None or not _is_trouble(evidence, top, price):
         return _healthy(evidence, every, price)
-    if doubt := _doubt(evidence, every, visible):
+    if doubt := _doubt(evidence, every, visible, price):
         return _unknown(evidence, every, visible, doubt)
     return _named(evidence, every, visible, price)
 
@@ -119,14 +119,18 @@ def _is_trouble(evidence: RunEvidence, cause: Candidate, price: Prices) -> bool:
 
 def _without_busy(evidence: RunEvidence, every: list[Candidate], price: Prices) -> list[Candidate]:
     """All but a machine that is busy with other programs, unless nothing else is any trouble: that makes everything
-    that was measured longer, and no change to the run makes it shorter."""
+    that was measured longer, and no change to the run makes it shorter. Troubles come first."""
+    every = sorted(every, key=lambda each: (not _is_trouble(evidence, each, price), -each.cost))
     rest = [each for each in every if each.cause != CORES or len(evidence.ranks) > evidence.cores > 0]
-    return rest if any(_is_trouble(evidence, each, price) for each in rest) else every
+    return rest if rest and _is_trouble(evidence, rest[0], price) else every
 
 
-def _doubt(evidence: RunEvidence, every: Sequence[Candidate], visible: float) -> tuple[str, str] | None:
+def _doubt(
+    evidence: RunEvidence, every: Sequence[Candidate], visible: float, price: Prices
+) -> tuple[str, str] | None:
     """(why the dearest cause is not to be named, what to measure); None if it is."""
     top, steps = every[0], len(evidence.numbers)
+    rivals = [each for each in every[1:] if _is_trouble(evidence, each, price)]
     if steps < FEWEST:
         return (
             f"{steps} steps are mostly luck",
@@ -143,8 +147,8 @@ def _doubt(evidence: RunEvidence, every: Sequence[Candidate], visible: float) ->
             f"{top.cause} takes {seconds(top.cost)} of a step, and the mean step is known to ± {seconds(2 * noise)}",
             "more steps, or on a quieter machine",
         )
-    if top.cost < COVERS * visible and len(every) > 1 and every[1].cost > 0.5 * top.cost:
-        second = every[1]
+    if top.cost < COVERS * visible and rivals and rivals[0].cost > 0.5 * top.cost:
+        second = rivals[0]
         first = next((each for each in (top, second) if each.change), top)
         return (
             f"{top.cause} and {second.cause} cost about as much, {percent(top.cost / visible)} and "
