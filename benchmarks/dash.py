@@ -20,8 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -213,15 +213,13 @@ def tab_mib(browser_pid: int) -> float:
     return max(sizes, default=0.0)
 
 
-def look(address: str, axe: Path | None, shots: Path | None) -> Iterator[dict[str, Any]]:
+def look(address: str, axe: Path | None, shots: Path | None) -> Generator[dict[str, Any]]:
     """What a browser sees, first; then, when it is asked again, whether the page follows a server that was killed."""
     from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None
-    with sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_playwright() as play, play.chromium.launch(executable_path=CHROMIUM, args=arguments) as browser:
         context = browser.new_context(viewport={"width": 1600, "height": 1000}, bypass_csp=False)
         page = context.new_page()
         asked: list[str] = []
@@ -266,7 +264,6 @@ def look(address: str, axe: Path | None, shots: Path | None) -> Iterator[dict[st
             "back": page.inner_text("#state"),
             "requests_off_machine": [u for u in asked if not u.startswith((host, "data:"))],
         }
-        browser.close()
 
 
 def faults(page: Any, axe: Path, wide: int) -> list[str]:
@@ -306,7 +303,7 @@ def measured(
     result: dict[str, Any] = {"ranks": ranks, "steps": steps, "written_s": round(time.monotonic() - begun, 1)}
     port = free_port()
     (folder / "written").unlink()  # it grows from now on
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home, ExitStack() as looking:
         with served(folder, port, Path(home)) as (address, process):
             result["past_read_s"] = round(settle(process, 400), 1)
             result["server_mib"] = round(process.memory_info().rss / 2**20)
@@ -316,7 +313,7 @@ def measured(
             lines, began = writer.lines, time.monotonic()
             result["server_share"] = round(cpu_share(process, seconds), 4)
             result["events_per_s"] = round((writer.lines - lines) / (time.monotonic() - began))
-            eyes = look(address, axe, shots)
+            eyes = looking.enter_context(closing(look(address, axe, shots)))
             result |= next(eyes)
             result["server_share_watched"] = round(cpu_share(process, seconds), 4)
         result |= next(eyes)

@@ -84,7 +84,9 @@ def run(plant: Planted, flags: str, folder: Path) -> Answered:
 
 def sample_seconds(run_dir: Path) -> float:
     """By one rank's lines: the median step, without what it waited for a core, and the mean of what lies between two."""
-    lines = [json.loads(line) for line in min((run_dir / "events").glob("rank*.jsonl")).read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in min((run_dir / "events").glob("rank*.jsonl")).read_text().splitlines()
+    ]
     steps = [line for line in lines if line.get("kind") == "step"][4:]
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     tokens = metrics[-1]["tokens"]
