@@ -83,7 +83,7 @@ def run(plant: Planted, flags: str, folder: Path) -> Answered:
 
 
 def sample_seconds(run_dir: Path) -> float:
-    """By one rank's lines: the median step, without what it waited for a core, and the mean of what lies between two."""
+    """By one rank's lines: the median step, without what it waited for a core, and the mean of the rest."""
     lines = [
         json.loads(line) for line in min((run_dir / "events").glob("rank*.jsonl")).read_text().splitlines()
     ]
