@@ -1,7 +1,7 @@
 """Whether a fuzz finds planted bugs, and how soon: `python -m tests.verify.fuzzed`.
 
 Each bug of `tests/verify/mutations` that a plan shows is planted; plans drawn from one seed are proven until one fails,
-200 at most. Without a bug all of them must pass. The exit code is 1 where more than one bug in twenty survives.
+200 at most. A bug that raises is not found by that. Without a bug all of them must pass. The exit code is 1 where more than one bug in twenty survives.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.verify.mutations.entry import CATALOGUE
+from unisono.verify.prover import Proof
 from unisono_contrib.verify.fuzz.draw import documents
 from unisono_contrib.verify.fuzz.run import drawn, is_wrong, proofs_of
 
@@ -29,11 +30,17 @@ def search(names: list[str], plans: int, seed: int, texts: Path) -> dict[str, in
             tried += 1
             proofs = proofs_of([case] * len(alive), ENTRY, alive)
             for name, proof in zip(list(alive), proofs, strict=True):
-                if is_wrong(proof):
+                if is_wrong(proof) and not (name and _is_in_the_way(proof)):
                     found[name] = tried
                     alive.remove(name)
                     print(f"| {name or 'NO BUG'} | {tried} | {case.plan} | {proof.cause} |", flush=True)
     return found
+
+
+def _is_in_the_way(proof: Proof) -> bool:
+    """Whether a planted bug raised in a plan that it was not written for, which is no silent mistake that was found; a
+    world in which all ranks wait is one."""
+    return proof.cause == "raised" and "WorldEnded" not in (proof.explanation or "")
 
 
 def search_beside(jobs: int, names: list[str], plans: int, seed: int, texts: Path) -> dict[str, int]:

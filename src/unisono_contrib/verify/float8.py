@@ -109,7 +109,9 @@ def unlawful_products(resolved: Resolved, place: Place, corpus: Corpus) -> dict[
     run.player.play(row, [leaf], run.sync.weigh(leaf.targets.numel()), run.seed)
     feed.close()
     first = next((text for seen in every for text in odd_products(seen)), None)
-    linear = any(isinstance(module, nn.Linear) for block in stage.blocks.values() for module in block.modules())
+    linear = any(
+        isinstance(module, nn.Linear) for block in stage.blocks.values() for module in block.modules()
+    )
     if first is None and (every or not linear):  # blocks of convolutions multiply as under bf16
         return {}
     first = first or "no product of a block is in eight bits"
