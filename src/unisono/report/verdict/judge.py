@@ -104,7 +104,11 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
     every = _without_busy(evidence, every, price)
     visible = sum(each.cost for each in every)
     top = every[0] if every else None
-    if top is None or not _is_trouble(evidence, top, price):
+    least = TROUBLE * evidence.period
+    seems_large = len(numbers) < FEWEST and any(
+        each.cost >= least for each in every
+    )  # of so few steps it may be luck
+    if top is None or not (seems_large or _is_trouble(evidence, top, price)):
         return _healthy(evidence, every, price)
     if doubt := _doubt(evidence, every, visible, price):
         return _unknown(evidence, every, visible, doubt)
