@@ -1,8 +1,8 @@
 """What it costs a run to be seen, in % of its steps: blocks of steps with a part of it and without, in turn.
 
-python benchmarks/sight_blocks.py                    # all parts, a GPT of 10 M parameters on dp=2, eight minutes
+python benchmarks/sight_blocks.py                    # all parts, a GPT of 10 M parameters on dp=2, half an hour
 python benchmarks/sight_blocks.py --what resources   # one part alone
-python benchmarks/sight_blocks.py --pairs 5          # a quick look
+python benchmarks/sight_blocks.py --pairs 9 --length 10   # a quick look, six minutes
 
 off         nothing in both kinds of blocks: what chance makes of two equal ones
 calls       when this rank was ready for each collective, and its rows as JSON in each step
