@@ -1,6 +1,7 @@
 """Cut a model into pipeline stages of about equal cost."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -102,13 +103,11 @@ def boundaries(
     inputs: a meta tensor of one micro-batch. precision: a plan's; device: "cpu", where the pass is to be: some tensors
     that blocks hand on are narrower in half precision, and which ones they are depends on both.
     """
-    carries = _handed_on(model, cuts, inputs)
-    if precision not in HALF or not carries:
-        return carries
-    try:
-        return _cast(model, cuts, inputs, precision, device)
-    except RuntimeError:  # code that asks for numbers, or shapes that follow from them, as experts' do
-        return carries
+    if precision in HALF and len(cuts) > 1:
+        # Not of code that asks for numbers, or for shapes that follow from them, as experts' do.
+        with suppress(RuntimeError):
+            return _cast(model, cuts, inputs, precision, device)
+    return _handed_on(model, cuts, inputs)
 
 
 def _cast(

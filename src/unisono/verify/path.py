@@ -105,7 +105,7 @@ def read_in_float32(model: nn.Module, sample: Tensor) -> frozenset[str]:
     the meta device."""
     model.to("meta", torch.float64)
     seen = _Float32Copies({id(parameter): name for name, parameter in model.named_parameters()})
-    return frozenset(seen.copied) if _passed(model, sample, seen) else frozenset()
+    return frozenset(seen.copied) if _watch_pass(model, sample, seen) else frozenset()
 
 
 class _Jumps(TorchDispatchMode):
@@ -127,11 +127,11 @@ def has_jumps(model: nn.Module, sample: Tensor) -> bool:
     The model is moved to the meta device and run once there; of one that cannot be run so nothing is known."""
     model.to("meta", torch.float64)
     seen = _Jumps()
-    _passed(model, sample, seen)
+    _watch_pass(model, sample, seen)
     return seen.any
 
 
-def _passed(model: nn.Module, sample: Tensor, seen: TorchDispatchMode) -> bool:
+def _watch_pass(model: nn.Module, sample: Tensor, seen: TorchDispatchMode) -> bool:
     """Run a model on the meta device under `seen`; return whether that went well."""
     try:
         with seen, torch.no_grad():

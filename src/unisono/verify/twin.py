@@ -33,10 +33,10 @@ class RunTolerance:
 
     def number(self, kind: str, drift: float) -> float:
         """Return it for a loss, a gradient's norm or a learning rate. drift: how much the twin's differs."""
-        if self.exact or (kind == "lr" and not self.paced):
+        if self.exact:
             return 0.0
         if kind == "lr":
-            return self.bounds.rate(self.bounds.most) + self.bounds.spread * drift
+            return self.bounds.rate(self.bounds.most) + self.bounds.spread * drift if self.paced else 0.0
         loss = self.bounds.loss + self.bounds.total(self.leaves)
         return (
             loss if kind == "loss" else self.bounds.most * self.bounds.spread

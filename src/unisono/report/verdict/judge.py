@@ -104,11 +104,7 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
     every = _without_busy(evidence, every, price)
     visible = sum(each.cost for each in every)
     top = every[0] if every else None
-    least = TROUBLE * evidence.period
-    seems_large = len(numbers) < FEWEST and any(
-        each.cost >= least for each in every
-    )  # of so few steps it may be luck
-    if top is None or not (seems_large or _is_trouble(evidence, top, price)):
+    if top is None or not _is_trouble(evidence, top, price):
         return _healthy(evidence, every, price)
     if doubt := _doubt(evidence, every, visible, price):
         return _unknown(evidence, every, visible, doubt)
@@ -116,9 +112,10 @@ def judge(evidence: RunEvidence, price: Prices = no_price) -> RunVerdict:
 
 
 def _is_trouble(evidence: RunEvidence, cause: Candidate, price: Prices) -> bool:
-    """Whether a cause is worth a verdict: it takes a tenth of a step, and as much would be saved, if that is known."""
-    least = TROUBLE * evidence.period
-    return cause.cost >= least and (cause.gain == 0.0 or _gain(evidence, cause, price)[0] >= least)
+    """Whether a cause is worth a verdict: it takes a tenth of a step, and as much would be saved, if that is known. It
+    is not, of a few steps."""
+    least, known = TROUBLE * evidence.period, cause.gain != 0.0 and len(evidence.numbers) >= FEWEST
+    return cause.cost >= least and (not known or _gain(evidence, cause, price)[0] >= least)
 
 
 def _without_busy(evidence: RunEvidence, every: list[Candidate], price: Prices) -> list[Candidate]:
